@@ -226,6 +226,7 @@ def _graph_families(base: Mapping[str, str], graphs: GraphReport | None) -> Iter
         return
     yield gauge("cuda_graphs", "Graphs that decode steps are replayed from.", base, graphs.captured)
     yield gauge("cuda_graphs_missing", "Graphs that are still to be captured.", base, graphs.missing)
+    yield gauge("cuda_graphs_given_up", "Graphs that there is no memory to capture.", base, graphs.given_up)
     yield gauge("cuda_graph_bytes", "Device memory that the graphs take.", base, graphs.bytes)
     yield gauge("cuda_graph_capture_seconds", "What capturing them has taken.", base, graphs.seconds)
 

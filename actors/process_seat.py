@@ -14,6 +14,7 @@ from troupellm.actors.processes import ChildProcess, Processes
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker, WorkerCommand, WorkerReport
@@ -240,7 +241,7 @@ class ProcessSeat:
         if isinstance(message, Finished):
             return message.result
         if isinstance(message, Failed):
-            raise message.as_error()
+            raise self._told(message)
         raise WorkerGone("the worker process said something out of turn")
 
     async def prepare_guide(self, program: GuideProgram) -> None:
@@ -276,9 +277,24 @@ class ProcessSeat:
             if isinstance(message, Obeyed):
                 return message.report
             if isinstance(message, Refused):
-                raise message.why.as_error()
+                raise self._told(message.why)
             if not isinstance(message, Progress):
                 raise WorkerGone("the worker process said something out of turn")
+
+    def _told(self, failed: Failed) -> Exception:
+        """What a worker raised. One that cannot capture graphs is no row's fault, and another one could not either."""
+        error = failed.as_error()
+        if not isinstance(error, GraphCaptureError):
+            return error
+        logger.error(
+            "%s: from now on worker processes start with enforce_eager, which is slower; --enforce-eager starts so "
+            "without losing a worker first", error.message,
+        )  # fmt: skip
+        eager = msgspec.structs.replace(self._config.worker, enforce_eager=True)
+        self._config = msgspec.structs.replace(self._config, worker=eager)
+        gone = WorkerGone(error.message, fault=False)
+        gone.__cause__ = error
+        return gone
 
     async def restart(self) -> WorkerReady:
         """Kill the worker and start another one, at best the spare."""

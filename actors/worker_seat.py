@@ -15,7 +15,7 @@ from troupellm.actors.ports import Line
 from troupellm.actors.reply import fits
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.steps import Steps
-from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport, obey
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
@@ -137,7 +137,7 @@ class ThreadSeat:
             await waiter.wait()
         result = self._results.popleft()
         if isinstance(result, Exception):
-            raise result
+            raise _final(result)
         return result
 
     async def prepare_guide(self, program: GuideProgram) -> None:
@@ -164,7 +164,7 @@ class ThreadSeat:
             waiter = new_waiter()
         report, error = answer[0]
         if error is not None:
-            raise error
+            raise _final(error) if isinstance(error, Exception) else error
         assert report is not None
         return report
 
@@ -228,6 +228,15 @@ class _Run:
         except BaseException:
             self._over = True
             raise
+
+
+def _final(error: Exception) -> Exception:
+    """What a worker raised on a thread. The memory that a failed capture leaves behind is this process's own."""
+    if not isinstance(error, GraphCaptureError):
+        return error
+    stuck = WorkerStuck(f"{error.message}; start with --enforce-eager (enforce_eager=True), or with worker_process")
+    stuck.__cause__ = error
+    return stuck
 
 
 def check_reply(plan: StepPlan, result: StepResult) -> None:

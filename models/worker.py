@@ -15,6 +15,7 @@ from troupellm.kernels.linear import batch_invariant
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import unchanged
+from troupellm.models.cuda.device import empty_cache
 from troupellm.models.cuda.place import DTYPES, GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.ticket import LaunchedPlan
@@ -164,7 +165,7 @@ class ModelWorker:
         _check(decoder, cache, budget)
         make: Callable[..., ModelRunner] = partial(ModelRunner, attention_backend=backend)
         if place is not None:
-            make, saturation = place.make_runner, place.warm_up(decoder, cache, budget, ability)
+            make, saturation = place.make_runner, place.warm_up(decoder, cache, budget, ability, progress)
         else:
             saturation = warmed(make(decoder, cache, max_model_len=budget.max_model_len), ability, config, budget)
         folder = self._folder
@@ -182,7 +183,7 @@ class ModelWorker:
         )  # fmt: skip
         self.reset()
         if isinstance(self._runner, CudaRunner):
-            self._runner.graphs.warm_up()
+            self._runner.graphs.warm_up(progress)
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=f"attention: {attention.backend.name}"))
         ready = decoder_ready(
             model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,
@@ -262,20 +263,22 @@ class ModelWorker:
 
         Raises:
             ModelLoadError: the weights cannot be read any more; the worker sleeps on.
+            GraphCaptureError: the device is of no more use.
             InvalidRequest: there is nothing to stop, or nowhere to write to.
         """
         if self._parts is None:
             raise RuntimeError("a command came before load, or after close")
         match command:
             case SleepWorker():
+                if isinstance(self._runner, CudaRunner):
+                    self._runner.check()  # a device that is broken gives nothing back
                 self._runner = None
                 if self._drafter is not None:
                     self._drafter.forget()
                 if self._moves is not None:
                     self._moves.sleep(command.level)
                 report = self._parts.sleep(command)
-                if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-                    torch.cuda.empty_cache()
+                empty_cache()
                 return report
             case WakeWorker():
                 return self._parts.wake(command, progress, self._woken)

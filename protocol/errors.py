@@ -136,6 +136,11 @@ class WorkerCrashed(TroupeError):
     retryable = True
 
 
+class GraphCaptureError(WorkerCrashed):
+    """A CUDA graph could not be captured, after which the device's memory is in no known state: the worker is lost, and
+    the next one does without graphs."""
+
+
 class ModelLoadError(TroupeError):
     """The model cannot be served. `message` is one line that names file and field; `hint` says what to do."""
 

@@ -10,6 +10,8 @@ class GraphReport(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """That decode steps are replayed from."""
     missing: int
     """That are still to be captured: while nothing is to be done, and now and then between steps."""
+    given_up: int = 0
+    """That will not be captured, since there is no memory for them."""
     seconds: float
     """That capturing has taken so far."""
     bytes: int

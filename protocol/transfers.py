@@ -5,13 +5,15 @@ and an outer tier, which finds blocks by their keys. The scheduler's manager giv
 worker never interprets a key. Transfers are asynchronous to steps, and each is answered exactly once.
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from troupellm.protocol.kv_transfer import FailurePolicy
 
 TransferKind = Literal["store", "load", "spill", "fetch", "reset"]
+STORES: Final = 128
+"""Blocks on their way from the device to host memory, at most."""
 
 
 class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):

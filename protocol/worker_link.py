@@ -8,13 +8,13 @@ import msgspec
 
 from troupellm import __version__
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError, WorkerCrashed
+from troupellm.protocol.errors import ConfigError, GraphCaptureError, InvalidRequest, ModelLoadError, WorkerCrashed
 from troupellm.protocol.frames import Hello
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 
-LINK_VERSION = 4
+LINK_VERSION = 5
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker:ModelWorker"
@@ -96,6 +96,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
             error = ConfigError(self.message, param=self.param, code=self.code)
         elif self.kind == "InvalidRequest":
             error = InvalidRequest(self.message, param=self.param, code=self.code)
+        elif self.kind == "GraphCaptureError":
+            error = GraphCaptureError(self.message)
         elif self.kind in _AS_THEY_ARE:
             error = _AS_THEY_ARE[self.kind](self.message)
         else:

@@ -4,8 +4,8 @@ Nothing here waits for the device or reads from it, and `refresh` launches kerne
 live in a CUDA graph, whose replays read what the tensors hold by then.
 """
 
+import threading
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -262,11 +262,24 @@ def _upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
-@lru_cache(maxsize=64)
+class _Workspaces(threading.local):
+    """Of one thread."""
+
+    def __init__(self) -> None:
+        self.known: dict[tuple[torch.device, int, int, int], tuple[Tensor, Tensor]] = {}
+
+
+_workspaces = _Workspaces()
+
+
 def workspace(device: torch.device, programs: int, rows: int, dim: int) -> tuple[Tensor, Tensor]:
     """Where cut rows leave their sums [2 * programs, rows, dim] and statistics [2 * programs, 2, rows].
 
-    Kept for ever and shared by all layers, which write and read it one after the other on one stream.
+    Kept for as long as the thread, since graphs write there, and shared by all layers, which write and read it one
+    after the other. Another engine's thread launches its kernels between these, and has its own.
     """
-    sums = torch.empty(2 * programs, rows, dim, dtype=torch.float32, device=device)
-    return sums, torch.empty(2 * programs, 2, rows, dtype=torch.float32, device=device)
+    known, key = _workspaces.known, (device, programs, rows, dim)
+    if key not in known:
+        sums = torch.empty(2 * programs, rows, dim, dtype=torch.float32, device=device)
+        known[key] = sums, torch.empty(2 * programs, 2, rows, dtype=torch.float32, device=device)
+    return known[key]

@@ -9,9 +9,13 @@ from torch import Tensor
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.offload.arena import HostArena
 from troupellm.models.offload.blocks import BlockMover, Move, block_views
+from troupellm.models.offload.host import BATCH
+from troupellm.protocol.transfers import STORES
 
-PIECE = 64
-"""Blocks that are gathered together; device memory for so many is taken for a moment."""
+PIECE = 32
+"""Blocks that are gathered together, into memory that is free again when the last of them has been stored."""
+MOST_BLOCKS = STORES + PIECE + BATCH
+"""Copies on the device at any time: of stores that wait, of the piece that is being stored, and of loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class Gathered:
     """Copies of blocks on the device."""
 
     pieces: list[list[Tensor]]
-    """Per `PIECE` blocks, per storage: uint8 [blocks, pieces, bytes]."""
+    """Per `PIECE` blocks, per storage: uint8 [blocks, pieces, bytes]. Empty where all are stored."""
     ready: torch.cuda.Event
 
 
@@ -46,7 +50,7 @@ class CudaMover(BlockMover):
         pieces = []
         for begin in range(0, len(blocks), PIECE):
             index = self._index(blocks[begin : begin + PIECE])
-            pieces.append([view.index_select(1, index).transpose(0, 1).contiguous() for view in self._views])
+            pieces.append([view.transpose(0, 1).index_select(0, index) for view in self._views])
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record(torch.cuda.current_stream(self._device))
         return Gathered(pieces, ready)
@@ -63,6 +67,8 @@ class CudaMover(BlockMover):
                     target[begin : begin + source.numel()].copy_(source, non_blocking=True)
                     begin += source.numel()
             self._wait()
+        for done in begun.pieces[: moves[-1].index // PIECE]:  # moves come in order
+            done.clear()
 
     def forget(self, block: int) -> None:
         """As `BlockMover`."""

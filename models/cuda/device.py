@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 _CAPTURING = threading.Lock()
-"""CUDA has one capture at a time in a process, which may have several engines."""
+"""CUDA has one capture at a time in a process, which may have several engines, and memory is not given back in one."""
 
 
 class Event(ABC):
@@ -59,6 +59,10 @@ class Device(ABC):
 
         Args:
             body: has been run before, so that nothing is compiled or set up in it.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for it; everything else is as it was.
+            Exception: the device is of no more use.
         """
 
     @abstractmethod
@@ -97,8 +101,19 @@ class CudaGraph(Graph):
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 body()
-            finally:
-                self._graph.capture_end()
+            except Exception as error:
+                self._end_after(error)
+                raise
+            self._graph.capture_end()
+
+    def _end_after(self, error: Exception) -> None:
+        """Stop recording; where that fails, torch's allocator goes on as if it recorded, and little can be freed."""
+        try:
+            self._graph.capture_end()
+        except Exception as damage:
+            error.add_note(f"its capture could not be ended: {damage}")
+            if isinstance(error, torch.OutOfMemoryError):  # which is all there is to it only where the capture ended
+                raise RuntimeError("a capture found no memory, and could not be ended") from error
 
     def replay(self) -> None:
         self._graph.replay()
@@ -119,13 +134,13 @@ class CudaDevice(Device):
         return CudaEvent()
 
     def capture(self, body: Callable[[], None]) -> Graph:
-        torch.cuda.synchronize(self.torch_device)
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
-        if self._pool is None:
-            torch.cuda.empty_cache()  # the pool takes memory of its own
-            self._pool = torch.cuda.graph_pool_handle()
         with _CAPTURING:
+            torch.cuda.synchronize(self.torch_device)
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+            if self._pool is None:
+                torch.cuda.empty_cache()  # the pool takes memory of its own
+                self._pool = torch.cuda.graph_pool_handle()
             free, _ = torch.cuda.mem_get_info(self.torch_device)  # with all that torch keeps for later captures
             graph = CudaGraph(body, self._pool, self._stream)
             self.graph_bytes += max(0, free - torch.cuda.mem_get_info(self.torch_device)[0])
@@ -135,8 +150,16 @@ class CudaDevice(Device):
         self._pool, self.graph_bytes = None, 0
 
     def memory(self) -> tuple[int, int]:
-        torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
-        return torch.cuda.mem_get_info(self.torch_device)
+        with _CAPTURING:
+            torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
+            return torch.cuda.mem_get_info(self.torch_device)
+
+
+def empty_cache() -> None:
+    """Give back what torch keeps of freed memory, where it has any."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        with _CAPTURING:
+            torch.cuda.empty_cache()
 
 
 class CpuEvent(Event):

@@ -50,6 +50,11 @@ def default_sizes(most: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if size < most) + tuple(size for size in sizes if size >= most)[:1]
 
 
+def useful_sizes(sizes: Iterable[int], most: int) -> tuple[int, ...]:
+    """Of batch sizes that somebody wants, those of up to `most` rows: one that is larger would be of padding alone."""
+    return tuple(sorted({min(size, most) for size in sizes}))
+
+
 class Dispatcher:
     """Knows which graphs there may be, and which there are.
 
@@ -81,6 +86,8 @@ class Dispatcher:
         self._captured: set[GraphKey] = set()
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._waiting = self._by_size()
+        self.given_up = 0
+        """How many will never be captured."""
 
     def _by_size(self) -> list[GraphKey]:
         """The largest of each kind, then the others."""
@@ -147,7 +154,7 @@ class Dispatcher:
 
     def want(self, key: GraphKey) -> None:
         """A step is made for that graph, which is captured next, if it is not there: behind the largest ones."""
-        if key in self._captured or key in self._largest:
+        if key in self._captured or key in self._largest or self.given_up:
             return
         place = sum(one in self._largest for one in self._waiting[: len(self._largest)])
         if place == len(self._waiting) or self._waiting[place] != key:
@@ -164,8 +171,12 @@ class Dispatcher:
         self._captured.add(key)
         self._stand_ins.clear()
 
+    def give_up(self) -> None:
+        """Capture nothing more: steps are computed with the graphs that there are, or without one."""
+        self.given_up, self._waiting = len(self._waiting), []
+
     def forget(self) -> None:
-        """All graphs are gone, since the memory that they stood on is; they are captured again."""
-        self._waiting = self._by_size()
+        """All graphs are gone, since the memory that they stood on is; they are captured again, if any are."""
+        self._waiting = [] if self.given_up else self._by_size()
         self._captured.clear()
         self._stand_ins.clear()

@@ -8,7 +8,7 @@ from troupellm.models.cuda.guided import LateChoices
 from troupellm.models.cuda.staging import Results
 from troupellm.models.cuda.ticket import LaunchedPlan
 from troupellm.models.step_result import step_result
-from troupellm.protocol.worker import MOST_LAUNCHED, StepResult
+from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult
 
 
 class Flights:
@@ -56,6 +56,11 @@ class Flights:
             if behind.choice is not None:
                 self._complete(behind)
         return result
+
+    def make_way(self, plan: StepPlan) -> None:
+        """Before rows of a plan come and go: have the guides told of what those with their numbers say."""
+        if self.untold and self._late is not None and self._late.replaced_by(plan):
+            self.catch_up()
 
     def catch_up(self) -> None:
         """Take in what all of them give, before they are collected."""

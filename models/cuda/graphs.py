@@ -4,8 +4,9 @@ A graph reads what it computes for from memory that stays where it is: the step'
 tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
 """
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import msgspec
@@ -21,21 +22,14 @@ from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.speculation.proposer import Taps
+from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.graph_report import GraphReport
-from troupellm.protocol.worker import StepResult
+from troupellm.protocol.worker import LoadProgress, ProgressSink, StepResult
+
+logger = logging.getLogger("troupellm.worker")
 
 CAPTURE_SHARE = 0.1
 """Of the time in which steps come, what captures may take: requests wait for each of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Warm:
-    """A graph that can be captured: all that it launches has been launched once."""
-
-    key: GraphKey
-    body: Callable[[], None]
-    found: list[Tensor]
-    """What the body gives."""
 
 
 class DecodeGraphs:
@@ -73,10 +67,11 @@ class DecodeGraphs:
         device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
-        self._warm: _Warm | None = None
+        self._warm: GraphKey | None = None
+        """That can be captured: all that it launches has been launched once."""
         self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
-        self._told = (0, 0)
+        self._told: tuple[int, int] | None = None
 
     def prepare(self, wanted: GraphKey) -> GraphKey | None:
         """Before a step: capture a graph, if one is missing and those who wait for tokens have not waited for another
@@ -87,12 +82,15 @@ class DecodeGraphs:
 
         Returns:
             the one to compute it with; None: there is none yet.
+
+        Raises:
+            GraphCaptureError: a capture failed, and not for want of memory.
         """
         self._renew()
         self.dispatcher.want(wanted)
         key, begin = self.dispatcher.next_capture(), self._clock()
         if key is not None and begin >= self._due:
-            self._capture(key)
+            self._go_on(key, whole=True)
             end = self._clock()
             self._due = end + (end - begin) * (1.0 / CAPTURE_SHARE - 1.0)
         return self.dispatcher.stand_in(wanted)
@@ -103,16 +101,34 @@ class DecodeGraphs:
 
         Returns:
             whether something was done, so that more may be left.
+
+        Raises:
+            GraphCaptureError: as `prepare`.
         """
         self._renew()
         key = self.dispatcher.next_capture()
         if key is None:
             return False
-        if self._warm is None or self._warm.key != key:
-            self._warm_up(key)
-        else:
-            self._capture(key)
+        self._go_on(key)
         return True
+
+    def _go_on(self, key: GraphKey, *, whole: bool = False) -> None:
+        """Do one part of a capture, or all of it. Steps need graphs less than they need memory: when it has run out,
+        those that there are have to do."""
+        try:
+            if self._warm != key:
+                self._warm_up(key)
+                if not whole:
+                    return
+            self._capture(key)
+        except torch.OutOfMemoryError as error:
+            self.dispatcher.give_up()
+            self._warm = None
+            logger.warning(
+                "no memory for a CUDA graph of %d rows of %d: the %d that are missing are not captured; lower "
+                "gpu_memory_utilization or name fewer cudagraph_capture_sizes (%s)",
+                key.requests, key.queries, self.dispatcher.given_up, error,
+            )  # fmt: skip
 
     def _renew(self) -> None:
         """The graphs that there are stand on memory of the rows."""
@@ -135,8 +151,8 @@ class DecodeGraphs:
     def report(self) -> GraphReport:
         """How they stand."""
         return GraphReport(
-            captured=self.dispatcher.captured, missing=self.dispatcher.missing, seconds=self.capture_seconds,
-            bytes=self._device.graph_bytes,
+            captured=self.dispatcher.captured, missing=self.dispatcher.missing, given_up=self.dispatcher.given_up,
+            seconds=self.capture_seconds, bytes=self._device.graph_bytes,
         )  # fmt: skip
 
     def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
@@ -213,45 +229,51 @@ class DecodeGraphs:
         self._decoder.logits(hidden, self._logits[: key.tokens])
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
+    def warm_up(self, progress: ProgressSink) -> None:
         """Run a step of every kind, whose rows all pad: what a graph needs compiled is not compiled while requests wait
         for its capture."""
-        for key in self.dispatcher.kinds:
+        kinds = self.dispatcher.kinds
+        for number, key in enumerate(kinds):
+            progress(LoadProgress(phase="warm_up", done=number, total=len(kinds)))
             self._warm_up(key)
         self._warm = None
         self._device.record().wait()
 
     def _warm_up(self, key: GraphKey) -> None:
         """Compute such a step, of rows that all pad: it compiles, and sets up what is set up once."""
-        static = self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
+        static = self._static(key)
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
-        found: list[Tensor] = []
-
-        def body() -> None:
-            if self._taps is not None:
-                self.verified(key, static, self._taps)
-            else:
-                found[:] = [self.decode(key, static)[1]]
-
         begin = self._clock()
-        body()
-        found.clear()
+        self._compute(key, [])
         self._last = None  # its columns are overwritten
-        self._warm = _Warm(key, body, found)
+        self._warm = key
         self.capture_seconds += self._clock() - begin
 
+    def _static(self, key: GraphKey) -> Tensor:
+        """Where a graph finds its columns, int64 [WIDTH, rows]."""
+        return self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
+
+    def _compute(self, key: GraphKey, found: list[Tensor]) -> None:
+        """What a graph does. found: gets the tokens, which stay where they are; none where drafts are verified."""
+        if self._taps is not None:
+            self.verified(key, self._static(key), self._taps)
+        else:
+            found[:] = [self.decode(key, self._static(key))[1]]
+
     def _capture(self, key: GraphKey) -> None:
-        if self._warm is None or self._warm.key != key:
-            self._warm_up(key)
-        warm, self._warm = self._warm, None
-        assert warm is not None
+        """That was warmed up."""
+        self._warm = None
+        found: list[Tensor] = []
         begin = self._clock()
         try:
-            graph = self._device.capture(warm.body)
-        except RuntimeError as error:
-            said = f"no CUDA graph of {key.requests} rows of {key.queries}: {error}; --enforce-eager does without"
-            raise RuntimeError(said) from error
-        self._graphs[key] = (graph, warm.found)
+            # Kept by nobody here, since it keeps these graphs: whoever drops them has their memory at once.
+            graph = self._device.capture(partial(self._compute, key, found))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            said = f"a CUDA graph of {key.requests} rows of {key.queries} could not be captured"
+            raise GraphCaptureError(said) from error
+        self._graphs[key] = (graph, found)
         self.capture_seconds += self._clock() - begin
         self.dispatcher.add(key)

@@ -14,8 +14,10 @@ from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.cuda.batch import DeviceSpans, GroupPlanner, triton_planner
+from troupellm.models.cuda.block_mover import MOST_BLOCKS
+from troupellm.models.cuda.columns import WIDTH
 from troupellm.models.cuda.device import CudaDevice, Device
-from troupellm.models.cuda.dispatcher import default_sizes
+from troupellm.models.cuda.dispatcher import Dispatcher, default_sizes, useful_sizes
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.warm_up import warmed
 from troupellm.models.decoder import RunnableDecoder
@@ -27,7 +29,7 @@ from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.pooling import PoolingAbility
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+from troupellm.protocol.worker import NewRow, ProgressSink, SamplingState, StepPlan
 
 DTYPES = {
     "float32": torch.float32,
@@ -37,7 +39,7 @@ DTYPES = {
     "half": torch.float16,
 }
 GRAPH_BYTES = 512 * 2**20
-"""Left for graphs and for what libraries set up later."""
+"""Left for graphs, but for what they write to, and for what libraries set up later."""
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -105,10 +107,7 @@ class GpuPlace:
             more: as of `CudaRunner`.
         """
         config, kv_dtype = self._config, cache.storage.dtype
-        attention = plan_attention(
-            decoder.config, cache.block_size, decoder.dtype, backend=config.worker.attention_backend,
-            device=self.device.torch_device, kv_dtype=kv_dtype, batch_invariant=decoder.batch_invariant,
-        )  # fmt: skip
+        attention = self._attention(decoder, kv_dtype)
         plan, sizes = host_planner(attention), tuple[int, ...]()
         if attention.backend.name == "triton":
             plan = triton_planner(decoder.config, cache.block_size, kv_dtype, invariant=decoder.batch_invariant)
@@ -120,17 +119,37 @@ class GpuPlace:
         )  # fmt: skip
 
     def warm_up(
-        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None
-    ) -> tuple[int, float]:
+        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None,
+        progress: ProgressSink,
+    ) -> tuple[int, float]:  # fmt: skip
         """As `cuda.warm_up.warmed`. Nothing of the cache counts yet."""
         spare = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
-        return warmed(spare, ability, self._config, budget)
+        return warmed(spare, ability, self._config, budget, progress)
+
+    def _attention(self, decoder: RunnableDecoder, kv_dtype: torch.dtype) -> Planner:
+        return plan_attention(
+            decoder.config, self._config.cache.block_size, decoder.dtype,
+            backend=self._config.worker.attention_backend, device=self.device.torch_device, kv_dtype=kv_dtype,
+            batch_invariant=decoder.batch_invariant,
+        )  # fmt: skip
 
     def _sizes(self) -> tuple[int, ...]:
-        worker = self._config.worker
+        worker, most = self._config.worker, self._config.scheduler.max_num_seqs
         if worker.enforce_eager:
             return ()
-        return worker.cudagraph_capture_sizes or default_sizes(self._config.scheduler.max_num_seqs)
+        return useful_sizes(worker.cudagraph_capture_sizes, most) or default_sizes(most)
+
+    def _graph_bytes(self, decoder: RunnableDecoder, kv_dtype: torch.dtype, drafter: DrafterNeeds) -> int:
+        """What `DecodeGraphs` keeps for graphs to read and write, which none of them has in its own memory."""
+        sizes = self._sizes()
+        if not sizes or self._attention(decoder, kv_dtype).backend.name != "triton":
+            return 0
+        speculative = self._config.speculation.speculative_config
+        drafts = 0 if speculative is None else speculative.most_drafts
+        rows = max(*sizes, Dispatcher(sizes, queries=(1, 1 + drafts)).most_tokens)
+        angles = decoder.angle_table  # made for graphs alone, by the first of them at the latest
+        token = 4 * decoder.config.vocab_size + drafter.shown * decoder.dtype.itemsize
+        return rows * token + 8 * 2 * WIDTH * max(sizes) + (0 if angles is None else angles.nbytes)
 
     def measured(
         self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype,
@@ -148,6 +167,8 @@ class GpuPlace:
         used = self._total - self.device.memory()[0] + drafter.weight_bytes  # which are read later
         activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak) + drafter.activation_bytes
         activations += config.scheduler.max_num_seqs * drafter.row_bytes(decoder.dtype.itemsize)
+        activations += self._graph_bytes(decoder, kv_dtype, drafter)
+        activations += MOST_BLOCKS * block if config.offload.host_bytes else 0
         state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)
         room = int(self._total * config.cache.gpu_memory_utilization) - used - activations - state - GRAPH_BYTES
         windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -49,10 +50,9 @@ class CudaRunner(ModelRunner):
     """Executes plans on a device. Calls come from one thread; up to two plans are under way.
 
     A step is launched without any wait for the device; the choice of one with guided rows is launched when the tokens
-    before it are known. One that the host has to look into (with plug-ins, limits to thinking, banned words of several
-    tokens, log-probabilities of a prompt, pooling) is computed to its end when it is launched, and so is every step of
-    a runner that speculates: what is drafted next depends on what was kept. Steps of a handful of tokens per row have
-    graphs there, too.
+    before it are known. One that the host looks into (for plug-ins, limits to thinking, banned words of several tokens,
+    prompts' log-probabilities, pooling) is computed to its end when it is launched, and so is every step of a runner
+    that speculates: what is drafted next depends on what was kept. Steps of few tokens per row have graphs there, too.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class CudaRunner(ModelRunner):
             device=device, staging=self._staging, slots=slots, null_page=cache.num_blocks - 1,
         )  # fmt: skip
         self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
-        score = None if decoder.score is None else self._classify
+        score = None if decoder.score is None else partial(_classified, decoder, device.torch_device)
         self.pooler = Pooler(head=score, activation=activation)
         self._columns = SamplingColumns()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
-        self._chooser = Chooser(self._columns, codes, self.rows, self._staging)
+        self.chooser = Chooser(self._columns, codes, self.rows, self._staging)
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
-        late = None if guides is None else LateChoices(guides, self._chooser, self.rows)
+        late = None if guides is None else LateChoices(guides, self.chooser, self.rows)
         self._flights = Flights(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
         dispatcher, taps = Dispatcher(capture_sizes), None
@@ -126,16 +126,15 @@ class CudaRunner(ModelRunner):
 
         Raises:
             PlanError: the plan contradicts what earlier plans said; nothing was computed.
-            RuntimeError: of the device: nothing that follows can be trusted.
+            GraphCaptureError: no graph can be captured here; nothing that follows can be trusted.
+            RuntimeError: of the device: the same.
         """
-        if self._broken is not None:
-            raise self._broken
+        self.check()
         if self._flights.full:
             raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
         begin = perf_counter()
         self._staging.next_step()
-        if self._flights.untold and self._changes_guides(plan):
-            self._flights.catch_up()
+        self._flights.make_way(plan)
         self._apply(plan)
         ticket = self._launched(plan, begin)
         self._flights.add(ticket)
@@ -151,12 +150,6 @@ class CudaRunner(ModelRunner):
         """
         return self.graphs.reported(self._flights.collect(ticket))
 
-    def _changes_guides(self, plan: StepPlan) -> bool:
-        guides = self.guides
-        return guides is not None and any(
-            row in guides for row in (*plan.retired, *(new.row for new in plan.new_rows))
-        )  # fmt: skip
-
     @torch.inference_mode()
     def idle(self) -> bool:
         """Do a part of what makes later steps faster, unless a plan is under way; whether more may be left. The next
@@ -169,12 +162,10 @@ class CudaRunner(ModelRunner):
             self._broken = error
             return False
 
-    @torch.inference_mode()
-    def mask_nothing(self) -> None:
-        """What the choice of a guided row has compiled beside that of others."""
-        width = self.decoder.config.vocab_size
-        logits = torch.zeros(1, width, device=self.device.torch_device)
-        self._chooser.mask(logits, np.zeros(1, np.int64), np.full((1, -(-width // 32)), -1, np.int32))
+    def check(self) -> None:
+        """Raises what went wrong while nothing was under way."""
+        if self._broken is not None:
+            raise self._broken
 
     def settle(self) -> None:
         """Sleep until no step is under way whose memory somebody may want to give back."""
@@ -184,8 +175,8 @@ class CudaRunner(ModelRunner):
     def _launched(self, plan: StepPlan, begin: float) -> LaunchedPlan:
         if not plan.rows:
             self._follow(plan, NO_SPANS)
-            result = step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
-            return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, StepTimings(), result)
+            none, result = np.zeros(0, dtype=bool), step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
+            return LaunchedPlan(plan, none, (), (), None, StepTimings(), result)
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
         if self.speculator is not None:
@@ -203,7 +194,7 @@ class CudaRunner(ModelRunner):
         kind = int(self._columns.kinds[slots].max(initial=GREEDY)) if slots.size else GREEDY
         rows = tuple(row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples)
         guided = self.guides is not None and any(row in self.guides for row in rows)
-        chooses = guided or self._chooser.takes(slots, kind)
+        chooses = guided or self.chooser.takes(slots, kind)
         graph = self._graph(whole, sampling, CUT if chooses else kind)
         if apart or kind == ELSEWHERE:
             return self._at_once(plan, whole, sampling, ending, graph, rows, begin)
@@ -217,16 +208,15 @@ class CudaRunner(ModelRunner):
             columns, hidden = self._eager(whole, sampling)
             logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
         seconds = StepTimings(prepare=perf_counter() - begin)
-        ticket = LaunchedPlan(
-            plan, sampling, rows, tuple(ends.tolist()), None, seconds, described=self._chooser.described(slots)
-        )  # fmt: skip
+        positions, described = tuple(ends.tolist()), self.chooser.described(slots)
+        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds, described=described)
         if logits is None:  # chunks of prompts alone; nothing has to come back
             ticket.result = step_result(plan, None, sampling, (), seconds)
         elif guided:
             ticket.choice, ticket.guided = Choice(logits, columns, kind, slots, ends), True
         else:
             if chooses or numbers is None:
-                numbers = self._chooser.append(logits, columns, kind, slots, ends)
+                numbers = self.chooser.append(logits, columns, kind, slots, ends)
             self.rows.advance(slots)
             ticket.returned = self._results.fetch(numbers.flatten())
         return ticket
@@ -405,5 +395,7 @@ class CudaRunner(ModelRunner):
         """Pooled on the host."""
         return super()._vectors(hidden).cpu()
 
-    def _classify(self, vectors: Tensor) -> Tensor:
-        return self.decoder.classify(vectors.to(self.device.torch_device)).cpu()
+
+def _classified(decoder: RunnableDecoder, device: torch.device, vectors: Tensor) -> Tensor:
+    """Logits of vectors on the host. No method of a runner, which its pooler would keep for ever."""
+    return decoder.classify(vectors.to(device)).cpu()

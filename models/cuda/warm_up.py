@@ -4,31 +4,41 @@ from array import array
 from collections.abc import Sequence
 from time import perf_counter
 
+import numpy as np
+import torch
+
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.memory import MemoryBudget
 from troupellm.models.warm_up import first_step
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.pooling import PoolingAbility
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+from troupellm.protocol.worker import LoadProgress, NewRow, ProgressSink, SamplingState, StepPlan
 
 KINDS = (
     SamplingState(temperature=0.0),
     SamplingState(temperature=1.0),
     SamplingState(temperature=1.0, top_p=0.9),
     SamplingState(temperature=0.0, repetition_penalty=1.1, logprobs=0),
+    # By the whole sampler, which draws by kernels of its own.
+    SamplingState(temperature=1.0, logprobs=1, logprobs_mode="processed_logprobs"),
+    SamplingState(temperature=1.0, top_p=0.9, logprobs=1, logprobs_mode="processed_logprobs"),
 )
 """Ways to choose a token that have kernels of their own."""
+MANY_PROMPTS = 65
+"""So many in one step, and more, are shared out among programs by a kernel of its own (`triton_plan.ROWS_TOGETHER`)."""
 TIMED = 2
 """Times that the largest step is run again; the quickest counts."""
 
 
 def warmed(
-    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget
-) -> tuple[int, float]:
+    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget,
+    progress: ProgressSink,
+) -> tuple[int, float]:  # fmt: skip
     """Have everything compiled, for tiles of any number of rows and for every way to choose a token; then time a step.
 
     Args:
         spare: nothing else is run on it; it has no graphs.
+        progress: hears of every step, each of which may compile for long.
 
     Returns:
         tokens and seconds of the largest step, however long the first one took. A GPU has none that were as good and
@@ -41,14 +51,24 @@ def warmed(
     if spare.decoder.head is None:  # steps below generate
         return most, 0.0
     steps = Steps(spare, size)
-    for kind in KINDS:
-        steps.run([1], kind)
-    spare.mask_nothing()
-    for rows in powers_of_two(scheduler.max_num_seqs):
-        steps.run([1] * rows)
-    for tokens in powers_of_two(longest):
-        steps.run([tokens])
+    wanted = [([1], kind) for kind in KINDS]
+    wanted += [([1] * rows, KINDS[0]) for rows in powers_of_two(scheduler.max_num_seqs)]
+    if min(scheduler.max_num_seqs, most // 2) >= MANY_PROMPTS and longest > 1:
+        wanted.append(([2] * MANY_PROMPTS, KINDS[0]))
+    wanted += [([tokens], KINDS[0]) for tokens in powers_of_two(longest)]
+    for number, (prompts, kind) in enumerate(wanted):
+        progress(LoadProgress(phase="warm_up", done=number, total=len(wanted)))
+        steps.run(prompts, kind)
+    _mask_nothing(spare)
     return most, min(steps.run([longest]) for _ in range(TIMED)) * most / longest
+
+
+@torch.inference_mode()
+def _mask_nothing(spare: CudaRunner) -> None:
+    """What the choice of a guided row has compiled beside that of others."""
+    width = spare.decoder.config.vocab_size
+    logits = torch.zeros(1, width, device=spare.device.torch_device)
+    spare.chooser.mask(logits, np.zeros(1, np.int64), np.full((1, -(-width // 32)), -1, np.int32))
 
 
 class Steps:

@@ -1,11 +1,14 @@
 """The host tier's memory: places of one block each, apart from the KV cache's."""
 
+import weakref
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 from troupellm.models.memory import available_memory
+from troupellm.models.offload.pinning import pin, unpin
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 
@@ -24,23 +27,34 @@ class HostArena:
         self.places, self.block_bytes, self.pinned = places, block_bytes, pinned
         self.checksums = [0] * places
         self._memory: torch.Tensor | None = None
+        self._unpin: weakref.finalize[..., HostArena] | None = None
+        """Also called when the arena goes without having been asked to."""
         self._array = np.empty((0, block_bytes), np.uint8)
         self.reserve()
 
     def reserve(self) -> None:
-        """Take the memory, if it was given back."""
+        """Take the memory, if it was given back.
+
+        Raises:
+            ConfigError: it cannot be pinned.
+        """
         if self._memory is not None:
             return
         size = self.places * self.block_bytes
-        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
-        if not self.pinned:
-            prefer_huge_pages(self._memory.data_ptr(), size, written=False)
-        self._array = self._memory.numpy().reshape(self.places, self.block_bytes)
+        memory = torch.empty(size, dtype=torch.uint8)
+        prefer_huge_pages(memory.data_ptr(), size, written=False)
+        if self.pinned:
+            pin(memory)
+            self._unpin = weakref.finalize(self, unpin, memory)
+            self._unpin.atexit = False
+        self._memory, self._array = memory, memory.numpy().reshape(self.places, self.block_bytes)
 
     def release(self) -> None:
         """Give the memory back; what it held is lost. Nobody may hold a place's view any more."""
+        if self._unpin is not None:
+            self._unpin()
         self._array = np.empty((0, self.block_bytes), np.uint8)
-        self._memory = None
+        self._memory = self._unpin = None
 
     def __getitem__(self, place: int) -> NDArray[np.uint8]:
         """View of one place; uint8 [block_bytes]."""

@@ -120,6 +120,8 @@ class HostTier:
                 self._failed += len(kept) if error else 0
                 for job in kept:
                     self._board.answer(job.operation, ok=not error, error=error, together=len(batch))
+                for job in batch:
+                    job.begun = None  # an idle thread keeps no copies alive
                 self._work.notify_all()
 
     def _next(self) -> list[_Job] | None:
@@ -136,7 +138,9 @@ class HostTier:
                         job.operation.stage = Stage.LANDING
                         job.operation.take()
                         batch.append(job)
-                    elif job.asked.kind == "store" and self._mover is not None:
+                        continue
+                    job.begun = None
+                    if job.asked.kind == "store" and self._mover is not None:
                         self._mover.forget(job.asked.block)
                 if batch:
                     self._busy = True

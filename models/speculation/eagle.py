@@ -91,7 +91,10 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     _ignore(stored)
     weights = checkpoint_bytes(stored, target.dtype, target.device)
     size = layers.hidden_size
-    return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size + MARK_NUMBERS)
+    return DrafterNeeds(
+        weight_bytes=weights, layers=layers, width=KEPT * size, shown=target.config.hidden_size,
+        border=size + MARK_NUMBERS,
+    )  # fmt: skip
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

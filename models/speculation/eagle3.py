@@ -93,12 +93,13 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     Raises:
         ModelLoadError: it is not one of this target; says why.
     """
-    folder, reader, layers, _ = _described(config, target)
+    folder, reader, layers, taps = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     return DrafterNeeds(
         weight_bytes=checkpoint_bytes(stored, target.dtype, target.device),
         layers=layers,
         width=layers.hidden_size,
+        shown=len(taps.layers) * target.config.hidden_size,
         border=layers.hidden_size + MARK_NUMBERS,
     )
 

@@ -190,9 +190,10 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     """
     folder, reader, _, _ = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
+    size = target.config.hidden_size
     return DrafterNeeds(
-        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=target.config.hidden_size
-    )
+        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=size, shown=size
+    )  # fmt: skip
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

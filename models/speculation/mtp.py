@@ -88,7 +88,10 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     stored = open_head(target.folder, reader, config, target, lambda _: None)
     weights = checkpoint_bytes(stored, target.dtype, target.device, prefix)
     size = layers.hidden_size
-    return DrafterNeeds(weight_bytes=weights, layers=layers, width=KEPT * size, border=size + MARK_NUMBERS)
+    return DrafterNeeds(
+        weight_bytes=weights, layers=layers, width=KEPT * size, shown=target.config.hidden_size,
+        border=size + MARK_NUMBERS,
+    )  # fmt: skip
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -25,6 +25,9 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 0
     """Numbers of a hidden state that is kept for every row between two steps."""
 
+    shown: int = 0
+    """Numbers of hidden states that it is shown of every token of the model's."""
+
     border: int = 0
     """Numbers that are kept for every block: a hidden state of its last position if one is wanted, and a mark."""
 

@@ -135,9 +135,9 @@ def test_graphs_are_shown_where_there_are_any(snapshot: EngineSnapshot) -> None:
         return {name: values[()] for name, values in samples.items() if name.startswith("troupellm_cuda_graph")}
 
     assert shown(None) == {}
-    assert shown(GraphReport(captured=3, missing=2, seconds=0.5, bytes=70)) == {
-        "troupellm_cuda_graphs": 3, "troupellm_cuda_graphs_missing": 2, "troupellm_cuda_graph_bytes": 70,
-        "troupellm_cuda_graph_capture_seconds": 0.5,
+    assert shown(GraphReport(captured=3, missing=2, given_up=1, seconds=0.5, bytes=70)) == {
+        "troupellm_cuda_graphs": 3, "troupellm_cuda_graphs_missing": 2, "troupellm_cuda_graphs_given_up": 1,
+        "troupellm_cuda_graph_bytes": 70, "troupellm_cuda_graph_capture_seconds": 0.5,
     }  # fmt: skip
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from troupellm.actors.process_seat import MODULE, ProcessSeat
 from troupellm.actors.worker_seat import WorkerGone, WorkerStuck, found_no_memory
+from troupellm.models.worker_main import failed
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.protocol.errors import GraphCaptureError, InvalidRequest, ModelLoadError
 from troupellm.protocol.frames import Assembler, Codec
 from troupellm.protocol.rest import SleepWorker, StopProfile, WakeWorker, WorkerReport
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, WorkerReady
@@ -170,6 +171,34 @@ async def test_how_a_worker_died_says_whose_fault_it_was(
     with pytest.raises(WorkerGone, match=reason) as caught:
         await seat.receive()
     assert caught.value.fault is fault
+    await seat.close()
+
+
+async def test_the_successors_of_a_worker_that_cannot_capture_graphs_do_without(
+    seat: ProcessSeat, processes: FakeProcesses, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody's request is to blame, and none of them does what the first one died of."""
+    await seat.start()
+    processes.children[0].say(failed(GraphCaptureError("a graph could not be captured"), loading=False))
+    with pytest.raises(WorkerGone, match="a graph could not be captured") as caught:
+        await seat.receive()
+    assert not caught.value.fault
+    assert isinstance(caught.value.__cause__, GraphCaptureError)
+    assert "enforce_eager, which is slower" in caplog.text
+    for _ in range(2):
+        await seat.restart()
+    eager = [
+        load.config.worker.enforce_eager for child in processes.children if isinstance(load := child.heard[0], Load)
+    ]
+    assert eager == [False, True, True]
+    await seat.close()
+
+
+async def test_nor_does_it_obey(seat: ProcessSeat, processes: FakeProcesses) -> None:
+    await seat.start()
+    processes.children[0].say(Refused(failed(GraphCaptureError("a graph could not be captured"), loading=False)))
+    with pytest.raises(WorkerGone, match="a graph could not be captured"):
+        await seat.command(SleepWorker(level=1))
     await seat.close()
 
 

@@ -14,9 +14,9 @@ from troupellm.actors.mailbox import Mailbox
 from troupellm.actors.ports import StepThread, SystemClock
 from troupellm.actors.waiter import new_waiter
 from troupellm.actors.worker import WorkerActor
-from troupellm.actors.worker_seat import ThreadSeat, WorkerGone
+from troupellm.actors.worker_seat import ThreadSeat, WorkerGone, WorkerStuck
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
 from troupellm.protocol.rest import CommandWorker, StopProfile, WorkerCommand, WorkerReport
 from troupellm.protocol.scheduler import StepFinished, WorkerBack, WorkerLost
 from troupellm.protocol.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult, WorkerReady
@@ -95,6 +95,24 @@ async def test_a_worker_that_fails_is_replaced(
         result = await bench.result()
         assert (result.step, list(result.tokens)) == (2, expected([5, 6, 7], 1))
         bench.plans.close()
+    await bench.thread.close()
+
+
+async def test_a_thread_that_cannot_capture_graphs_is_the_end(
+    fake_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory that is damaged is the engine's own."""
+    bench = Bench(fake_worker)
+    await bench.plans.put(plan(1))
+
+    def launch(_: StepPlan) -> None:
+        raise GraphCaptureError("a graph could not be captured")
+
+    monkeypatch.setattr(fake_worker, "launch", launch)
+    with pytest.raises(WorkerStuck, match="a graph could not be captured; start with --enforce-eager") as caught:
+        await bench.actor.run()
+    assert isinstance(caught.value.__cause__, GraphCaptureError)
+    assert not fake_worker.resets
     await bench.thread.close()
 
 

@@ -124,6 +124,7 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(Staging, "send", _send)
         patch.setattr(Results, "fetch", lambda self, numbers: numbers)
+        patch.setattr("troupellm.models.cuda.runner.step_result", lambda plan, *_: plan)  # which the host reads
         patch.setattr(CudaRunner, "collect", lambda self, ticket: self._flights._tickets.popleft())
         with _Python(mode, answer):
             yield launches
@@ -169,10 +170,10 @@ class _Python(TorchFunctionMode):
             return aten.copy_(view, value) if index is None else aten.index_put_(view, index, value)
         if func is Tensor.copy_:
             return aten.copy_(*args, **(kwargs or {}))
-        if func is Tensor.pin_memory:
-            return args[0]
         if func is Tensor.__invert__:
             return aten.bitwise_not(args[0])
+        if func is Tensor.pin_memory:
+            return args[0]
         if func is Tensor.contiguous:
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
         if self._answer is not None and func in _WAITS:
@@ -184,9 +185,8 @@ class _Python(TorchFunctionMode):
             args = (moved, *args[1:])
         given = {name: _numbered(value) for name, value in (kwargs or {}).items()}
         if func is torch.tensor and given.get("device") == CUDA:
-            del given["device"]
-            like = func(*args, **given)
-            return torch.empty(like.shape, dtype=like.dtype, device=CUDA)
+            made = func(*args, **{**given, "device": None})
+            return torch.empty(made.shape, dtype=made.dtype, device=CUDA)
         return func(*map(_numbered, args), **given)
 
 

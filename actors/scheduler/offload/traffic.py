@@ -8,12 +8,10 @@ of which there is exactly one per transfer, whatever became of it.
 from collections.abc import Callable
 from typing import Final
 
-from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TransferDone, TransferKind
+from troupellm.protocol.transfers import STORES, BlockTransfer, LookupDone, TierLookup, TransferDone, TransferKind
 
-STORES: Final = 128
-"""Blocks on their way from the device to host memory."""
 LOADS: Final = 256
-"""The other way."""
+"""Blocks on their way from host memory to the device."""
 OUTER: Final = 64
 """From and to one outer tier."""
 LOOKUPS: Final = 32

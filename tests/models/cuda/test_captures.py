@@ -12,6 +12,7 @@ from tests.support.plan_script import plain
 from troupellm.models.cuda.device import CpuDevice, Graph
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner
+from troupellm.protocol.errors import GraphCaptureError
 
 
 def used_graphs(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:
@@ -108,22 +109,93 @@ def test_a_step_may_come_between_the_parts_of_a_capture(llama: Pair) -> None:
 
 
 class Refusing(CpuDevice):
-    """Has no graphs."""
+    """Captures some graphs, and no more."""
+
+    def __init__(self, error: Exception, graphs: int = 0) -> None:
+        self.error, self.left, self.refused = error, graphs, 0
 
     def capture(self, body: Callable[[], None]) -> Graph:
-        raise RuntimeError("not permitted")
+        if self.left:
+            self.left -= 1
+            return super().capture(body)
+        self.refused += 1
+        raise self.error
 
 
 def test_a_capture_that_fails_meanwhile_fails_the_next_step(llama: Pair) -> None:
     told = script(llama)
     told.add(0, make_prompt(8))
     told.step({0: 8})
-    runner = device_runner(llama, (4,), device=Refusing())
+    runner = device_runner(llama, (4,), device=Refusing(RuntimeError("not permitted")))
     assert runner.idle()
     assert not runner.idle()
     assert not runner.idle()
-    with pytest.raises(RuntimeError, match="no CUDA graph of 4 rows of 1: not permitted; --enforce-eager"):
+    with pytest.raises(GraphCaptureError, match="a CUDA graph of 4 rows of 1 could not be captured") as caught:
         runner.launch(told.plans[0])
+    assert str(caught.value.__cause__) == "not permitted"
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize("graphs", [0, 1])
+def test_without_memory_for_more_graphs_steps_do_with_those_there_are(
+    graphs: int, idle: bool, llama: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.add(1, make_prompt(5, 1), temperature=0.8, seed=5)
+    told.step({0: 8, 1: 5})
+    told.decode(0, 1, steps=3)
+    told.step({0: 1}, retired=(1,))
+    told.decode(0, steps=3)
+    device = Refusing(torch.OutOfMemoryError("none left"), graphs)
+    runner = device_runner(llama, device=device)
+    while idle and runner.idle():
+        pass
+    check(replay(runner, told.plans), told.results)
+    assert device.refused == 1
+    assert not runner.idle()
+    report = runner.graphs.report()
+    missing = 3 - graphs + (not idle)  # a step that draws has asked for one
+    assert (report.captured, report.missing, report.given_up) == (graphs, 0, missing)
+    (warning,) = [record for record in caplog.records if record.name == "troupellm.worker"]
+    assert f"the {missing} that are missing are not captured" in warning.getMessage()
+
+
+def test_nor_is_there_memory_after_rows_have_grown(llama: Pair) -> None:
+    device = Refusing(torch.OutOfMemoryError("none left"), 1)
+    runner = device_runner(llama, device=device)
+    while runner.idle():
+        pass
+    device.left = 10
+    runner.rows.generation += 1
+    assert not runner.idle()
+    assert (runner.graphs.dispatcher.captured, device.refused) == (0, 1)
+
+
+def test_want_of_memory_before_a_capture_is_no_other(llama: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps are computed before it, which take memory, too."""
+    runner = device_runner(llama)
+
+    def none_left(*_: object) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(runner.graphs, "decode", none_left)
+    assert runner.idle()
+    assert not runner.idle()
+    runner.check()
+    assert runner.graphs.dispatcher.given_up == 3
+
+
+def test_what_has_no_graphs_says_so_once(llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=2)
+    runner = device_runner(llama, ())
+    first, *others = [runner.run(plan).graphs for plan in told.plans]
+    assert first is not None
+    assert (first.captured, first.missing) == (0, 0)
+    assert not any(others)
 
 
 def test_a_graph_that_is_repeated_changes_nothing(llama: Pair) -> None:

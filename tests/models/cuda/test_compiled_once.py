@@ -26,10 +26,10 @@ from troupellm.models.memory import MemoryBudget
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.registry import describe_decoder
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import NewRow
+from troupellm.protocol.worker import NewRow, SamplingState
 
 pytest.importorskip("triton")
-MANY, LENGTH, TOKENS, BLOCK = 40, 600, 1100, 16
+MANY, LENGTH, TOKENS, BLOCK = 70, 600, 1100, 16
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -152,9 +152,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         budget = MemoryBudget(
             weight_bytes=0, activation_bytes=0, kv_cache_bytes=0, free_bytes=0, num_blocks=199, max_model_len=LENGTH
         )
-        warmed(runner(()), None, engine, budget)
+        warmed(runner(()), None, engine, budget, lambda progress: None)
         fresh = runner(default_sizes(MANY))
-        fresh.graphs.warm_up()
+        fresh.graphs.warm_up(lambda progress: None)
         return fresh, launches, engine
 
     yield made
@@ -165,9 +165,9 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 class Serving(Steps):
     """Steps as requests ask for them, the graphs that they would be replayed from included."""
 
-    def mixed(self, counts: Sequence[int], kind: int) -> None:
+    def mixed(self, counts: Sequence[int], kind: SamplingState) -> None:
         self._row = self._long  # type: ignore[method-assign]
-        self.run(counts, KINDS[kind])
+        self.run(counts, kind)
 
     def _long(self, row: int, tokens: int, kind: Any) -> NewRow:
         """Its prompt goes on behind the step, where nothing is sampled: of every third row."""
@@ -175,6 +175,9 @@ class Serving(Steps):
         return msgspec.structs.replace(made, num_prompt_tokens=tokens + 3 * (row % 3 == 2))
 
 
+ASKED = (
+    *KINDS, SamplingState(temperature=0.7, min_p=0.1, logprobs=2), SamplingState(temperature=0.7, top_k=9, logprobs=3),
+)  # fmt: skip
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("8b", "fp8", "int8", "int4")]
 
 
@@ -189,9 +192,10 @@ def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
     steps = Serving(runner, BLOCK)
     steps._rows = ()
     for number, counts in enumerate(
-        ([1] * 3, [1] * 7, [1] * 33, [5, 9], [1, 1, 5], [1, 33, 64, 1], [1, 1, 1, 17, 200], [100], [555, 500, 1, 1])
-    ):
-        steps.mixed(counts, number % len(KINDS))
+        ([1] * 3, [1] * 7, [1] * 33, [5, 9], [1, 1, 5], [1, 33, 64, 1], [1, 1, 1, 17, 200], [100], [555, 500, 1, 1],
+         [3] * 67, [1] * 66)
+    ):  # fmt: skip
+        steps.mixed(counts, ASKED[number % len(ASKED)])
     new = Counter(launch.kernel.__name__ for launch in launches if launch.key() not in before)
     assert launches
     assert not new

@@ -1,13 +1,14 @@
 """What is asked of CUDA around a capture, seen without one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
-from troupellm.models.cuda.device import CudaDevice
+from troupellm.models.cuda import device
+from troupellm.models.cuda.device import CudaDevice, empty_cache
 
 
 class Recorded:
@@ -16,6 +17,10 @@ class Recorded:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Any] = []
         self.free = 1000
+        self.unlocked = list[str]()
+        """Calls that another engine's capture may lie between."""
+        self.damage: Exception | None = None
+        """That comes of ending a capture."""
         told = self
 
         class Graph:
@@ -25,6 +30,8 @@ class Recorded:
             def capture_end(self) -> None:
                 told.free -= 100
                 told.calls.append("end")
+                if told.damage is not None:
+                    raise told.damage
 
             def replay(self) -> None:
                 told.calls.append("replay")
@@ -37,15 +44,21 @@ class Recorded:
 
         for name, value in {
             "current_device": lambda: 0,
+            "is_initialized": lambda: True,
             "CUDAGraph": Graph,
             "Stream": lambda device: "a stream",
             "stream": stream,
-            "synchronize": lambda device: self.calls.append("synchronize"),
-            "empty_cache": lambda: self.calls.append("empty"),
+            "synchronize": lambda device: self.note("synchronize"),
+            "empty_cache": lambda: self.note("empty"),
             "graph_pool_handle": lambda: "a pool",
             "mem_get_info": lambda device: (self.free, 4000),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
+
+    def note(self, call: str) -> None:
+        self.calls.append(call)
+        if not device._CAPTURING.locked():
+            self.unlocked.append(call)
 
 
 CAPTURE = [("on", "a stream"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
@@ -53,25 +66,56 @@ CAPTURE = [("on", "a stream"), ("begin", "a pool", "thread_local"), "body", "end
 
 def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Recorded(monkeypatch)
-    device = CudaDevice()
+    gpu = CudaDevice()
     for _ in range(2):
-        graph = device.capture(lambda: cuda.calls.append("body"))
+        graph = gpu.capture(lambda: cuda.calls.append("body"))
     assert cuda.calls == ["synchronize", "empty", *CAPTURE, "synchronize", *CAPTURE]
-    assert device.graph_bytes == 200
+    assert gpu.graph_bytes == 200
     graph.replay()
     assert cuda.calls[-1] == "replay"
-    device.forget_graphs()
-    assert device.graph_bytes == 0
-    device.capture(lambda: None)
+    gpu.forget_graphs()
+    assert gpu.graph_bytes == 0
+    gpu.capture(lambda: None)
     assert cuda.calls.count("empty") == 2
 
 
-def test_a_capture_ends_where_its_body_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_other_engine_captures_while_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Recorded(monkeypatch)
+    gpu = CudaDevice()
+    gpu.capture(lambda: None)
+    assert gpu.memory() == (900, 4000)
+    empty_cache()
+    assert cuda.calls.count("empty") == 3
+    assert not cuda.unlocked
 
-    def body() -> None:
-        raise RuntimeError("no memory")
 
-    with pytest.raises(RuntimeError, match="no memory"):
-        CudaDevice().capture(body)
+@pytest.mark.parametrize("damage", [None, RuntimeError("the capture was invalidated")])
+def test_a_capture_ends_where_its_body_fails(damage: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what failed is told, whatever the end says to it."""
+    cuda = Recorded(monkeypatch)
+    cuda.damage = damage
+    with pytest.raises(ValueError, match="a wrong shape") as caught:
+        CudaDevice().capture(raising(ValueError("a wrong shape")))
     assert cuda.calls[-1] == "end"
+    notes = [f"its capture could not be ended: {damage}"] if damage is not None else []
+    assert getattr(caught.value, "__notes__", []) == notes
+
+
+def test_want_of_memory_is_nothing_worse_only_where_the_capture_could_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Recorded(monkeypatch)
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaDevice().capture(raising(torch.OutOfMemoryError("none left")))
+    cuda.damage = RuntimeError("the capture was invalidated")
+    with pytest.raises(RuntimeError, match="could not be ended") as caught:
+        CudaDevice().capture(raising(torch.OutOfMemoryError("none left")))
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body

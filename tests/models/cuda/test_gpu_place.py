@@ -8,6 +8,7 @@ import torch
 
 from tests.support.tiny_model import write_tiny_model
 from troupellm.models.cuda import place
+from troupellm.models.cuda.block_mover import MOST_BLOCKS
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -71,6 +72,19 @@ def test_tokens_drawn_behind_drafts_take_memory(tmp_path: Path, gpu: None) -> No
     for drafts, drawn in ((3, 16), (15, 32)):  # of each row, or all that a step computes
         wanted = {"method": "ngram", "num_speculative_tokens": drafts}
         assert taken(speculative_config=wanted) * 4 == plain * drawn
+
+
+def test_copies_of_blocks_on_their_way_take_memory(tmp_path: Path, gpu: None) -> None:
+    write_tiny_model(tmp_path)
+
+    def taken(**more: Any) -> WorkerReady:
+        worker, ready = load(tmp_path, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, **more)
+        worker.close()
+        return ready
+
+    plain, offloading = taken(), taken(kv_offloading_size="1MiB")
+    block = plain.kv_cache_bytes // plain.num_blocks
+    assert offloading.activation_bytes - plain.activation_bytes == MOST_BLOCKS * block
 
 
 def test_cuda_is_refused_where_there_is_none() -> None:

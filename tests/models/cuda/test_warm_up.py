@@ -16,7 +16,7 @@ from troupellm.models.cuda.graphs import DecodeGraphs
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig, SchedulerConfig
-from troupellm.protocol.worker import StepPlan, WorkerReady
+from troupellm.protocol.worker import LoadProgress, ProgressSink, StepPlan, WorkerReady
 
 SIZE, LENGTH, TOKENS = 16, 64, 1024
 Load = Callable[..., tuple[WorkerReady, list[StepPlan]]]
@@ -34,11 +34,11 @@ def load(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
         plans.append(plan)
         return run(self, plan)
 
-    def loaded(**settings: Any) -> tuple[WorkerReady, list[StepPlan]]:
+    def loaded(progress: ProgressSink = lambda progress: None, **settings: Any) -> tuple[WorkerReady, list[StepPlan]]:
         common = {"max_model_len": LENGTH, "block_size": SIZE, "max_num_seqs": 6, "max_num_batched_tokens": TOKENS}
         config = EngineConfig.from_flat({"model": str(tmp_path), **common, **settings})
         workers.append(ModelWorker(tmp_path))
-        return workers[-1].load(config, lambda progress: None), plans
+        return workers[-1].load(config, progress), plans
 
     monkeypatch.setattr(CudaRunner, "run", timed)
     monkeypatch.setattr(warm_up, "perf_counter", lambda: now[0])
@@ -66,6 +66,22 @@ def test_steps_of_every_size_and_kind_are_run(load: Load) -> None:
     assert all(kind in kinds for kind in warm_up.KINDS)
 
 
+def test_every_step_that_may_compile_is_told_before_it(load: Load) -> None:
+    """Whoever waits for a successor gives it up when it says nothing for long."""
+    told, tellers = list[int](), list[LoadProgress]()
+
+    def progress(report: LoadProgress) -> None:
+        told.append(len(plans))
+        tellers.append(report)
+
+    _, plans = load()
+    plans.clear()
+    load(progress)
+    assert set(range(1, len(plans) - warm_up.TIMED)) <= set(told)
+    steps = [report for report in tellers if report.phase == "warm_up" and report.total > 1]
+    assert [report.done for report in steps] == list(range(steps[0].total))
+
+
 def test_what_is_asked_for_bounds_prompts_all_the_same(load: Load) -> None:
     ready, _ = load(max_num_prefill_tokens=32)
     config = SchedulerConfig(max_num_batched_tokens=TOKENS, max_num_prefill_tokens=32)
@@ -88,9 +104,11 @@ def test_graphs_are_captured_by_nobody_but_who_replays_them(load: Load, monkeypa
     capture, body = DecodeGraphs._capture, DecodeGraphs._warm_up
     monkeypatch.setattr(DecodeGraphs, "_capture", lambda self, key: captured.append(key) or capture(self, key))
     monkeypatch.setattr(DecodeGraphs, "_warm_up", lambda self, key: warmed.append(key) or body(self, key))
-    load()
+    told = list[int]()
+    load(lambda _: told.append(len(warmed)))
     assert not captured
     assert warmed == [GraphKey(1), GraphKey(1, draws=True)]
+    assert {0, 1} <= set(told)
     load(enforce_eager=True)
     assert len(warmed) == 2
 

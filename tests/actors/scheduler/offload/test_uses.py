@@ -5,10 +5,10 @@ from oracle import stream_of, submission
 from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.scheduler.offload.cost import fetch_from
-from troupellm.actors.scheduler.offload.traffic import LOADS, STORES
+from troupellm.actors.scheduler.offload.traffic import LOADS
 from troupellm.actors.scheduler.sequence import State
 from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.transfers import TierReport
+from troupellm.protocol.transfers import STORES, TierReport
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""

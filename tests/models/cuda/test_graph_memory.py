@@ -1,0 +1,72 @@
+"""Memory that graphs read and write is in the plan before it is taken, and is no more than steps can use."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from plain_heads import write_drafters
+
+from tests.support.tensor_attention import plan_tensors
+from troupellm.models.cuda import place
+from troupellm.models.cuda.dispatcher import useful_sizes
+from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.worker import ModelWorker
+from troupellm.protocol.config import EngineConfig
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_drafters(tmp_path_factory.mktemp("drafters"))
+
+
+@pytest.fixture(autouse=True)
+def triton(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The attention that graphs go with."""
+    monkeypatch.setattr(
+        place, "plan_attention", lambda *_, **__: SimpleNamespace(backend=SimpleNamespace(name="triton"))
+    )
+    monkeypatch.setattr(place, "triton_planner", lambda *_, **__: plan_tensors)
+
+
+def loaded(home: Path, **settings: Any) -> tuple[CudaRunner, int]:
+    """A runner, and what was planned beside weights and cache."""
+    common = {"max_model_len": 64, "block_size": 16, "max_num_seqs": 6, "max_num_batched_tokens": 64}
+    worker = ModelWorker(home / "target")
+    config = EngineConfig.from_flat({"model": str(home / "target"), "dtype": "float32", **common, **settings})
+    ready = worker.load(config, lambda progress: None)
+    runner = worker.runner
+    assert isinstance(runner, CudaRunner)
+    worker.close()
+    return runner, ready.activation_bytes
+
+
+@pytest.mark.parametrize("method", ["", "ngram", "draft_model", "eagle", "eagle3", "medusa"])
+def test_what_graphs_write_to_is_planned(home: Path, method: str) -> None:
+    wanted: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if method != "ngram":
+        wanted["model"] = str(home / ("target" if method == "draft_model" else method))
+    settings = {"speculative_config": wanted} if method else {}
+    runner, planned = loaded(home, **settings)
+    _, eager = loaded(home, **settings, enforce_eager=True)
+    graphs, angles = runner.graphs, runner.decoder.angle_table
+    assert angles is not None
+    assert graphs._logits.shape[0] == (8 if not method else 32)
+    assert (graphs._tapped.nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
+    assert planned - eager == sum(
+        part.nbytes for part in (graphs._logits, graphs._tapped, graphs.columns, angles)
+    )  # fmt: skip
+
+
+def test_no_graph_has_more_rows_than_there_are(home: Path) -> None:
+    runner, _ = loaded(home, cudagraph_capture_sizes=(2, 100_000))
+    assert runner.graphs._logits.shape[0] == 6
+    assert {key.requests for key in runner.graphs.dispatcher._possible} == {2, 6}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "most", "sizes"),
+    [((), 4, ()), ((1, 8), 8, (1, 8)), ((64, 2), 8, (2, 8)), ((16, 100, 12), 12, (12,)), ((2,), 8, (2,))],
+)
+def test_useful_sizes(wanted: tuple[int, ...], most: int, sizes: tuple[int, ...]) -> None:
+    assert useful_sizes(wanted, most) == sizes

@@ -1,0 +1,85 @@
+"""What moves blocks between a GPU and the host, with a processor in its place."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_model import write_tiny_model
+
+from troupellm.models.cuda import block_mover
+from troupellm.models.cuda.block_mover import MOST_BLOCKS, PIECE, CudaMover
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.kv_cache import KVCache
+from troupellm.models.offload.arena import HostArena
+from troupellm.models.offload.blocks import Move, block_views, bytes_of_block
+from troupellm.models.offload.host import BATCH
+from troupellm.models.registry import describe_decoder
+from troupellm.protocol.transfers import STORES
+
+BLOCKS, SIZE = STORES + 1, 4
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of whose work is done when it is asked for."""
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
+    stream = SimpleNamespace(wait_event=lambda event: None)
+    for name, value in {
+        "Stream": lambda device: stream,
+        "Event": lambda **_: event,
+        "stream": lambda stream: torch.inference_mode(),
+        "current_stream": lambda device: stream,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> KVCache:
+    config = describe_decoder(ConfigReader.load(write_tiny_model(tmp_path / "tiny")))
+    cache = KVCache(config, BLOCKS, SIZE, torch.float32)
+    for view in block_views(cache):
+        view.copy_(torch.randint(0, 256, view.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1)))
+    return cache
+
+
+def test_blocks_come_back_whole_and_copies_on_the_device_go_as_they_are_stored(cuda: None, cache: KVCache) -> None:
+    size = bytes_of_block(cache)
+    arena = HostArena(STORES, size)
+    mover = CudaMover(cache, arena)
+    blocks = list(range(STORES, 0, -1))
+    begun = mover.begin_stores(blocks)
+    assert held(begun) == STORES * size
+    before = [view.clone() for view in block_views(cache)]
+    for view in block_views(cache):
+        view.zero_()  # a step may write at once
+    for begin in range(0, STORES, BATCH):
+        moves = [Move(index, blocks[index], index) for index in range(begin, begin + BATCH)]
+        mover.store(begun, moves)
+        assert held(begun) <= (STORES - begin - BATCH + PIECE) * size <= MOST_BLOCKS * size
+        mover.load(moves)
+    for view, expected in zip(block_views(cache), before, strict=True):
+        assert torch.equal(view[:, 1:], expected[:, 1:])
+
+
+def test_a_gather_leaves_nothing_beside_what_it_gives(
+    cuda: None, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    select = torch.Tensor.index_select
+
+    def watched(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+        nonlocal made
+        found = select(self, dim, index)
+        made += found.nbytes
+        assert found.is_contiguous()
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "index_select", watched)
+    begun = CudaMover(cache, HostArena(1, 1)).begin_stores(range(PIECE + 1))
+    assert made == held(begun) == (PIECE + 1) * bytes_of_block(cache)
+
+
+def held(begun: block_mover.Gathered) -> int:
+    return sum(part.untyped_storage().nbytes() for piece in begun.pieces for part in piece)

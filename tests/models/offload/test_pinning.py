@@ -1,0 +1,72 @@
+"""What is asked of CUDA for the host tier's memory, seen without one."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from troupellm.models.offload import pinning
+from troupellm.models.offload.arena import HostArena
+from troupellm.protocol.errors import ConfigError
+
+
+class Recorded:
+    """A CUDA that pins, and tells how its answers are to be."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pinned: dict[int, int] = {}
+        """Bytes by address."""
+        self.code = 0
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self.runtime)
+        self.runtime = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
+
+    def register(self, address: int, size: int, flags: int) -> int:
+        assert flags == 1
+        if not self.code:
+            self.pinned[address] = size
+        return self.code
+
+    def unregister(self, address: int) -> int:
+        if not self.code:
+            del self.pinned[address]
+        return self.code
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    monkeypatch.setattr(pinning, "_STUCK", [])
+    return Recorded(monkeypatch)
+
+
+def test_exactly_what_is_asked_for_is_pinned_until_it_is_given_back(cuda: Recorded) -> None:
+    arena = HostArena(3, 100, pinned=True)
+    assert cuda.pinned == {arena.tensor(0).data_ptr(): 300}
+    arena[1][:] = 7
+    arena.release()
+    assert not cuda.pinned
+    arena.release()
+    arena.reserve()
+    assert cuda.pinned == {arena.tensor(0).data_ptr(): 300}
+    del arena  # by whoever could not go on with it
+    assert not cuda.pinned
+
+
+def test_a_processor_pins_nothing(cuda: Recorded) -> None:
+    HostArena(3, 100).release()
+    assert not cuda.pinned
+
+
+def test_memory_that_cannot_be_pinned_is_refused(cuda: Recorded) -> None:
+    cuda.code = 2
+    with pytest.raises(ConfigError, match=r"300 bytes of memory cannot be pinned \(CUDA error 2\)") as caught:
+        HostArena(3, 100, pinned=True)
+    assert caught.value.param == "kv_offloading_size"
+    assert not cuda.pinned
+
+
+def test_memory_that_stays_pinned_goes_to_nobody_else(cuda: Recorded, caplog: pytest.LogCaptureFixture) -> None:
+    arena = HostArena(3, 100, pinned=True)
+    cuda.code = 700
+    arena.release()
+    assert [memory.nbytes for memory in pinning._STUCK] == [300]
+    assert "300 bytes of memory stay taken" in caplog.text
