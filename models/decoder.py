@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.decoder_layers import DecoderLayers, decoder_layers
-from troupellm.kernels.linear import PackedLinear, batch_invariance, linear, norm_linear, pack
+from troupellm.kernels.linear import PackedLinear, batch_invariance, linear, norm_scores, pack
 from troupellm.kernels.paged_attention.native import takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint import WeightSource
@@ -219,16 +219,16 @@ class Decoder:
         """
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        return self._scaled(norm_linear(hidden, self.norm, self.config.rms_norm_eps, self.head), out)
+        return self._scaled(norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out))
 
     def scores(self, normed: Tensor) -> Tensor:
         """The same, of hidden states that are not to go through the final norm, or have gone through it."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
-        return self._scaled(linear(normed, self.head))
+        return self._scaled(linear(normed, self.head).float())
 
-    def _scaled(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
-        logits = scores.float() if out is None else out.copy_(scores)
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """In place."""
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         cap = self.config.logit_softcap

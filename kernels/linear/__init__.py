@@ -25,6 +25,9 @@ from troupellm.kernels.silu_mul import silu_mul, silu_mul_codes
 
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
+HALVES = (torch.bfloat16, torch.float16)
+LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
+"""Whether torch gives products of these types as float32."""
 _invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 
 
@@ -151,6 +154,20 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear) -> Te
     if packed.native is not None and packed.takes(x.shape[0]):
         return packed.native.linear(x, norm, eps, None, 1.0)
     return linear(rms_norm(x, norm, eps), packed)
+
+
+def norm_scores(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    """`norm_linear` as float32, of sums that were not rounded before where a GPU can leave them so: without a pass more
+    over what is as wide as a vocabulary.
+
+    Args:
+        out: float32 [rows, out_features], where to leave it.
+    """
+    plain = packed.fast is None and packed.bias is None and not packed.tiled
+    if plain and packed.weight.device.type != "cpu" and packed.weight.dtype in HALVES and LEAVES_SUMS:
+        return torch.mm(rms_norm(x, norm, eps), packed.weight.t(), out_dtype=torch.float32, out=out)
+    found = norm_linear(x, norm, eps, packed)
+    return found.float() if out is None else out.copy_(found)
 
 
 def gated_linear(

@@ -36,11 +36,11 @@ def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
 @pytest.mark.parametrize(
     ("config", "key", "a_pair", "outside"),
     [
-        pytest.param(PLAIN, GREEDY, 20, 9, id="llama"),
-        pytest.param(QWEN3, GREEDY, 20, 9, id="qwen3"),
-        pytest.param(QWEN3, DRAWING, 20, 10, id="qwen3-draws"),
-        pytest.param(QWEN3, VERIFYING, 20, 9, id="qwen3-verifies"),
-        pytest.param(VARIED, DRAWING, 20, 15, id="varied-draws"),
+        pytest.param(PLAIN, GREEDY, 20, 8, id="llama"),
+        pytest.param(QWEN3, GREEDY, 20, 8, id="qwen3"),
+        pytest.param(QWEN3, DRAWING, 20, 9, id="qwen3-draws"),
+        pytest.param(QWEN3, VERIFYING, 20, 8, id="qwen3-verifies"),
+        pytest.param(VARIED, DRAWING, 20, 14, id="varied-draws"),
     ],
 )
 def test_a_step(config: DecoderConfig, key: GraphKey, a_pair: int, outside: int) -> None:

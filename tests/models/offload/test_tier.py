@@ -1,7 +1,6 @@
 """An outer tier whose store fails, hangs and lies: answered once, left alone, tried again, and no place is harmed."""
 
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -131,28 +130,6 @@ def bench() -> Iterator[Bench]:
     bench.engine.close()
     assert bench.store.closed
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("troupellm-kv")]
-
-
-class Copies(dict):  # type: ignore[type-arg]
-    """That can be seen to go."""
-
-
-def test_copies_go_with_the_last_store_that_needs_them(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when the next one comes, which may be never; cancelled ones, too."""
-    made = list[weakref.ref[Copies]]()
-    begin = bench.mover.begin_stores
-
-    def begun(blocks: Sequence[int]) -> Copies:
-        copies = Copies(begin(blocks))
-        made.append(weakref.ref(copies))
-        return copies
-
-    monkeypatch.setattr(bench.mover, "begin_stores", begun)
-    bench.driver.ok(move("store", block=0, place=0), move("store", block=1, place=1))
-    asked = move("store", block=2, place=2)
-    bench.driver.step(asked, cancelled=(asked.transfer,))
-    bench.engine.rest()
-    assert [copies() for copies in made] == [None, None]
 
 
 def test_out_and_back(bench: Bench) -> None:
