@@ -26,7 +26,7 @@ from troupellm.kernels.silu_mul import silu_mul, silu_mul_codes
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
 HALVES = (torch.bfloat16, torch.float16)
-LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()
+LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
 """Whether torch gives products of these types as float32."""
 _invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 

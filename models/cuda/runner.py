@@ -76,7 +76,6 @@ class CudaRunner(ModelRunner):
         """
         Args:
             cache: on the device; its last block is the null page, which no plan may name.
-            plan: of the attention.
             capture_sizes: batch sizes that get a graph; none is to launch every kernel by itself.
             slots: rows that are known at once, to begin with; graphs are captured anew when there are more.
             clock: seconds, by which captures are rare beside steps.

@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from troupellm.kernels.quantized.gpu import SCALED_MM_ROWS
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.memory import MemoryBudget
 from troupellm.models.warm_up import first_step
@@ -52,10 +53,10 @@ def warmed(
         return most, 0.0
     steps = Steps(spare, size)
     wanted = [([1], kind) for kind in KINDS]
-    wanted += [([1] * rows, KINDS[0]) for rows in powers_of_two(scheduler.max_num_seqs)]
+    wanted += [([1] * rows, KINDS[0]) for rows in sizes(scheduler.max_num_seqs)]
     if min(scheduler.max_num_seqs, most // 2) >= MANY_PROMPTS and longest > 1:
         wanted.append(([2] * MANY_PROMPTS, KINDS[0]))
-    wanted += [([tokens], KINDS[0]) for tokens in powers_of_two(longest)]
+    wanted += [([tokens], KINDS[0]) for tokens in sizes(longest)]
     for number, (prompts, kind) in enumerate(wanted):
         progress(LoadProgress(phase="warm_up", done=number, total=len(wanted)))
         steps.run(prompts, kind)
@@ -98,6 +99,12 @@ class Steps:
             row=row, epoch=self._step, request_id="", token_ids=array("i", bytes(4 * tokens)).tobytes(),
             num_prompt_tokens=tokens, sampling=kind, blocks=(blocks,) * self._runner.rows.num_groups,
         )  # fmt: skip
+
+
+def sizes(most: int) -> list[int]:
+    """Of steps, one for each kind of tile up to `most` rows. Those that tiles of 64 rows are for are not 64, where a
+    library takes over from some kernels."""
+    return sorted({*powers_of_two(most), min(most, SCALED_MM_ROWS - 1)})
 
 
 def powers_of_two(most: int) -> list[int]:

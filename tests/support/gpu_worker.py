@@ -51,6 +51,14 @@ class Gpu(CpuDevice):
         self._pinned.add(tensor.untyped_storage().data_ptr())
         return tensor
 
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self._pinned.add(address)
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self._pinned.remove(address)
+        return 0
+
     def is_pinned(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage().data_ptr() in self._pinned
 
@@ -117,6 +125,7 @@ def absent_gpu_worker(patch: pytest.MonkeyPatch) -> Gpu:
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
     )
     patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    patch.setattr(torch.cuda, "cudart", lambda: gpu)
     patch.setattr("troupellm.models.worker.find_device", lambda wanted: gpu)
     measured = place.GpuPlace.measured
     patch.setattr(
