@@ -1,0 +1,168 @@
+"""Pieces of the kernels that cut rows off by top_k and top_p: bins, masses, lists and pivots.
+
+Counts and masses are whole numbers, so that a sum of them is the same in any order and over any pieces of a row.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from troupellm.kernels.sampling.triton_draw import merged
+
+BINS = tl.constexpr(512)
+"""Bins of equal width, from a row's largest logit down; what lies below them all counts to the last."""
+GROUPS = tl.constexpr(8)
+"""Of a piece of a row, each with a largest logit of its own."""
+GROUPS_EACH = tl.constexpr(2)
+"""There must be so many groups for each of the top_k tokens, or else few groups hold many of these."""
+DEEPEST = tl.constexpr(64.0)
+"""Bins reach no further down, whatever is masked by large numbers; what is below weighs nothing at all."""
+UNIT = tl.constexpr(2.0**42)
+"""The mass of a row's likeliest token. Rows of up to a million tokens stay far below 2**63."""
+
+
+@triton.jit
+def ordered(x):
+    """float32 as uint32 that compare alike."""
+    bits = (x + 0.0).to(tl.uint32, bitcast=True)  # no negative zero
+    return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+
+
+@triton.jit
+def unordered(place):
+    """The float32 of a number of `ordered`; 0 is smaller than all, and becomes -inf."""
+    bits = tl.where((place >> 31) != 0, place ^ 0x80000000, place ^ 0xFFFFFFFF)
+    return tl.where(place == 0, float("-inf"), bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def mass_of(x):
+    """exp(x) of numbers not above 0, in int64."""
+    return (tl.exp(x) * UNIT).to(tl.int64)
+
+
+@triton.jit
+def bin_of(x, spread):
+    """Falls as x rises; the last for -inf and all that is below the others."""
+    return tl.minimum(tl.maximum(x, -2 * DEEPEST) * -spread, BINS - 1).to(tl.int32)
+
+
+@triton.jit
+def row_of(scales, part_values, part_ids, row, pieces, PIECES: tl.constexpr):
+    """A row's largest logit and the first token with it, one over its temperature, and log of its min_p."""
+    peak, token = merged(part_values + row * pieces, part_ids + row * pieces, pieces, PIECES)
+    if scales is not None:
+        return peak, token, tl.load(scales + row * 2), tl.load(scales + row * 2 + 1)
+    else:
+        return peak, token, tl.full([], 1.0, tl.float32), tl.full([], float("-inf"), tl.float32)
+
+
+@triton.jit
+def scaled(logits, peak, factor, least):
+    """Logits less the largest one, over the temperature; below what min_p leaves they are no more."""
+    x = (logits - peak) * factor
+    return tl.where(x >= least, x, float("-inf"))
+
+
+@triton.jit
+def is_narrow(count, width, pieces):
+    """Whether the largest logits of groups alone say what few tokens the top_k ones are among."""
+    return (count < width) & (count * GROUPS_EACH <= pieces * GROUPS)
+
+
+@triton.jit
+def note(ids, wanted, listing, listed, LISTED: tl.constexpr):
+    """Put tokens on a row's list, in no order; beyond its end they are only counted."""
+    number = tl.sum(wanted.to(tl.int32), 0)
+    if number > 0:
+        places = tl.atomic_add(listed, number, sem="relaxed") + tl.cumsum(wanted.to(tl.int32), 0) - 1
+        tl.store(listing + places, ids, wanted & (places < LISTED))
+
+
+@triton.jit
+def spread_of(depth):
+    """Bins per unit of logits that reach so far down."""
+    return (BINS - 1) / tl.minimum(tl.maximum(depth, 1e-20), DEEPEST)
+
+
+@triton.jit
+def last_bin(heads, spread, count):
+    """The bin by which there are `count` of some numbers."""
+    bins = tl.histogram(bin_of(heads, spread), BINS, heads > float("-inf"))
+    return tl.min(tl.where(tl.cumsum(bins, 0) >= count, tl.arange(0, BINS), BINS), 0)
+
+
+@triton.jit
+def window(counts, masses, count, share, width):
+    """Which bins both thresholds lie in, and what is above.
+
+    Args:
+        counts, masses: int32 and int64 [BINS] of a row; counts only where count < width, masses where share < 1.
+
+    Returns:
+        The first of these bins, which is BINS where no threshold is, and the last; count and mass above the first;
+        the mass of the row; whether the row has as many as `count` tokens at all.
+    """
+    lanes = tl.arange(0, BINS)
+    inside = tl.full([], BINS, tl.int32)
+    number = tl.zeros([BINS], tl.int64)
+    if count < width:
+        number = tl.load(counts + lanes).to(tl.int64)
+        inside = tl.min(tl.where(tl.cumsum(number, 0) >= count, lanes, BINS), 0)
+    limited = inside < BINS
+    first, mass = inside, tl.zeros([BINS], tl.int64)
+    if share < 1:
+        mass = tl.load(masses + lanes)
+        # Of the mass that top_k leaves, so much is in the nucleus for sure.
+        surely = share * tl.sum(tl.where(lanes < inside, mass, 0), 0).to(tl.float64)
+        first = tl.min(tl.where(tl.cumsum(mass, 0).to(tl.float64) >= surely, lanes, BINS), 0)
+    last = tl.where(limited, inside, first)
+    above = lanes < first
+    above_count, above_mass = tl.sum(tl.where(above, number, 0), 0), tl.sum(tl.where(above, mass, 0), 0)
+    return first, last, above_count, above_mass, tl.sum(mass, 0), limited
+
+
+@triton.jit
+def candidates_at(
+    row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK: tl.constexpr
+):  # fmt: skip
+    """BLOCK tokens, of a list or of a whole row, and their numbers: -inf outside of the bins first..last."""
+    at = begin + tl.arange(0, BLOCK)
+    there = at < length
+    ids = tl.where(compact, tl.load(listing + at, at < tl.where(compact, length, 0), 0), at)
+    x = scaled(tl.load(row + ids, there, float("-inf")), peak, factor, least)
+    place = bin_of(x, spread)
+    return ids, tl.where((place >= first) & (place <= last), x, float("-inf"))
+
+
+@triton.jit
+def pivot(
+    row, listing, length, compact, peak, factor, least, spread, first, last, cut, base, target,
+    MASS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest ordered number w with `target` tokens, or of MASS so much of it, at w and above; 0 where none has.
+
+    Its digits are found from the highest on, three bits at a walk through the candidates.
+
+    Args:
+        cut: ordered; what lies below does not count.
+        base: int64, what is above all candidates.
+        target: float64 above 0.
+    """
+    digits = tl.arange(0, 8)
+    found = tl.zeros([], tl.uint32)
+    for level in range(11):
+        options = found | (digits.to(tl.uint32) << (30 - 3 * level))
+        sums = tl.zeros([BLOCK, 8], tl.int64)
+        for begin in range(0, length, BLOCK):
+            _, x = candidates_at(
+                row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK
+            )  # fmt: skip
+            place = ordered(x)
+            counted = (place >= cut) & (x > float("-inf"))
+            weight = tl.where(counted, mass_of(x), 0) if MASS else counted.to(tl.int64)
+            sums += tl.where(place[:, None] >= options[None, :], weight[:, None], 0)
+        reach = ((tl.sum(sums, 0) + base).to(tl.float64) >= target) & (digits < tl.where(level == 0, 4, 8))
+        found = tl.max(tl.where(reach, options.to(tl.int64), found.to(tl.int64)), 0).to(tl.uint32)
+    return found
