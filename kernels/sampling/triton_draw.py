@@ -1,5 +1,5 @@
-"""Drawing from whole rows on a GPU, and their largest logits: each row is cut into pieces, whose winners a second launch
-compares."""
+"""Drawing from whole rows on a GPU, and finding their largest logits: each row is cut into pieces, whose winners a
+second launch compares."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 

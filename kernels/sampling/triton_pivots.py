@@ -11,7 +11,7 @@ import triton.language as tl
 from troupellm.kernels.sampling.triton_draw import merged
 
 BINS = tl.constexpr(512)
-"""Bins of equal width, from a row's largest logit down; what lies below them all counts to the last."""
+"""Of equal width, from a row's largest logit down; what lies below them all counts to the last."""
 GROUPS = tl.constexpr(8)
 """Of a piece of a row, each with a largest logit of its own."""
 GROUPS_EACH = tl.constexpr(2)
@@ -87,40 +87,58 @@ def spread_of(depth):
 
 
 @triton.jit
-def last_bin(heads, spread, count):
-    """The bin by which there are `count` of some numbers."""
-    bins = tl.histogram(bin_of(heads, spread), BINS, heads > float("-inf"))
-    return tl.min(tl.where(tl.cumsum(bins, 0) >= count, tl.arange(0, BINS), BINS), 0)
+def falling(x):
+    """The first 18 bits of numbers that fall as x rises: its sign, its exponent and half of the rest."""
+    return ((ordered(x) ^ 0xFFFFFFFF) >> 14).to(tl.int32)
+
+
+@triton.jit
+def reached(bins, count):
+    """The first bin by which there are `count`, or their number; and how many are before it."""
+    lanes = tl.arange(0, BINS)
+    found = tl.min(tl.where(tl.cumsum(bins, 0) >= count, lanes, BINS), 0)
+    return found, tl.sum(tl.where(lanes < found, bins, 0), 0)
+
+
+@triton.jit
+def bound_of(heads, count):
+    """What `falling` is at most of the `count` largest numbers; all numbers where there are not as many."""
+    some, place = heads > float("-inf"), falling(heads)
+    digit, before = reached(tl.histogram(place >> 9, BINS, some), count)
+    same = some & ((place >> 9) == digit)
+    rest, _ = reached(tl.histogram(place & 511, BINS, same), count - before)
+    return (digit << 9) + rest
 
 
 @triton.jit
 def window(counts, masses, count, share, width):
-    """Which bins both thresholds lie in, and what is above.
+    """Which bins both thresholds lie in.
 
     Args:
-        counts, masses: int32 and int64 [BINS] of a row; counts only where count < width, masses where share < 1.
+        counts, masses: int32 and int64 [BINS] of a row; counts are read where count < width, masses where share < 1.
 
     Returns:
-        The first of these bins, which is BINS where no threshold is, and the last; count and mass above the first;
-        the mass of the row; whether the row has as many as `count` tokens at all.
+        The first of these bins, which is BINS where there is no threshold, and the last; whether the row has as many as
+        `count` tokens at all.
     """
     lanes = tl.arange(0, BINS)
     inside = tl.full([], BINS, tl.int32)
-    number = tl.zeros([BINS], tl.int64)
     if count < width:
-        number = tl.load(counts + lanes).to(tl.int64)
-        inside = tl.min(tl.where(tl.cumsum(number, 0) >= count, lanes, BINS), 0)
-    limited = inside < BINS
-    first, mass = inside, tl.zeros([BINS], tl.int64)
+        inside = tl.min(tl.where(tl.cumsum(tl.load(counts + lanes), 0) >= count, lanes, BINS), 0)
+    first = inside
     if share < 1:
         mass = tl.load(masses + lanes)
         # Of the mass that top_k leaves, so much is in the nucleus for sure.
         surely = share * tl.sum(tl.where(lanes < inside, mass, 0), 0).to(tl.float64)
         first = tl.min(tl.where(tl.cumsum(mass, 0).to(tl.float64) >= surely, lanes, BINS), 0)
-    last = tl.where(limited, inside, first)
-    above = lanes < first
-    above_count, above_mass = tl.sum(tl.where(above, number, 0), 0), tl.sum(tl.where(above, mass, 0), 0)
-    return first, last, above_count, above_mass, tl.sum(mass, 0), limited
+    return first, tl.where(inside < BINS, inside, first), inside < BINS
+
+
+@triton.jit
+def above(bins, end):
+    """What is in the bins before `end`, int64."""
+    lanes = tl.arange(0, BINS)
+    return tl.sum(tl.load(bins + lanes, lanes < end, 0).to(tl.int64), 0)
 
 
 @triton.jit

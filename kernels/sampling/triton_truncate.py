@@ -6,7 +6,7 @@
    mass.
 3. `gather_kernel`, for these other rows: the bins say in which of them the thresholds lie. Tokens above are drawn from,
    those of these bins are listed.
-4. `settle_kernel`: the exact thresholds are found by pivots among those listed, and the best of the rest is drawn. Where
+4. `settle_kernel`: the exact thresholds are found by pivots among those listed, and the best of the rest is drawn. If
    a list runs over (of thousands of equal logits, say), they are found in the whole row, which is slow but the same.
 
 All that decides is summed in whole numbers, so that neither the pieces nor the order in which they are done matter:
@@ -31,9 +31,11 @@ from troupellm.kernels.sampling.triton_noise import log_exponential, position_ke
 from troupellm.kernels.sampling.triton_pivots import (
     BINS,
     GROUPS,
+    above,
     bin_of,
+    bound_of,
     candidates_at,
-    last_bin,
+    falling,
     is_narrow,
     mass_of,
     note,
@@ -47,7 +49,9 @@ from troupellm.kernels.sampling.triton_pivots import (
 )
 from troupellm.kernels.triton_support import Launch, next_power_of_2
 
-WALK = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
+PIECE = {"BLOCK": 2048}
+PEAKS = Launch(warps=8, stages=1, constants=PIECE)
+WALK = Launch(warps=8, stages=1, constants=PIECE, registers=128)
 SETTLE = Launch(warps=8, stages=1, constants={"BLOCK": 512})
 LISTED = 8192
 """Tokens of a row that thresholds may lie among without a walk through all of it."""
@@ -83,9 +87,9 @@ def peaks_kernel(
 
 
 @triton.jit
-def tile_at(row, ids, last, width):
-    """Logits of BLOCK tokens; those from `last` on are the next program's, or nobody's."""
-    return tl.load(row + ids, ids < tl.minimum(last, width), float("-inf"))
+def tile_at(row, ids, end, width):
+    """Logits of BLOCK tokens; those from `end` on are the next program's, or nobody's."""
+    return tl.load(row + ids, (ids < end) & (ids < width), float("-inf"))  # in fours, as one bound would not be
 
 
 @triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=["scales", "top_k", "top_p"])
@@ -99,15 +103,15 @@ def survey_kernel(
     row, end = logits + index * row_stride, (part + 1) * tiles * BLOCK
     ids = part * tiles * BLOCK + tl.arange(0, BLOCK)
     raw = tile_at(row, ids, end, width)  # on its way while the rest is looked at
-    peak, _, factor, least = row_of(scales, part_values, part_ids, index, pieces, PIECES)
+    peak, _token, factor, least = row_of(scales, part_values, part_ids, index, pieces, PIECES)
     count, share = tl.load(top_k + index), tl.load(top_p + index)
     if (factor > 0) & (tl.abs(peak) < INFINITY) & ((count < width) | (share < 1)):
         lanes, narrow = tl.arange(0, PIECES * GROUPS), is_narrow(count, width, pieces)
         of_row = tl.load(heads + index * pieces * GROUPS + lanes, lanes < pieces * GROUPS, float("-inf"))
         largest = scaled(of_row, peak, factor, least)
         if narrow:
-            spread = spread_of(-tl.min(tl.where(largest > float("-inf"), largest, 0.0), 0))
-            bound = last_bin(largest, spread, count)
+            spread = tl.zeros([], tl.float32)
+            bound = bound_of(largest, count.to(tl.int32))
         else:
             parts = tl.arange(0, PIECES)
             bottom = tl.min(tl.load(lowest + index * pieces + parts, parts < pieces, INFINITY), 0)
@@ -120,13 +124,14 @@ def survey_kernel(
             bound = tl.full([], BINS - 1, tl.int32)
             if part == 0:
                 tl.store(spreads + index, spread)
-        for _ in range(tiles):
+        for _tile in range(tiles):
             following = tile_at(row, ids + BLOCK, end, width)
             x = scaled(raw, peak, factor, least)
-            some, place = x > float("-inf"), bin_of(x, spread)
+            some = x > float("-inf")
             if narrow:
-                note(ids, some & (place <= bound), listing + index * LISTED, listed + index, LISTED)
+                note(ids, some & (falling(x) <= bound), listing + index * LISTED, listed + index, LISTED)
             else:
+                place = bin_of(x, spread)
                 within, below = some & (place < bound), some & (place == bound)
                 if count < width:
                     to = counts + index * BINS
@@ -161,18 +166,16 @@ def gather_kernel(
         row, end = logits + index * row_stride, (part + 1) * tiles * BLOCK
         ids = part * tiles * BLOCK + tl.arange(0, BLOCK)
         raw = tile_at(row, ids, end, width)
-        peak, _, factor, least = row_of(scales, part_values, part_ids, index, pieces, PIECES)
+        peak, _token, factor, least = row_of(scales, part_values, part_ids, index, pieces, PIECES)
         best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
         if (factor > 0) & (tl.abs(peak) < INFINITY):
             first, last, spread = tl.full([], BINS, tl.int32), tl.full([], BINS, tl.int32), tl.zeros([], tl.float32)
             if (count < width) | (share < 1):
                 spread = tl.load(spreads + index)
-                first, last, above_count, above_mass, total, limited = window(
-                    counts + index * BINS, masses + index * BINS, count, share, width
-                )
+                first, last, _limited = window(counts + index * BINS, masses + index * BINS, count, share, width)
             if codes is not None:
                 low, high = key_of(keys, streams, ends, index)
-            for _ in range(tiles):
+            for _tile in range(tiles):
                 following = tile_at(row, ids + BLOCK, end, width)
                 x = scaled(raw, peak, factor, least)
                 some, place = x > float("-inf"), bin_of(x, spread)
@@ -196,9 +199,8 @@ def gather_kernel(
 )
 def settle_kernel(
     logits, part_values, part_ids, scales, top_k, top_p, counts, masses, spreads, keys, streams, ends, codes, listing,
-    listed, drawn_values, drawn_ids, slots, texts, out, limits, width, row_stride, pieces,
-    drawn_parts, length,
-    LISTED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
+    listed, drawn_values, drawn_ids, slots, texts, out, limits, width, row_stride, pieces, drawn_parts,
+    length, LISTED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row's token, -1 where its logits are not fit to choose from, put behind what the row says where there are
     texts; and a number that the smallest logit that it could have been reaches and no smaller one does."""
@@ -216,9 +218,11 @@ def settle_kernel(
         if is_narrow(count, width, pieces) == 0:
             if (count < width) | (share < 1):
                 spread = tl.load(spreads + index)
-                first, last, above_count, above_mass, total, limited = window(
-                    counts + index * BINS, masses + index * BINS, count, share, width
-                )
+                first, last, limited = window(counts + index * BINS, masses + index * BINS, count, share, width)
+            if count < width:
+                above_count = above(counts + index * BINS, first)
+            if share < 1:
+                above_mass, total = above(masses + index * BINS, first), above(masses + index * BINS, BINS)
             if codes is not None:
                 at = index * drawn_parts
                 best, best_id = merged(drawn_values + at, drawn_ids + at, drawn_parts, PIECES)
@@ -272,7 +276,7 @@ def truncated_triton(
         logits: float32 [rows, vocab]; left as they are.
         top_k: int64 [rows], above 0; at least the vocabulary's width keeps all.
         top_p: float64 [rows], above 0; 1 keeps all.
-        codes: `noise.token_codes`; None draws nothing, and tokens are the likeliest ones.
+        codes: `noise.token_codes`; None draws nothing, and tokens are the _token ones.
         keys: `noise.position_keys`, int32 [rows, 2]; None where there are streams and ends, as of `step_ends.finish`.
         scales: as of `step_ends.Draws`; None is a temperature of 1 without min_p.
         slots, texts: as of `step_ends.finish`, which puts tokens there; None puts them nowhere.
@@ -283,7 +287,7 @@ def truncated_triton(
     """
     (rows, width), device = logits.shape, logits.device
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
-    pieces = triton.cdiv(width, WALK.constants["BLOCK"])
+    pieces = triton.cdiv(width, PIECE["BLOCK"])
 
     def made(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(rows, *shape, dtype=dtype, device=device)
@@ -300,7 +304,7 @@ def truncated_triton(
     drawn = (None, None) if codes is None else (made(torch.float32, walks), made(torch.int32, walks))
     sizes = {"LISTED": LISTED, "PIECES": next_power_of_2(pieces)}
     options, noise = (scales, top_k, top_p), (keys, streams, ends, codes)
-    peaks_kernel[(rows, pieces)](logits, *parts, lowest, heads, *bins, listed, *shape, **WALK.options)
+    peaks_kernel[(rows, pieces)](logits, *parts, lowest, heads, *bins, listed, *shape, **PEAKS.options)
     survey_kernel[(rows, walks)](
         logits, *parts, lowest, heads, *options, *bins, spreads, listing, listed, *shape, tiles, **sizes,
         **WALK.options,

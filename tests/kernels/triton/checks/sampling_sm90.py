@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from troupellm.kernels.sampling.triton_adjust import (
     ADJUST,
     DESCRIBE,

@@ -153,7 +153,7 @@ def test_no_pieces_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     codes, keys = token_codes(VOCAB, CPU).to(DEVICE), keys_of(6).to(DEVICE)
     expected = truncated_triton(logits, k, p, codes, keys=keys)
     for block, busy in ((512, 1024), (1024, 2), (512, 3), (4096, 1)):
-        monkeypatch.setitem(triton_truncate.WALK.constants, "BLOCK", block)
+        monkeypatch.setitem(triton_truncate.PIECE, "BLOCK", block)
         monkeypatch.setattr(triton_truncate, "BUSY", busy)
         got = truncated_triton(logits, k, p, codes, keys=keys)
         assert all(map(torch.equal, got, expected))
