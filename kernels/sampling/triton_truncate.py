@@ -1,22 +1,22 @@
 """Drawing from what top_k and top_p leave on a GPU: four launches, without a sort and without waiting for the device.
 
 1. `peaks_kernel`: the largest logit of each piece of a row, and of each group of a piece.
-2. `survey_kernel`: where top_k is small, the k-th largest of the groups' logits is below the k-th largest of all, and
-   the few tokens above it are listed. In other rows tokens are sorted into bins, of which each knows its number and its
-   mass.
-3. `gather_kernel`, for these other rows: the bins say in which of them the thresholds lie. Tokens above are drawn from,
-   those of these bins are listed.
-4. `settle_kernel`: the exact thresholds are found by pivots among those listed, and the best of the rest is drawn. If
-   a list runs over (of thousands of equal logits, say), they are found in the whole row, which is slow but the same.
+2. `survey_kernel`: where top_k is small, the k-th largest of the groups' logits is at most the k-th largest of all, and
+   the few tokens that reach it are listed. Of other rows tokens are counted in bins, each with its number and mass.
+3. `gather_kernel`, for these other rows: bins say which of them the thresholds lie in. The best of the tokens above is
+   drawn, those of these bins are listed.
+4. `settle_kernel`: pivots among those listed are the thresholds, and the best of the rest is drawn. If a list runs over
+   (of thousands of equal logits, say), they are found in the whole row, which is slow but the same.
 
 All that decides is summed in whole numbers, so that neither the pieces nor the order in which they are done matter:
-a token is a function of its row alone.
+a token is a function of its row alone. No size depends on what is in a row, so that a graph may hold it all.
 
-Computed, not measured, for 151,936 tokens on an H100 (3.35 TB/s, 50 MB of second cache): a walk reads 0.61 MB a row, a
-draw from a small top_k is two walks and others are three, and the lists and bins beside them are below a twentieth of
-that (but for the bins that each piece reads in the third launch, 6 KB of 16). One row: some 2 us a launch, all of it
-latency, and 3 to 4 us more for 11 to 22 digits of pivots; about 10 us. 256 rows: 156 MB a walk, 93 us where top_k is
-small and 140 us elsewhere, and there as many atomic additions as logits lie within the bins, at most 0.3 ms more.
+Computed, not measured, for 151,936 tokens on an H100 (3.35 TB/s): a walk reads 0.61 MB of a row; a small top_k (to 300)
+takes two walks, all else takes three. One row is 75 programs of 8 KB and their latency, some 2 us a launch, and 3 to 5
+us for the digits of pivots: about 10 us. 256 rows are 156 MB a walk: 93 us where top_k is small, 140 us elsewhere, and
+there an atomic addition for each logit within the bins, at 0.1 to 0.2 million a microsecond, so that flat logits may
+take 0.3 ms more. Beside the logits a program reads 2 to 9 KB of its row out of the second cache, for one tile of 8 KB
+or, of many rows, for eight.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

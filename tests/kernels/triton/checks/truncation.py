@@ -80,6 +80,7 @@ OPTIONS = {
     "all three": Asked(40, 0.8, 0.01),
     "hot": Asked(0, 0.95, 0.0, 50.0),
     "cold": Asked(0, 0.95, 0.0, 0.01),
+    "cold and few": Asked(6, 0.9, 0.0, 0.003),
     "hot and few": Asked(4, 0.5, 0.1, 3.0),
 }
 QUICK = ("few and top_p", "top_p", "all three", "hot", "wide")
@@ -115,10 +116,30 @@ def test_widths(vocab: int) -> None:
 
 def test_lists_that_run_over_are_gone_through_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_truncate, "LISTED", 16)
-    logits = make_logits(5, 5000, 0.01, 6)
+    logits = make_logits(5, 2500, 0.01, 6)
     logits[1] = 2.0
     logits[2] = logits[2].sign()
     check(logits, [Asked(7, 0.9), Asked(0, 0.9), Asked(0, 0.6), Asked(300, 0.8), Asked(9)])
+
+
+def test_few_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which makes it quick, at any temperature and with any masks."""
+
+    class Watched:
+        def __getitem__(self, grid: object) -> object:
+            return lambda *given, **sizes: told.update(zip(names, given, strict=False))
+
+    names, told = triton_truncate.settle_kernel.arg_names, dict[str, torch.Tensor]()
+    monkeypatch.setattr(triton_truncate, "settle_kernel", Watched())
+    rows = 6
+    logits = make_logits(rows, WIDE, 3.0, 10).to(DEVICE)
+    logits[5, ::2] = -1e9
+    scales = torch.tensor([1.0, 100.0, 0.01, 1.0, 0.01, 1.0])[:, None] * torch.tensor([[1.0, -INF]])
+    k = torch.tensor([20, 20, 20, WIDE, WIDE, 20]).to(DEVICE)
+    p = torch.full((rows,), 0.9, dtype=torch.float64).to(DEVICE)
+    truncated_triton(logits, k, p, scales=scales.to(DEVICE))
+    assert max(told["listed"].tolist()) < 100
+    assert min(told["listed"][[0, 1, 2, 5]].tolist()) >= 20
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
@@ -147,12 +168,12 @@ def test_rows_that_are_unfit_fail_alone() -> None:
 
 def test_no_pieces_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masses are summed in whole numbers: rows cut otherwise give the same thresholds to the bit."""
-    logits = make_logits(6, VOCAB, 1.5, 9).to(DEVICE)
-    k = torch.tensor([7, 40, VOCAB, 200, VOCAB, 3]).to(DEVICE)
-    p = torch.tensor([0.9, 0.95, 0.9, 1.0, 0.5, 0.2], dtype=torch.float64).to(DEVICE)
-    codes, keys = token_codes(VOCAB, CPU).to(DEVICE), keys_of(6).to(DEVICE)
+    logits = make_logits(3, VOCAB, 1.5, 9).to(DEVICE)
+    k = torch.tensor([4, VOCAB, 200]).to(DEVICE)
+    p = torch.tensor([0.9, 0.9, 0.8], dtype=torch.float64).to(DEVICE)
+    codes, keys = token_codes(VOCAB, CPU).to(DEVICE), keys_of(3).to(DEVICE)
     expected = truncated_triton(logits, k, p, codes, keys=keys)
-    for block, busy in ((512, 1024), (1024, 2), (512, 3), (4096, 1)):
+    for block, busy in ((512, 1024), (1024, 2), (512, 3)):
         monkeypatch.setitem(triton_truncate.PIECE, "BLOCK", block)
         monkeypatch.setattr(triton_truncate, "BUSY", busy)
         got = truncated_triton(logits, k, p, codes, keys=keys)
