@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from troupellm.kernels.sampling.triton_draw import merged
+from troupellm.kernels.sampling.triton_noise import position_key
 
 BINS = tl.constexpr(512)
 """Of equal width, from a row's largest logit down; what lies below them all counts to the last."""
@@ -56,6 +57,21 @@ def row_of(scales, part_values, part_ids, row, pieces, PIECES: tl.constexpr):
         return peak, token, tl.load(scales + row * 2), tl.load(scales + row * 2 + 1)
     else:
         return peak, token, tl.full([], 1.0, tl.float32), tl.full([], float("-inf"), tl.float32)
+
+
+@triton.jit
+def key_of(keys, streams, ends, row):
+    """The two words of a row's draw."""
+    if keys is not None:
+        return tl.load(keys + row * 2), tl.load(keys + row * 2 + 1)
+    else:
+        return position_key(tl.load(streams + row), tl.load(ends + row))
+
+
+@triton.jit
+def tile_at(row, ids, end, width):
+    """Logits of BLOCK tokens; those from `end` on are the next program's, or nobody's."""
+    return tl.load(row + ids, (ids < end) & (ids < width), float("-inf"))  # in fours, as one bound would not be
 
 
 @triton.jit
@@ -184,3 +200,56 @@ def pivot(
         reach = ((tl.sum(sums, 0) + base).to(tl.float64) >= target) & (digits < tl.where(level == 0, 4, 8))
         found = tl.max(tl.where(reach, options.to(tl.int64), found.to(tl.int64)), 0).to(tl.uint32)
     return found
+
+
+@triton.jit
+def searched(
+    row, listing, length, compact, peak, factor, least, spread, first, last, count, share, width, above_count,
+    above_mass, total, limited, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A number that the smallest candidate that stays reaches, ordered, and no smaller one does; of any candidates.
+
+    Args:
+        total: int64, the mass of the row; of no account where it is `limited` to what top_k leaves.
+    """
+    found = tl.zeros([], tl.uint32)
+    if count < width:
+        found = pivot(
+            row, listing, length, compact, peak, factor, least, spread, first, last, found, above_count,
+            count.to(tl.float64), False, BLOCK,
+        )  # fmt: skip
+    if share < 1:
+        if limited:
+            total = above_mass
+            for begin in range(0, length, BLOCK):
+                _ids, x = candidates_at(
+                    row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK
+                )  # fmt: skip
+                total += tl.sum(tl.where(ordered(x) >= found, mass_of(x), 0), 0)
+        nucleus = pivot(
+            row, listing, length, compact, peak, factor, least, spread, first, last, found, above_mass,
+            share * total.to(tl.float64), True, BLOCK,
+        )  # fmt: skip
+        found = tl.where(nucleus > found, nucleus, found)
+    return found
+
+
+@triton.jit
+def compared(
+    row, listing, length, compact, peak, factor, least, spread, first, last, count, share, above_count, above_mass,
+    total, limited, MOST: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """As `searched`, of at most MOST candidates: each is compared with each, which takes one walk instead of twenty."""
+    _ids, x = candidates_at(row, listing, 0, length, compact, peak, factor, least, spread, first, last, MOST)
+    place, before, heavier = ordered(x), tl.zeros([MOST], tl.int32), tl.zeros([MOST], tl.int64)
+    for begin in range(0, length, STEP):
+        _others, y = candidates_at(row, listing, begin, length, compact, peak, factor, least, spread, first, last, STEP)
+        greater = ordered(y)[None, :] > place[:, None]
+        before += tl.sum(greater.to(tl.int32), 1)
+        heavier += tl.sum(tl.where(greater, mass_of(y)[None, :], 0), 1)
+    kept = (x > float("-inf")) & (before + above_count < count)
+    if share < 1:
+        if limited:
+            total = above_mass + tl.sum(tl.where(kept, mass_of(x), 0), 0)
+        kept = kept & ((heavier + above_mass).to(tl.float64) < share * total.to(tl.float64))
+    return tl.min(tl.where(kept, place.to(tl.int64), 0xFFFFFFFF), 0).to(tl.uint32)

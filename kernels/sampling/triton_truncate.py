@@ -5,18 +5,17 @@
    the few tokens that reach it are listed. Of other rows tokens are counted in bins, each with its number and mass.
 3. `gather_kernel`, for these other rows: bins say which of them the thresholds lie in. The best of the tokens above is
    drawn, those of these bins are listed.
-4. `settle_kernel`: pivots among those listed are the thresholds, and the best of the rest is drawn. If a list runs over
-   (of thousands of equal logits, say), they are found in the whole row, which is slow but the same.
+4. `settle_kernel`: finds the thresholds among those listed, by comparing each with each of few and by pivots of many,
+   and draws. If a list runs over (of thousands of equal logits, say), it looks at the whole row: slow, but the same.
 
 All that decides is summed in whole numbers, so that neither the pieces nor the order in which they are done matter:
 a token is a function of its row alone. No size depends on what is in a row, so that a graph may hold it all.
 
 Computed, not measured, for 151,936 tokens on an H100 (3.35 TB/s): a walk reads 0.61 MB of a row; a small top_k (to 300)
 takes two walks, all else takes three. One row is 75 programs of 8 KB and their latency, some 2 us a launch, and 3 to 5
-us for the digits of pivots: about 10 us. 256 rows are 156 MB a walk: 93 us where top_k is small, 140 us elsewhere, and
-there an atomic addition for each logit within the bins, at 0.1 to 0.2 million a microsecond, so that flat logits may
-take 0.3 ms more. Beside the logits a program reads 2 to 9 KB of its row out of the second cache, for one tile of 8 KB
-or, of many rows, for eight.
+us more for the digits of pivots where over 256 are listed: about 8 to 13 us. 256 rows are 156 MB a walk: 93 us where
+top_k is small, 140 us elsewhere, and there an atomic addition for each logit within the bins, at 0.1 to 0.2 million a
+microsecond, so that flat logits may take 0.3 ms more. Beside its one to eight tiles a program reads 2 to 9 KB.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -27,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troupellm.kernels.sampling.triton_draw import NOBODY, better, merged, winner
-from troupellm.kernels.sampling.triton_noise import log_exponential, position_key
+from troupellm.kernels.sampling.triton_noise import log_exponential
 from troupellm.kernels.sampling.triton_pivots import (
     BINS,
     GROUPS,
@@ -35,15 +34,18 @@ from troupellm.kernels.sampling.triton_pivots import (
     bin_of,
     bound_of,
     candidates_at,
+    compared,
     falling,
     is_narrow,
+    key_of,
     mass_of,
     note,
     ordered,
-    pivot,
     row_of,
     scaled,
+    searched,
     spread_of,
+    tile_at,
     unordered,
     window,
 )
@@ -52,7 +54,7 @@ from troupellm.kernels.triton_support import Launch, next_power_of_2
 PIECE = {"BLOCK": 2048}
 PEAKS = Launch(warps=8, stages=1, constants=PIECE)
 WALK = Launch(warps=8, stages=1, constants=PIECE, registers=128)
-SETTLE = Launch(warps=8, stages=1, constants={"BLOCK": 512})
+SETTLE = Launch(warps=8, stages=1, constants={"BLOCK": 512, "FEW": 256, "STEP": 16})
 LISTED = 8192
 """Tokens of a row that thresholds may lie among without a walk through all of it."""
 BUSY, MOST_TILES = 1024, 8
@@ -73,8 +75,7 @@ def peaks_kernel(
     bad = tl.sum(tl.sum((x != x).to(tl.int32), 0), 0)
     x = tl.where(x == x, x, float("-inf"))
     largest = tl.max(x, 0)
-    best = tl.max(largest, 0)
-    part = row * pieces + piece
+    best, part = tl.max(largest, 0), row * pieces + piece
     tl.store(heads + part * GROUPS + groups, largest)
     tl.store(part_values + part, tl.where(bad > 0, float("nan"), best))
     tl.store(part_ids + part, tl.min(tl.min(tl.where(x == best, ids, NOBODY), 0), 0))
@@ -84,12 +85,6 @@ def peaks_kernel(
         tl.store(counts + row * BINS + bins, tl.zeros([BINS], tl.int32))
         tl.store(masses + row * BINS + bins, tl.zeros([BINS], tl.int64))
         tl.store(listed + row, 0)
-
-
-@triton.jit
-def tile_at(row, ids, end, width):
-    """Logits of BLOCK tokens; those from `end` on are the next program's, or nobody's."""
-    return tl.load(row + ids, (ids < end) & (ids < width), float("-inf"))  # in fours, as one bound would not be
 
 
 @triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=["scales", "top_k", "top_p"])
@@ -144,14 +139,6 @@ def survey_kernel(
             raw, ids = following, ids + BLOCK
 
 
-@triton.jit
-def key_of(keys, streams, ends, row):
-    if keys is not None:
-        return tl.load(keys + row * 2), tl.load(keys + row * 2 + 1)
-    else:
-        return position_key(tl.load(streams + row), tl.load(ends + row))
-
-
 @triton.jit(do_not_specialize=["tiles"], do_not_specialize_on_alignment=["scales", "top_k", "top_p", "streams", "ends"])
 def gather_kernel(
     logits, part_values, part_ids, scales, top_k, top_p, counts, masses, spreads, keys, streams, ends, codes, listing,
@@ -200,7 +187,7 @@ def gather_kernel(
 def settle_kernel(
     logits, part_values, part_ids, scales, top_k, top_p, counts, masses, spreads, keys, streams, ends, codes, listing,
     listed, drawn_values, drawn_ids, slots, texts, out, limits, width, row_stride, pieces, drawn_parts,
-    length, LISTED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr,
+    length, LISTED: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     """One row's token, -1 where its logits are not fit to choose from, put behind what the row says where there are
     texts; and a number that the smallest logit that it could have been reaches and no smaller one does."""
@@ -229,24 +216,16 @@ def settle_kernel(
         number = tl.load(listed + index)
         compact = number <= LISTED
         number = tl.where(compact, number, width)
-        if (count < width) & (number > 0):
-            threshold = pivot(
-                row, list_of_row, number, compact, peak, factor, least, spread, first, last, threshold, above_count,
-                count.to(tl.float64), False, BLOCK,
+        if (number > 0) & (number <= FEW):
+            threshold = compared(
+                row, list_of_row, number, compact, peak, factor, least, spread, first, last, count, share, above_count,
+                above_mass, total, limited, FEW, STEP,
             )  # fmt: skip
-        if (share < 1) & (number > 0):
-            if limited:
-                total = above_mass
-                for begin in range(0, number, BLOCK):
-                    _, x = candidates_at(
-                        row, list_of_row, begin, number, compact, peak, factor, least, spread, first, last, BLOCK
-                    )  # fmt: skip
-                    total += tl.sum(tl.where(ordered(x) >= threshold, mass_of(x), 0), 0)
-            nucleus = pivot(
-                row, list_of_row, number, compact, peak, factor, least, spread, first, last, threshold, above_mass,
-                share * total.to(tl.float64), True, BLOCK,
+        elif number > 0:
+            threshold = searched(
+                row, list_of_row, number, compact, peak, factor, least, spread, first, last, count, share, width,
+                above_count, above_mass, total, limited, BLOCK,
             )  # fmt: skip
-            threshold = tl.where(nucleus > threshold, nucleus, threshold)
         if codes is not None:
             low, high = key_of(keys, streams, ends, index)
             for begin in range(0, number, BLOCK):
@@ -276,7 +255,7 @@ def truncated_triton(
         logits: float32 [rows, vocab]; left as they are.
         top_k: int64 [rows], above 0; at least the vocabulary's width keeps all.
         top_p: float64 [rows], above 0; 1 keeps all.
-        codes: `noise.token_codes`; None draws nothing, and tokens are the _token ones.
+        codes: `noise.token_codes`; None draws nothing, and tokens are the likeliest ones.
         keys: `noise.position_keys`, int32 [rows, 2]; None where there are streams and ends, as of `step_ends.finish`.
         scales: as of `step_ends.Draws`; None is a temperature of 1 without min_p.
         slots, texts: as of `step_ends.finish`, which puts tokens there; None puts them nowhere.
@@ -285,20 +264,20 @@ def truncated_triton(
         Tokens int64 [rows], -1 where the logits are not fit to choose from; and float32 [rows], what a logit, less the
         row's largest and over the temperature, must reach to be kept.
     """
-    (rows, width), device = logits.shape, logits.device
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    rows, width = logits.shape
     pieces = triton.cdiv(width, PIECE["BLOCK"])
 
     def made(dtype: torch.dtype, *shape: int) -> Tensor:
-        return torch.empty(rows, *shape, dtype=dtype, device=device)
+        return torch.empty(rows, *shape, dtype=dtype, device=logits.device)
 
     out, limits = made(torch.int64), made(torch.float32)
     if not rows:
         return out, limits
-    parts = made(torch.float32, pieces), made(torch.int32, pieces)
-    lowest, heads = made(torch.float32, pieces), made(torch.float32, pieces * GROUPS.value)
+    parts, lowest = (made(torch.float32, pieces), made(torch.int32, pieces)), made(torch.float32, pieces)
+    heads, spreads = made(torch.float32, pieces * GROUPS.value), made(torch.float32)
     bins = made(torch.int32, BINS.value), made(torch.int64, BINS.value)
-    spreads, listing, listed = made(torch.float32), made(torch.int32, LISTED), made(torch.int32)
+    listing, listed = made(torch.int32, LISTED), made(torch.int32)
     tiles = min(max(rows * pieces // BUSY, 1), MOST_TILES)
     walks, shape = triton.cdiv(pieces, tiles), (width, logits.stride(0), pieces)
     drawn = (None, None) if codes is None else (made(torch.float32, walks), made(torch.int32, walks))

@@ -173,8 +173,9 @@ def test_no_pieces_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     p = torch.tensor([0.9, 0.9, 0.8], dtype=torch.float64).to(DEVICE)
     codes, keys = token_codes(VOCAB, CPU).to(DEVICE), keys_of(3).to(DEVICE)
     expected = truncated_triton(logits, k, p, codes, keys=keys)
-    for block, busy in ((512, 1024), (1024, 2), (512, 3)):
+    for block, busy, few in ((512, 1024, 256), (1024, 2, 16), (512, 3, 16)):
         monkeypatch.setitem(triton_truncate.PIECE, "BLOCK", block)
+        monkeypatch.setitem(triton_truncate.SETTLE.constants, "FEW", few)
         monkeypatch.setattr(triton_truncate, "BUSY", busy)
         got = truncated_triton(logits, k, p, codes, keys=keys)
         assert all(map(torch.equal, got, expected))
