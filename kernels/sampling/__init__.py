@@ -41,7 +41,8 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
 
 
 def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor, prefix: int) -> Tensor:
-    """One token per row from what top_k and top_p leave of softmax(scaled), int64 [rows].
+    """One token per row from what top_k and top_p leave of softmax(scaled), int64 [rows]; anything for rows without a
+    finite largest logit.
 
     On a GPU kernels find what is kept by pivots, whatever the prefix. Without them this waits for the device, to learn
     whether a row needs more than its `prefix` largest logits.
@@ -54,9 +55,9 @@ def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor
             the row's own parameters, so that a row is computed alike in any batch.
     """
     if by_kernels(scaled.device):
-        from troupellm.kernels.sampling.triton_draw import draw_truncated_triton
+        from troupellm.kernels.sampling.triton_truncate import truncated_triton
 
-        return draw_truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), keys, codes)[0]
+        return truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), codes, keys=keys)[0]
     if not 0 < prefix < scaled.shape[1]:
         return draw(scaled.masked_fill(scaled < thresholds(scaled, nucleus), -torch.inf), keys, codes)
     tokens, decided = draw_from_prefix(scaled, nucleus, keys, codes, prefix)

@@ -53,9 +53,9 @@ def draw_from_prefix(
 def thresholds(scaled: Tensor, nucleus: Nucleus) -> Tensor:
     """What a logit must reach to be kept, float32 [rows, 1]; sorts the rows, but for a GPU, where pivots find it."""
     if by_kernels(scaled.device):
-        from troupellm.kernels.sampling.triton_draw import draw_truncated_triton
+        from troupellm.kernels.sampling.triton_truncate import truncated_triton
 
-        return draw_truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten(), None, None)[1][:, None]
+        return truncated_triton(scaled, nucleus.top_k.flatten(), nucleus.top_p.flatten())[1][:, None]
     values = _sorted(scaled)
     return values.masked_fill(~_kept(scaled, values, nucleus), torch.inf).amin(1, keepdim=True)
 

@@ -1,5 +1,5 @@
 """What begins and what ends a decode step: from the tokens that rows end with to what all layers read, and from logits
-to the tokens that follow. On a GPU that is one launch, and two or three."""
+to the tokens that follow. On a GPU that is one launch, and two to four."""
 
 from torch import Tensor
 

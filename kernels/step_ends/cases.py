@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling.noise import stream_key, token_codes
+from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.kernels.step_ends.spec import Draws
 
 
@@ -23,7 +24,7 @@ class Case:
     vocab: int = 300
     draws: bool = False
     cut: bool = False
-    """There is something to reach beside min_p."""
+    """There is top_k and top_p beside min_p."""
 
 
 CASES = (
@@ -34,6 +35,7 @@ CASES = (
     Case("verify_all", (9, 30), queries=3, angles=None, kv_heads=5),
     Case("long", (3000, 1), block_size=1, kv_heads=1, vocab=20_001, draws=True),
     Case("drawn", (12, 3, 9, 64, 0), vocab=8193, draws=True, cut=True),
+    Case("cut", (5, 2, 3, 0, 8, 13, 21, 34, 55), vocab=4501, draws=True, cut=True),
 )
 LENGTH = 3001
 """Of a row's text."""
@@ -71,12 +73,16 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
     scales = torch.stack((factors, torch.full((rows,), -9.0)), dim=1)
     scales[-1, 1] = float("-inf")
     streams = torch.tensor([stream_key(seed, row) for row in range(rows)])
-    least = torch.linspace(-6.0, -3.0, rows).to(device) if case.cut else None
+    nucleus = None
+    if case.cut:
+        order = torch.arange(rows)[:, None]
+        top_k = torch.where(order % 2 == 0, 20 + order, case.vocab)
+        nucleus = Nucleus(top_k.to(device), (1.0 - 0.04 * order).double().to(device))
     return Inputs(
         slots=slots.to(device), ends=ends.to(device),
         counts=None if case.counts is None else torch.tensor(case.counts, device=device), texts=texts.to(device),
         block_tables=blocks.to(device), angle_table=None if angles is None else angles.to(device), scratch=scratch,
         logits=logits.to(device),
-        draws=Draws(scales.to(device), streams.to(device), token_codes(case.vocab, torch.device(device)), least)
+        draws=Draws(scales.to(device), streams.to(device), token_codes(case.vocab, torch.device(device)), nucleus)
         if case.draws else None,
     )  # fmt: skip

@@ -6,6 +6,7 @@ from torch import Tensor
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.noise import position_keys
 from troupellm.kernels.sampling.search import row_best
+from troupellm.kernels.sampling.truncate import thresholds
 from troupellm.kernels.step_ends.spec import Beginning, Draws
 
 
@@ -59,10 +60,10 @@ def finish_reference(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor,
     tokens, peaks = row_best(logits)
     if draws is not None:
         factors, limits = draws.scales[:, :1], draws.scales[:, 1:]
-        if draws.least is not None:
-            limits = torch.maximum(limits, draws.least[:, None])
         scaled = (logits - peaks[:, None]).mul_(factors)
         scaled.masked_fill_(scaled < limits, -torch.inf)
+        if draws.nucleus is not None:
+            scaled.masked_fill_(scaled < thresholds(scaled, draws.nucleus), -torch.inf)
         drawn = draw(scaled, position_keys(draws.streams, ends), draws.codes)
         tokens = torch.where(factors[:, 0] > 0, drawn.clamp_(0, logits.shape[1] - 1), tokens)
     tokens = tokens.masked_fill((peaks.abs() < torch.inf).logical_not_(), -1)

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from troupellm.kernels.sampling.truncate import Nucleus
+
 
 class Beginning(NamedTuple):
     """What the layers of a step read, of rows that have as many tokens each, one row behind the other."""
@@ -33,5 +35,5 @@ class Draws(NamedTuple):
     """int64 [rows], `noise.stream_key` of each row."""
     codes: Tensor
     """int32 [vocab], `noise.token_codes`."""
-    least: Tensor | None = None
-    """float32 [rows], what a logit, less the row's largest and over the temperature, must reach to be drawn."""
+    nucleus: Nucleus | None = None
+    """What top_k and top_p keep; None is all."""

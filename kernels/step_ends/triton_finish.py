@@ -1,4 +1,5 @@
-"""The end of a decode step on a GPU, in two launches, or in three where tokens are drawn.
+"""The end of a decode step on a GPU, in two launches, in three where tokens are drawn, or in four where some of these
+rows are cut off.
 
 The first finds the largest logit of each piece of each row; the last compares the pieces, and writes the token to where
 the next step finds it. What is drawn is less the row's largest logit, so that its pieces follow those of the first.
@@ -21,6 +22,7 @@ from troupellm.kernels.sampling.triton_draw import (
     winner,
 )
 from troupellm.kernels.sampling.triton_noise import log_exponential, position_key
+from troupellm.kernels.sampling.triton_truncate import truncated_triton
 from troupellm.kernels.step_ends.spec import Draws
 from troupellm.kernels.triton_support import Launch, next_power_of_2
 
@@ -30,7 +32,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit(do_not_specialize_on_alignment=["streams", "ends"])
 def drawn_piece_kernel(
-    values, part_values, part_ids, scales, least_of, streams, ends, codes, drawn_values, drawn_ids, width, row_stride,
+    values, part_values, part_ids, scales, streams, ends, codes, drawn_values, drawn_ids, width, row_stride,
     pieces, TILES: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
     """The winner of one piece of one row behind the noise; nobody of rows that take the likeliest token or none."""
@@ -41,8 +43,6 @@ def drawn_piece_kernel(
     peak, _ = merged(part_values + row * pieces, part_ids + row * pieces, pieces, PIECES)
     if (factor > 0) & (tl.abs(peak) < INFINITY):
         least = tl.load(scales + row * 2 + 1)
-        if least_of is not None:
-            least = tl.maximum(least, tl.load(least_of + row))
         low, high = position_key(tl.load(streams + row), tl.load(ends + row))
         for tile in tl.static_range(TILES):
             ids = (piece * TILES + tile) * BLOCK + lanes
@@ -75,6 +75,12 @@ def finish_kernel(
 def finish_triton(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, draws: Draws | None) -> Tensor:
     """As `finish`."""
     (rows, width), device = logits.shape, logits.device
+    if draws is not None and draws.nucleus is not None:
+        top_k, top_p = draws.nucleus.top_k.flatten(), draws.nucleus.top_p.flatten()
+        return truncated_triton(
+            logits, top_k, top_p, draws.codes, scales=draws.scales, streams=draws.streams, ends=ends, slots=slots,
+            texts=texts,
+        )[0]  # fmt: skip
     pieces = triton.cdiv(width, PIECE.constants["BLOCK"] * TILES_OF_A_PIECE)
     out = torch.empty(rows, dtype=torch.int64, device=device)
     if not rows:
@@ -89,7 +95,7 @@ def finish_triton(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, dr
     if draws is not None:
         values, ids = _parts(rows, pieces, device)
         drawn_piece_kernel[grid](
-            logits, *parts, draws.scales, draws.least, draws.streams, ends, draws.codes, values, ids, width,
+            logits, *parts, draws.scales, draws.streams, ends, draws.codes, values, ids, width,
             logits.stride(0), pieces, TILES=TILES_OF_A_PIECE, PIECES=block, **PIECE.options,
         )  # fmt: skip
         drawn = values, ids, draws.scales

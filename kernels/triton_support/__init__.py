@@ -51,11 +51,19 @@ class Launch:
     """Tile sizes, as the kernel names them."""
     occupancy: int = 1
     """Programs that share a multiprocessor, for persistent grids."""
+    registers: int | None = None
+    """Most of them per thread, so that programs share a multiprocessor; None leaves it to the compiler."""
 
     @property
     def options(self) -> dict[str, int]:
         """Keywords of a launch: constants and compiler options."""
-        return {**self.constants, "num_warps": self.warps, "num_stages": self.stages}
+        return {**self.constants, **self.compiling}
+
+    @property
+    def compiling(self) -> dict[str, int]:
+        """Compiler options alone."""
+        most = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **most}
 
 
 @functools.cache

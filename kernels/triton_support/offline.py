@@ -64,8 +64,7 @@ def compile_for(kernel: Any, arguments: Mapping[str, str], launch: Launch, const
         if name not in fixed and arguments[name][0] in "*i" and not arguments[name].endswith(":1")
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=fixed, attrs=attributes)
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.compiling)
     usage = _resource_usage(compiled.asm["cubin"])
     return Report(
         registers=usage["REG"],

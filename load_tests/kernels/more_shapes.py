@@ -150,7 +150,9 @@ def _step_end(shapes: Shapes, batch: int) -> Iterator[Work]:
     scales = torch.tensor([1.0, -torch.inf], device=device).repeat(batch, 1)
     streams = torch.tensor([stream_key(1, row) for row in range(batch)], device=device)
     drawn = Draws(scales, streams, token_codes(vocab, device))
-    for name, draws in (("likeliest", None), ("drawn", drawn)):
+    share = torch.full((batch, 1), TOP_P, dtype=torch.float64, device=device)
+    cut = drawn._replace(nucleus=Nucleus(torch.full((batch, 1), TOP_K, device=device), share))
+    for name, draws in (("likeliest", None), ("drawn", drawn), ("cut", cut)):
 
         def run(number: int, draws: Draws | None = draws) -> Tensor:
             return finish(logits[number % len(logits)], slots, ends, texts, draws)

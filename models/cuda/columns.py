@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.sampling.search import row_best
-from troupellm.kernels.sampling.truncate import Nucleus, thresholds
+from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.kernels.step_ends import Draws, finish
 from troupellm.models.cuda.adjusting import Adjustments
 from troupellm.models.cuda.described import NOTHING, told
@@ -105,14 +104,9 @@ def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int, texts: Ten
     draws: Draws | None = None
     if kind >= DRAWN:
         scales = columns[SCALES].contiguous().view(torch.float32).view(-1, 2)
-        least = _least(logits, columns, scales) if kind == CUT else None
-        draws = Draws(scales, columns[STREAM], codes, least)
+        nucleus = None
+        if kind == CUT:
+            top_p = columns[TOP_P].contiguous().view(torch.float64)
+            nucleus = Nucleus(columns[TOP_K][:, None], top_p[:, None])
+        draws = Draws(scales, columns[STREAM], codes, nucleus)
     return finish(logits, columns[SLOT], columns[END], texts, draws)
-
-
-def _least(logits: Tensor, columns: Tensor, scales: Tensor) -> Tensor:
-    """float32 [rows], what top_k and top_p want a logit to reach."""
-    scaled = (logits - row_best(logits)[1][:, None]).mul_(scales[:, :1])
-    scaled.masked_fill_(scaled < scales[:, 1:], -torch.inf)
-    top_p = columns[TOP_P].contiguous().view(torch.float64)
-    return thresholds(scaled, Nucleus(columns[TOP_K][:, None], top_p[:, None]))[:, 0]

@@ -5,6 +5,7 @@ import torch
 
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.noise import position_keys
+from troupellm.kernels.sampling.truncate import thresholds
 from troupellm.kernels.step_ends import begin, finish
 from troupellm.kernels.step_ends.cases import CASES, Case, make_inputs
 
@@ -51,8 +52,10 @@ def test_end(case: Case) -> None:
         token = -1 if not abs(peak) < float("inf") else int((logits == peak).nonzero()[0])
         if made.draws is not None and token >= 0 and (factor := float(made.draws.scales[row, 0])) > 0:
             scaled = (logits - peak) * factor
-            least = made.draws.scales[row, 1] if made.draws.least is None else made.draws.least[row]
-            scaled[scaled < max(least, made.draws.scales[row, 1])] = float("-inf")
+            scaled[scaled < made.draws.scales[row, 1]] = float("-inf")
+            if made.draws.nucleus is not None:
+                own = made.draws.nucleus.take(torch.tensor([row]))
+                scaled[scaled < thresholds(scaled[None], own)[0]] = float("-inf")
             keys = position_keys(made.draws.streams[row : row + 1], made.ends[row : row + 1])
             token = int(draw(scaled[None], keys, made.draws.codes))
         expected.append(token)

@@ -5,10 +5,11 @@ import msgspec
 import pytest
 import torch
 
-from tests.support.absent_gpu import BLOCK_SIZE, PLAIN, ROWS, VARIED, absent, numbers
+from tests.support.absent_gpu import BLOCK_SIZE, LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
 from tests.support.launches import launches
+from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.cuda.batch import triton_planner
-from troupellm.models.cuda.columns import WIDTH
+from troupellm.models.cuda.columns import CUT, WIDTH, choose
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.speculation.proposer import Taps
@@ -46,3 +47,11 @@ def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
 def test_a_step(config: DecoderConfig, key: GraphKey, a_pair: int, outside: int) -> None:
     small, large = launched(config, 1, key), launched(config, 2, key)
     assert (len(large) - len(small), 2 * len(small) - len(large)) == (a_pair, outside), small
+
+
+def test_choosing_of_rows_that_are_cut_off() -> None:
+    logits, texts = torch.zeros(ROWS, VOCAB, device=META), numbers(ROWS, LENGTH, dtype=torch.int32)
+    columns, codes = numbers(WIDTH, ROWS), token_codes(VOCAB, META)
+    with launches() as names:
+        choose(logits, columns, codes, CUT, texts)
+    assert names == ["peaks_kernel", "survey_kernel", "gather_kernel", "settle_kernel"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from troupellm.kernels.sampling import draw, thresholds
+from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.adjust import keep_bits, penalize, tally
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.logprobs import chosen_logprobs
@@ -14,8 +14,7 @@ from troupellm.kernels.sampling.triton_adjust import (
     penalize_triton,
     tally_triton,
 )
-from troupellm.kernels.sampling.triton_draw import best_triton, draw_truncated_triton
-from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.kernels.sampling.triton_draw import best_triton
 from troupellm.kernels.triton_support import check_device
 
 DEVICE = check_device()
@@ -60,50 +59,6 @@ def test_argmax_takes_the_first_and_shows_nan() -> None:
     assert 0 <= int(tokens[1]) < 20_000
     assert values.isnan().tolist() == [False, False, True, False]
     assert values[0] == 50.0
-
-
-OPTIONS = {
-    "top_k": (5, 1.0, None),
-    "top_k and top_p": (50, 0.9, None),
-    "top_p": (VOCAB, 0.9, None),
-    "tiny top_p": (VOCAB, 1e-6, None),
-    "wide": (2000, 0.99, None),
-    "all": (VOCAB, 1.0, None),
-    "one": (1, 0.5, None),
-    "min_p": (VOCAB, 1.0, 0.05),
-    "all three": (40, 0.8, 0.01),
-}
-
-
-QUICK = ("all three", "top_p", "all", "min_p")
-
-
-@pytest.mark.parametrize("spread", [3.0, pytest.param(0.5, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in OPTIONS]
-)
-def test_truncation_keeps_the_same(name: str, spread: float) -> None:
-    top_k, top_p, min_p = OPTIONS[name]
-    rows, codes = 3, token_codes(VOCAB, torch.device("cpu"))
-    logits = make_logits(rows, VOCAB, spread, 3)
-    logits[1] = (logits[1] * 4).round() / 4  # many equal ones
-    logits[2, 100:] = float("-inf")
-    scaled, keys = logits - logits.amax(1, keepdim=True), keys_of(rows)
-    least = None if min_p is None else torch.full((rows,), min_p).log()
-    k, p = torch.full((rows,), top_k), torch.full((rows,), top_p, dtype=torch.float64)
-    tokens, cuts = draw_truncated_triton(
-        between_nan(scaled.to(DEVICE)), k.to(DEVICE), p.to(DEVICE), keys.to(DEVICE), codes.to(DEVICE),
-        None if least is None else least.to(DEVICE),
-    )  # fmt: skip
-    if least is not None:
-        scaled = scaled.masked_fill(scaled < least[:, None], float("-inf"))
-    limits = thresholds(scaled, Nucleus(k[:, None], p[:, None]))
-    kept = scaled >= limits
-    assert torch.equal((scaled >= cuts.cpu()[:, None]) & (scaled > float("-inf")), kept)
-    if least is None:
-        alone = draw_truncated_triton(scaled.to(DEVICE), k.to(DEVICE), p.to(DEVICE), None, None)[1]
-        assert torch.equal(alone, cuts)
-    assert torch.equal(tokens.cpu(), draw(scaled.masked_fill(~kept, float("-inf")), keys, codes))
 
 
 def packed(generator: torch.Generator, rows: int, width: int) -> torch.Tensor:

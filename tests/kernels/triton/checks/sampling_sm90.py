@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from troupellm.kernels.sampling.triton_adjust import (
     ADJUST,
     DESCRIBE,
@@ -17,19 +15,17 @@ from troupellm.kernels.sampling.triton_draw import (
     MERGE,
     PIECE,
     TILES_OF_A_PIECE,
-    TRUNCATED,
     merge_kernel,
     piece_kernel,
-    truncated_kernel,
 )
 from troupellm.kernels.triton_support import Launch
 from troupellm.kernels.triton_support.offline import compile_for
 
 TYPES = {
-    **dict.fromkeys(("logits", "values", "scaled", "thresholds", "part_values", "out_values", "least_of"), "*fp32"),
+    **dict.fromkeys(("logits", "values", "part_values", "out_values"), "*fp32"),
     **dict.fromkeys(("repetition", "frequency", "presence"), "*fp32"),
     **dict.fromkeys(("keys", "codes", "part_ids", "bits", "counts", "seen", "ranks"), "*i32"),
-    **dict.fromkeys(("out", "rows", "chosen", "top_k", "slots", "skips", "prompts", "ends"), "*i64"), "top_p": "*fp64",
+    **dict.fromkeys(("out", "rows", "chosen", "slots", "skips", "prompts", "ends"), "*i64"),
     **dict.fromkeys(("width", "row_stride", "pieces", "words", "vocab"), "i32"), "texts": "*i32", "length": "i32:1",
 }  # fmt: skip
 
@@ -44,16 +40,6 @@ def test_whole_rows() -> None:
     check(piece_kernel, PIECE, {"NOISE": True, "TILES": TILES_OF_A_PIECE})
     check(piece_kernel, PIECE, {"NOISE": False, "TILES": TILES_OF_A_PIECE, "keys": None, "codes": None})
     check(merge_kernel, MERGE, {"BLOCK": 32})
-
-
-def test_truncated_rows() -> None:
-    check(truncated_kernel, TRUNCATED)
-
-
-@pytest.mark.slow
-def test_more_truncated_rows() -> None:
-    check(truncated_kernel, TRUNCATED, {"least_of": None})
-    check(truncated_kernel, TRUNCATED, {"least_of": None, "keys": None, "codes": None})
 
 
 def test_adjustments() -> None:

@@ -15,7 +15,7 @@ TYPES = {
     **dict.fromkeys(("texts", "block_tables", "starts", "context_lens", "tables"), "*i32"),
     **dict.fromkeys(("part_ids", "drawn_ids", "codes"), "*i32"),
     **dict.fromkeys(("token_ids", "positions", "kv_rows", "out"), "*i64"),
-    **dict.fromkeys(("values", "part_values", "drawn_values", "scales", "least_of"), "*fp32"),
+    **dict.fromkeys(("values", "part_values", "drawn_values", "scales"), "*fp32"),
     **dict.fromkeys(("angle_table", "angles"), "*bf16"), **dict.fromkeys(("vocab", "row_stride"), "i32"),
     **dict.fromkeys(("length", "slots_of", "width", "scratch", "pieces"), "i32:1"),
 }  # fmt: skip
@@ -37,5 +37,4 @@ def test_end() -> None:
     pieces = {"PIECES": 32}
     check(finish_kernel, FINISH, {**pieces, **dict.fromkeys(("drawn_values", "drawn_ids", "scales"))})
     check(finish_kernel, FINISH, pieces)
-    check(drawn_piece_kernel, PIECE, {**pieces, "TILES": TILES_OF_A_PIECE, "least_of": None})
     check(drawn_piece_kernel, PIECE, {**pieces, "TILES": TILES_OF_A_PIECE})
