@@ -44,7 +44,7 @@ MADE: dict[str, Callable[[], torch.Tensor]] = {
     "scales of one byte": lambda: numbers(torch.arange(256, dtype=torch.uint8)),
     "random weights": lambda: RandomWeights(torch.bfloat16).take("weight", (4, 6)),
     "means": lambda: pool_whole(make_logits(7, 5, 1.0, seed=2), [3, 4], "MEAN"),
-    "peaks of a device's rows": lambda: sampled_of(np.array([3, -1]), (0, 1), (5, 5), ()).peaks,
+    "peaks of a device's rows": lambda: sampled_of(np.array([3, -1]), (0, 1), (5, 5), (), 9, {}).peaks,
 }
 
 
