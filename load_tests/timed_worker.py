@@ -66,6 +66,9 @@ class TimedWorker:
         """All of a step is launched at once."""
         return False
 
+    def complete(self, ticket: Ticket, /) -> None:
+        """Nothing is left."""
+
     def collect(self, ticket: Ticket) -> StepResult:
         assert isinstance(ticket, TimedStep)
         ticket.wait()

@@ -29,6 +29,8 @@ class Steps:
         self._followed = 0
         """Of those launched, oldest first: how many are due, or waited for."""
         self._waits = 0
+        self._completes = False
+        """What lands next is the moment to complete the oldest one: its rows' last tokens are told by then."""
         self.due = 0
 
     @property
@@ -43,8 +45,14 @@ class Steps:
 
     def landed(self) -> None:
         """The oldest wait is over."""
-        self._waits -= 1
-        self.due += 1
+        if not self._completes:
+            self._waits -= 1
+            self.due += 1
+            return
+        self._completes = False
+        if self._launched:
+            self._ahead.complete(self._launched[0])
+            self._follow(at_once=False)
 
     def collect(self) -> StepResult:
         """The oldest result, which is due."""
@@ -59,6 +67,9 @@ class Steps:
         while self._followed < len(self._launched):
             ticket = self._launched[self._followed]
             if self._ahead.incomplete(ticket):
+                if not self._followed and not self._completes:
+                    self._completes = True
+                    self._wait(_no_wait)
                 return
             self._followed += 1
             wait = self._ahead.under_way(ticket)
@@ -107,6 +118,9 @@ class _NothingAhead:
 
     def incomplete(self, _: Ticket) -> bool:
         return False
+
+    def complete(self, _: Ticket) -> None:
+        """There is nothing left to do."""
 
 
 def _no_wait() -> None:

@@ -222,6 +222,11 @@ class ModelWorker:
         """As `protocol.worker_abilities.WorksAhead`: rows with guides choose when their last tokens are known."""
         return ticket.launched is not None and ticket.launched.choice is not None
 
+    def complete(self, _: LaunchedStep) -> None:
+        """As `protocol.worker_abilities.WorksAhead`."""
+        if isinstance(self._runner, CudaRunner):
+            self._runner.flights.complete()
+
     def _begin_moves(self, plan: StepPlan) -> None:
         """Before anything of the plan is written."""
         if self._moves is not None:

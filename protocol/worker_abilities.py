@@ -19,8 +19,11 @@ class WorksAhead(Protocol):
         None: its result is there, or `collect` computes it."""
 
     def incomplete(self, ticket: Ticket, /) -> bool:
-        """Whether a part of a launched plan follows from the result before it, and is launched when that is collected.
-        Nothing is to be waited for until then."""
+        """Whether a part of a launched plan follows from the result before it, and is still to be launched. Nothing is
+        to be waited for until then."""
+
+    def complete(self, ticket: Ticket, /) -> None:
+        """Launch what is left of the oldest plan, if something is: the result before it was collected, and told."""
 
 
 QUIET_SECONDS = 0.1

@@ -24,8 +24,8 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi"
 COMPILE_SECONDS = 120.0
 """For all sources and the link together."""
 RETRY_SECONDS = 3600.0
-"""A build that took too long, or gave what cannot be loaded, is not tried again before: every process of the machine
-would wait for it anew."""
+"""A build that failed, took too long, or gave what cannot be loaded, is not tried again before: every process of the
+machine would wait for it anew."""
 LAST_LINES = 5
 """Of what a compiler says that fails."""
 SWITCH = "TROUPE_NATIVE"
@@ -47,7 +47,7 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
     compiler = _compiler()
     if compiler is None:
         return None
-    name = f"native-{fingerprint(compiler)}.so"
+    name, said = f"native-{fingerprint(compiler)}.so", ""
     for folder in folders():
         target = folder / name
         try:
@@ -60,13 +60,15 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
             give_up(target)
             return None  # another folder makes it no faster
         except subprocess.CalledProcessError as error:
-            said = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-            logger.warning("compiled code cannot be built, torch computes instead: %s: %s", compiler, "\n".join(said))
+            lines = (error.stderr or b"").decode(errors="replace").strip().splitlines()
+            said = "\n".join(lines[-LAST_LINES:]) or str(error)
             give_up(target)
-            return None  # nor does it make the compiler another one
+            continue  # the disk may be full there
         except (OSError, subprocess.SubprocessError):
             continue
         return target, built
+    if said:
+        logger.warning("compiled code cannot be built, torch computes instead: %s: %s", compiler, said)
     return None
 
 

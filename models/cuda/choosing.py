@@ -108,7 +108,11 @@ def only(sampled: Sampled, kept: list[int]) -> Sampled:
         sampled.peaks[kept],
         tuple(_part(part, places) for part in sampled.described),
         {},
-        {places[there]: reason for there, reason in sampled.reasons.items() if there in places},
+        {
+            places[there]: sampled.reasons[there]
+            for there in kept
+            if sampled.tokens[there] < 0 and there in sampled.reasons
+        },
     )
 
 

@@ -2,6 +2,8 @@
 
 from collections import deque
 
+import torch
+
 from troupellm.models.cuda.choosing import only, sampled_of
 from troupellm.models.cuda.device import Device
 from troupellm.models.cuda.guided import LateChoices
@@ -43,30 +45,33 @@ class Flights:
         self._tickets.append(ticket)
 
     def collect(self, ticket: LaunchedPlan) -> StepResult:
-        """Wait for the oldest one; then what is left of the one behind it is launched.
+        """Wait for the oldest one.
 
         Raises:
             RuntimeError: another one is older; or of the device.
         """
         if not self._tickets or self._tickets[0] is not ticket:
             raise RuntimeError("tickets are collected in the order of their launches")
+        self.complete()
         result = self._finish(ticket)
         self._tickets.popleft()
-        for behind in self._tickets:
-            if behind.choice is not None:
-                self._complete(behind)
         return result
 
+    @torch.inference_mode()
+    def complete(self) -> None:
+        """Launch what is left of the oldest one, all before which is known."""
+        if self._tickets and self._tickets[0].choice is not None:
+            self._complete(self._tickets[0])
+
     def make_way(self, plan: StepPlan) -> None:
-        """Before rows of a plan come and go: have the guides told of what those with their numbers say."""
-        if self.untold and self._late is not None and self._late.replaced_by(plan):
+        """Before rows of a plan come: have the guides told of what others say that had their numbers."""
+        numbers = {new.row for new in plan.new_rows}
+        if self.untold and any(not numbers.isdisjoint(ticket.rows) for ticket in self._tickets):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Take in what all of them give, before they are collected."""
+        """Before another one is launched: take in what the one under way gives, which is complete."""
         for ticket in self._tickets:
-            if ticket.choice is not None:
-                self._complete(ticket)
             self._finish(ticket)
 
     def _complete(self, ticket: LaunchedPlan) -> None:

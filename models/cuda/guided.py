@@ -15,7 +15,6 @@ from troupellm.models.guides.masks import Advanced
 from troupellm.models.guides.rows import GuidedRows
 from troupellm.models.guides.telling import tell
 from troupellm.models.sampler import Sampled
-from troupellm.protocol.worker import StepPlan
 
 
 class LateChoices:
@@ -32,7 +31,7 @@ class LateChoices:
         """
         choice, ticket.choice = ticket.choice, None
         assert choice is not None
-        filled = self._guides.begin(ticket.rows)
+        filled = self._guides.begin(ticket.rows)  # none where those that had guides have ended
         masks = None if filled is None else self._guides.filled(filled)
         numbers = self._chooser.append(
             choice.logits, choice.columns, choice.kind, choice.slots, choice.ends, masks
@@ -44,10 +43,6 @@ class LateChoices:
             ticket.sampling[np.delete(np.flatnonzero(ticket.sampling), kept)] = False
         self._rows.advance(ticket.slots)
         return numbers
-
-    def replaced_by(self, plan: StepPlan) -> bool:
-        """Whether rows that have a guide end or begin with a plan."""
-        return any(row in self._guides for row in (*plan.retired, *(new.row for new in plan.new_rows)))
 
     def tell(self, ticket: LaunchedPlan, found: Sampled) -> Advanced | None:
         """Tell the guides what a step gave, if some of its rows have one."""

@@ -99,7 +99,7 @@ class CudaRunner(ModelRunner):
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         late = None if guides is None else LateChoices(guides, self.chooser, self.rows)
-        self._flights = Flights(device, self._results, late, decoder.config.vocab_size)
+        self.flights = Flights(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
         dispatcher, taps = Dispatcher(capture_sizes), None
         if self.speculator is not None:
@@ -129,31 +129,31 @@ class CudaRunner(ModelRunner):
             RuntimeError: of the device: the same.
         """
         self.check()
-        if self._flights.full:
+        if self.flights.full:
             raise RuntimeError(f"{MOST_LAUNCHED} plans are under way; collect one first")
         begin = perf_counter()
+        self.flights.complete()
         self._staging.next_step()
-        self._flights.make_way(plan)
+        self.flights.make_way(plan)
         self._apply(plan)
         ticket = self._launched(plan, begin)
-        self._flights.add(ticket)
+        self.flights.add(ticket)
         return ticket
 
     @torch.inference_mode()
     def collect(self, ticket: LaunchedPlan) -> StepResult:
-        """Sleep until a launched step is done; then launch what is left of the one behind it. Tickets are given back
-        in the order in which they were taken.
+        """Sleep until a launched step is done. Tickets are given back in the order in which they were taken.
 
         Raises:
             RuntimeError: another ticket is older; or of the device.
         """
-        return self.graphs.reported(self._flights.collect(ticket))
+        return self.graphs.reported(self.flights.collect(ticket))
 
     @torch.inference_mode()
     def idle(self) -> bool:
         """Do a part of what makes later steps faster, unless a plan is under way; whether more may be left. The next
         launch tells what has failed."""
-        if self._flights or self._broken is not None:
+        if self.flights or self._broken is not None:
             return False
         try:
             return self.graphs.idle()
@@ -185,8 +185,8 @@ class CudaRunner(ModelRunner):
         self._follow(plan, whole)
         self.rows.check_window(whole.slots, starts)
         apart = bool(self._described(whole) or self._pooled(whole))
-        if self._flights.untold and (apart or int(self._columns.kinds[whole.slots].max()) == ELSEWHERE):
-            self._flights.catch_up()
+        if self.flights.untold and (apart or int(self._columns.kinds[whole.slots].max()) == ELSEWHERE):
+            self.flights.catch_up()
         ending = starts + counts == self.rows.lengths[whole.slots]
         sampling = ending & ~(self.rows.pooled[whole.slots] > 0)
         slots = whole.slots[sampling]

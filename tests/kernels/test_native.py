@@ -38,8 +38,8 @@ def test_a_broken_compiler_says_why_and_is_not_asked_again(
     for _ in range(2):
         assert native.load.__wrapped__() is None
     assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["out of luck"]
-    assert [file.suffix for file in (tmp_path / "first").iterdir()] == [".slow"]
-    assert not (tmp_path / "second").exists()
+    for folder in ("first", "second"):
+        assert [file.suffix for file in (tmp_path / folder).iterdir()] == [".slow"]
 
 
 def test_a_slow_compiler_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
         patch.setattr(Staging, "send", _send)
         patch.setattr(Results, "fetch", lambda self, numbers: numbers)
         patch.setattr("troupellm.models.cuda.runner.step_result", lambda plan, *_: plan)  # which the host reads
-        patch.setattr(CudaRunner, "collect", lambda self, ticket: self._flights._tickets.popleft())
+        patch.setattr(CudaRunner, "collect", lambda self, ticket: self.flights._tickets.popleft())
         with _Python(mode, answer):
             yield launches
 

@@ -105,7 +105,7 @@ class Mark:
         pass
 
 
-CALLS = ("load", "launch", "collect", "idle", "command", "reset", "close")
+CALLS = ("load", "launch", "complete", "collect", "idle", "command", "reset", "close")
 
 
 def absent_gpu_worker(patch: pytest.MonkeyPatch) -> Gpu:

@@ -21,7 +21,7 @@ class HandDevice(FakeWorker):
         threads: that made them.
         at_once: steps that are done when they are launched.
         broken: steps that the device cannot end.
-        late: steps of which a part is launched when the one before them is collected.
+        late: steps of which a part is still to be launched.
     """
 
     def __init__(self) -> None:
@@ -48,9 +48,12 @@ class HandDevice(FakeWorker):
     def incomplete(self, ticket: Ticket, /) -> bool:
         return ticket.step in self.late
 
+    def complete(self, ticket: Ticket, /) -> None:
+        self._note(f"complete {ticket.step}")
+        self.late.discard(ticket.step)
+
     def collect(self, ticket: Ticket) -> StepResult:
         self._note(f"collect {ticket.step}")
-        self.late.discard(ticket.step + 1)
         if ticket.step not in self.at_once:
             assert self._done[ticket.step].is_set(), "a step was collected before it was done"
         if ticket.step in self.broken:

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import torch
 
 from tests.support.decoder_pairs import Pair, make_prompt
 from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
@@ -66,6 +65,8 @@ def test_layers_run_while_the_step_before_is_under_way(told: Script, runner: Cud
     assert [ticket.choice is None for ticket in tickets] == [True, False]
     assert tickets[1].done is None
     assert plain(runner.collect(tickets[0])) == told.results[0]
+    assert tickets[1].choice is not None  # the result is not kept back for it
+    runner.flights.complete()
     assert tickets[1].choice is None
     tickets.append(runner.launch(told.plans[2]))
     assert tickets[2].result is None
@@ -119,7 +120,24 @@ def test_complete_grammars_and_numbers_that_are_taken_again(told: Script, runner
     told.add(1, make_prompt(4, 4))
     told.step({0: 1, 1: 4})
     one_each(told, 0, 1, steps=3)
+    told.add(1, make_prompt(6, 5), **guide("[xyz]abcdefgh[A-Z]{20}"))  # which had none before
+    told.step({0: 1, 1: 6}, retired=(1,))
+    one_each(told, 0, 1, steps=3)
     check(replay(runner, told.plans), told.results)
+
+
+def test_a_row_that_ends_keeps_no_other_waiting(told: Script, runner: CudaRunner) -> None:
+    for row in range(2):
+        told.add(row, make_prompt(6, row), **guide("[a-z]{60}"))
+    told.step({0: 6, 1: 6})
+    one_each(told, 0, 1)
+    told.step({1: 1}, retired=(0,))
+    one_each(told, 1)
+    first, second = runner.launch(told.plans[0]), runner.launch(told.plans[1])
+    assert plain(runner.collect(first)) == told.results[0]
+    third = runner.launch(told.plans[2])
+    assert second.result is None
+    assert [plain(runner.collect(ticket)) for ticket in (second, third)] == told.results[1:3]
 
 
 def test_beside_rows_that_the_host_looks_into(told: Script, runner: CudaRunner) -> None:
@@ -167,14 +185,3 @@ def test_logits_that_are_no_numbers_are_not_blamed_on_a_guide(told: Script, runn
     assert [error.message for error in result.errors] == ["the model gave NaN or infinite logits for this sequence"]
     assert result.token_counts == (1, 0)
     assert result.tokens == told.results[-1].tokens[:1]
-
-
-def test_a_runner_that_is_given_up_waits_for_nothing(told: Script, runner: CudaRunner) -> None:
-    told.add(0, make_prompt(6), **guide("[a-z]{60}"))
-    told.step({0: 6})
-    one_each(told, 0)
-    for plan in told.plans:
-        runner.launch(plan)
-    runner.settle()
-    with torch.inference_mode():
-        assert not runner.idle()

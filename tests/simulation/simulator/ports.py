@@ -192,6 +192,7 @@ class FaultyWorker:
         self._worker = worker
         self._ahead = ahead
         self._launched: list[Ticket] = []
+        self._complete: Ticket | None = None
         self._random = random
         self._injector = injector
         self._blame_row = blame_row
@@ -249,7 +250,11 @@ class FaultyWorker:
 
     def incomplete(self, ticket: Ticket) -> bool:
         """Every third step is, as those with guided rows may be."""
-        return self._ahead and ticket.step % 3 == 0 and self._launched[0] is not ticket
+        return self._ahead and ticket.step % 3 == 0 and ticket is not self._complete
+
+    def complete(self, ticket: Ticket) -> None:
+        assert self._launched[0] is ticket, "a step was completed before the result before it was collected"
+        self._complete = ticket
 
     def collect(self, ticket: Ticket) -> StepResult:
         right = self._worker.collect(ticket)
