@@ -18,7 +18,7 @@ from troupellm.kernels.native import build
 from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, penalize_triton, tally_triton
 from troupellm.kernels.triton_support import as_on_a_gpu, check_device
 from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.cuda import choosing, penalties
+from troupellm.models.cuda import described as told_logprobs, penalties
 from troupellm.models.cuda.batch import triton_planner
 from troupellm.models.cuda.device import CpuDevice, CudaDevice
 from troupellm.models.cuda.dispatcher import GraphKey
@@ -156,7 +156,7 @@ def test_rows_that_look_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Penalties and log-probabilities of what is said, by their kernels."""
     monkeypatch.setattr(penalties, "penalize", penalize_triton)
     monkeypatch.setattr(penalties, "tally", tally_triton)
-    monkeypatch.setattr(choosing, "chosen_logprobs", chosen_logprobs_triton)
+    monkeypatch.setattr(told_logprobs, "chosen_logprobs", chosen_logprobs_triton)
     pair = Pair(tmp_path, FAMILIES["qwen3"]())
     script = Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
     script.add(0, make_prompt(21), repetition_penalty=1.4, logprobs=0)
