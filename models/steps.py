@@ -26,8 +26,6 @@ class Steps:
         self._worker, self._wait = worker, wait
         self._ahead: WorksAhead = worker if isinstance(worker, WorksAhead) else _NothingAhead()
         self._launched: deque[Ticket] = deque()
-        self._followed = 0
-        """Of those launched, oldest first: how many are due, or waited for."""
         self._waits = 0
         self._completes = False
         """What lands next is the moment to complete the oldest one: its rows' last tokens are told by then."""
@@ -37,6 +35,11 @@ class Steps:
     def busy(self) -> bool:
         """Whether a result is still to be collected."""
         return bool(self._launched)
+
+    @property
+    def _followed(self) -> int:
+        """Of those launched, oldest first: how many are due, or waited for."""
+        return self.due + self._waits
 
     def launch(self, plan: StepPlan) -> None:
         """Begin with a plan. Its result is due now, or once `landed` was called for it."""
@@ -57,7 +60,6 @@ class Steps:
     def collect(self) -> StepResult:
         """The oldest result, which is due."""
         self.due -= 1
-        self._followed -= 1
         result = self._worker.collect(self._launched.popleft())
         self._follow(at_once=False)
         return result
@@ -71,7 +73,6 @@ class Steps:
                     self._completes = True
                     self._wait(_no_wait)
                 return
-            self._followed += 1
             wait = self._ahead.under_way(ticket)
             if wait is None and not self._waits and at_once:
                 self.due += 1

@@ -212,7 +212,7 @@ class CudaRunner(ModelRunner):
         if logits is None:  # chunks of prompts alone; nothing has to come back
             ticket.result = step_result(plan, None, sampling, (), seconds)
         elif guided:
-            ticket.choice, ticket.guided = Choice(logits, columns, kind, slots, ends), True
+            ticket.choice = Choice(logits, columns, kind, slots, ends)
         else:
             if chooses or numbers is None:
                 numbers = self.chooser.append(logits, columns, kind, slots, ends)

@@ -45,8 +45,6 @@ class LaunchedPlan:
     """Which of the rows that sample are told log-probabilities by what is returned."""
     choice: Choice | None = None
     """Still to be made."""
-    guided: bool = False
-    """Guides are to be told what some of the rows say."""
     kept: list[int] | None = None
     """Which of `rows` have sampled after all; None is all."""
     slots: Ints | None = None
@@ -55,6 +53,11 @@ class LaunchedPlan:
     """By index among `rows`: what to say where a guide has left no token."""
     done: Event | None = None
     """The place behind the step: until the device is there, its blocks and what was sent for it are in use."""
+
+    @property
+    def guided(self) -> bool:
+        """Guides are to be told what some of the rows say."""
+        return self.choice is not None or self.slots is not None
 
     @property
     def step(self) -> int:
