@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from tests.support.poisoned_rows import between_nan, keys_of
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.adjust import keep_bits, penalize, tally
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.logprobs import chosen_logprobs
-from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
+from troupellm.kernels.sampling.noise import log_exponential, token_codes
 from troupellm.kernels.sampling.triton_adjust import (
     chosen_logprobs_triton,
     keep_bits_triton,
@@ -19,17 +20,6 @@ from troupellm.kernels.triton_support import check_device
 
 DEVICE = check_device()
 VOCAB = 3001
-
-
-def keys_of(rows: int) -> torch.Tensor:
-    streams = torch.tensor([stream_key(seed, 0) for seed in range(rows)])
-    return position_keys(streams, torch.arange(rows) * 7)
-
-
-def between_nan(x: torch.Tensor) -> torch.Tensor:
-    wide = torch.full((x.shape[0], x.shape[1] + 9), float("nan"), device=x.device)
-    wide[:, 4:-5] = x
-    return wide[:, 4:-5]
 
 
 def test_noise_is_the_same() -> None:

@@ -3,25 +3,16 @@
 import pytest
 import torch
 
+from tests.support.poisoned_rows import poisoned_memory
 from troupellm.kernels.step_ends.cases import CASES, Case, make_inputs
 from troupellm.kernels.step_ends.reference import begin_reference, finish_reference
 from troupellm.kernels.step_ends.triton_begin import begin_triton
 from troupellm.kernels.step_ends.triton_finish import finish_triton
 from troupellm.kernels.triton_support import check_device
 
+__all__ = ["poisoned_memory"]
 DEVICE = str(check_device())
 EACH = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = torch.empty
-
-    def empty(*shape: object, **options: object) -> torch.Tensor:
-        tensor = plain(*shape, **options)
-        return tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
-
-    monkeypatch.setattr(torch, "empty", empty)
 
 
 @EACH

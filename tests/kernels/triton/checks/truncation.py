@@ -5,38 +5,18 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from tests.support.poisoned_rows import between_nan, keys_of, poisoned_memory
 from troupellm.kernels.sampling import draw, thresholds, triton_truncate
 from troupellm.kernels.sampling.cases import make_logits
-from troupellm.kernels.sampling.noise import position_keys, stream_key, token_codes
+from troupellm.kernels.sampling.noise import token_codes
 from troupellm.kernels.sampling.triton_truncate import truncated_triton
 from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.kernels.triton_support import check_device
 
+__all__ = ["poisoned_memory"]
 DEVICE, CPU = check_device(), torch.device("cpu")
 VOCAB, WIDE = 3001, 13_001
 INF = float("inf")
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = torch.empty
-
-    def empty(*shape: object, **options: object) -> torch.Tensor:
-        tensor = plain(*shape, **options)
-        return tensor.fill_(float("nan") if tensor.is_floating_point() else -7)
-
-    monkeypatch.setattr(torch, "empty", empty)
-
-
-def keys_of(rows: int) -> torch.Tensor:
-    streams = torch.tensor([stream_key(seed, 0) for seed in range(rows)])
-    return position_keys(streams, torch.arange(rows) * 7)
-
-
-def between_nan(x: torch.Tensor) -> torch.Tensor:
-    wide = torch.full((x.shape[0], x.shape[1] + 9), float("nan"), device=x.device)
-    wide[:, 4:-5] = x
-    return wide[:, 4:-5]
 
 
 class Asked(NamedTuple):
