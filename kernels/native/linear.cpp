@@ -17,10 +17,10 @@ namespace {
 constexpr int kMostRows = 24;  // of one product
 constexpr int64_t kShortRows = 16;  // where rows are few: what comes next is fetched between products
 
-// Products that rows are cut into. Where they are many, a product is of four whole tiles, so that what it reads of the
+// Products that rows are cut into. Where there are many in all, a product is of four whole tiles, so that what it reads of the
 // weight, from a core's second cache, serves as many rows as registers hold sums for.
-inline int64_t products(int64_t rows) {
-    const int64_t most = rows > troupe::kFewRows ? kMostRows : kShortRows;
+inline int64_t products(int64_t rows, int64_t all) {
+    const int64_t most = all > troupe::kFewRows ? kMostRows : kShortRows;
     return (rows + most - 1) / most;
 }
 #if defined(__AVX512F__)
@@ -45,6 +45,7 @@ constexpr int64_t kManyRows = troupe::kFewRows;
 #endif
 
 constexpr int64_t kRoomy = 64 * 1024;  // numbers of a panel: a core's own cache holds four
+constexpr int64_t kRoundRows = 128;  // of many rows, that a thread goes through a weight with
 
 // A segment of the weight, as wide as the one at hand, that is fetched while that is used `turns` times: its place, or
 // null.
@@ -103,35 +104,71 @@ void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t wid
     }
 }
 
+// How often all outputs are dealt out: many rows are cut into rounds, equally many for each thread, so that it works on
+// rows of its own and all have the same to do, however few panels there are.
+int64_t rounds_of(int64_t rows, int64_t threads) {
+    const int64_t each = (rows + kRoundRows * threads - 1) / (kRoundRows * threads);
+    return rows > kFewRows && kManyRows > kFewRows ? std::min(each * threads, kMostRounds) : 1;
+}
+
 // The rows cut into products of about equally many: the rows of number `tile`.
 Rows cut(const Rows& x, int64_t tile, int64_t tiles) {
     const int64_t first = x.count * tile / tiles;
     return {x.data + first * x.stride, x.stride, x.count * (tile + 1) / tiles - first};
 }
 
+// The rows of a share's round, behind their norm; of one round at a time.
+struct Round {
+    const Inputs& x;
+    int64_t depth, number = -1, first = 0;
+    Rows rows{};
+
+    void take(const Shares& shares, int64_t share) {
+        if (number == shares.round(share)) return;
+        number = shares.round(share);
+        first = x.rows * number / shares.rounds();
+        const int64_t count = x.rows * (number + 1) / shares.rounds() - first;
+        rows = ready_rows({x.data + first * x.stride, x.stride, count, x.norm, x.eps}, depth);
+    }
+};
+
+// Units of a share, and where the one behind it begins; -1 is nowhere.
+struct Units {
+    int64_t begin, end, behind;
+
+    Units(const Shares& shares, int64_t share, int64_t following)
+        : begin(shares.at(shares.of_round(share))),
+          end(shares.at(shares.of_round(share) + 1)),
+          behind(shares.has(following) ? shares.at(shares.of_round(following)) : -1) {}
+};
+
 }  // namespace
 
 troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
+    const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
+    const int64_t rounds = splits(weight, rows) ? 1 : rounds_of(rows, threads);
+    if (rounds > 1) return {units, panel, rounds};
     const bool many = splits(weight, rows) && rows > kRowsOfTiles;
-    return {(outs + kLanes - 1) / kLanes, weight.panel / kLanes, weight.outs * weight.padded * 4, threads,
+    return {units, panel, weight.outs * weight.padded * 4, threads,
             many ? blocks_of(rows) : 1, many ? kPanels * weight.panel * weight.padded * 4 : kShareBytes};
 }
 
 void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares) {
     if (splits(weight, x.rows)) return split_part(weight, x, out, shares);
-    const int64_t tiles = products(x.rows);
-    const Rows ready = ready_rows(x, weight.depth);
+    Round round{x, weight.depth};
     alignas(64) float sums[kMostRows * 64];
     for (int64_t share = shares.first(), following; shares.has(share); share = following) {
-        following = shares.next();  // taken early: what it reads can be fetched
-        const int64_t end = shares.at(share + 1), behind = shares.has(following) ? shares.at(following) : -1;
-        for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-            width = width_at(weight, unit, end, x.rows);
-            const int64_t then = unit + width < end ? unit + width : behind;
+        following = shares.next(share);  // taken early: what it reads can be fetched
+        round.take(shares, share);
+        const int64_t tiles = products(round.rows.count, x.rows);
+        const Units units(shares, share, following);
+        for (int64_t unit = units.begin, width; unit < units.end; unit += width) {
+            width = width_at(weight, unit, units.end, round.rows.count);
+            const int64_t then = unit + width < units.end ? unit + width : units.behind;
             const float* next = then >= 0 ? weight.at(then) : nullptr;
-            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-                const Rows some = cut(ready, tile, tiles);
+            for (int64_t tile = 0, first = round.first; tile < tiles; ++tile) {
+                const Rows some = cut(round.rows, tile, tiles);
                 segment(some, weight, unit, width, {next, tile, tiles}, sums);
                 finish(weight, sums, some.count, unit, width, out.adds, out.factor, out.data + first * out.stride,
                        out.stride);
@@ -144,26 +181,29 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
 void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out,
                               Shares& shares) {
     if (splits(weight, x.rows)) return split_gated_part(weight, x, activation, out, shares);
-    const int64_t units = weight.outs / 2 / kLanes, tiles = products(x.rows);
-    const Rows ready = ready_rows(x, weight.depth);
+    const int64_t second = weight.outs / 2 / kLanes;
+    Round round{x, weight.depth};
     alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
     for (int64_t share = shares.first(), following; shares.has(share); share = following) {
-        following = shares.next();
-        const int64_t end = shares.at(share + 1), behind = shares.has(following) ? shares.at(following) : -1;
-        for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
-            width = std::min(width_at(weight, unit, end, x.rows), width_at(weight, units + unit, units + end, x.rows));
+        following = shares.next(share);
+        round.take(shares, share);
+        const int64_t tiles = products(round.rows.count, x.rows);
+        const Units units(shares, share, following);
+        for (int64_t unit = units.begin, width; unit < units.end; unit += width) {
+            width = std::min(width_at(weight, unit, units.end, round.rows.count),
+                             width_at(weight, second + unit, second + units.end, round.rows.count));
             // In one turn they are read in the order of gates, ups, next gates. In more, both stay for the next turn,
             // and both of the next ones are fetched where there is room for all four.
             const bool once = tiles == 1, room = weight.panel * weight.padded <= kRoomy;
-            const int64_t then = unit + width < end ? unit + width : behind;
+            const int64_t then = unit + width < units.end ? unit + width : units.behind;
             const float* const next_gates = then >= 0 ? weight.at(then) : nullptr;
-            const float* const next_ups = then >= 0 ? weight.at(units + then) : nullptr;
-            for (int64_t tile = 0, first = 0; tile < tiles; ++tile) {
-                const Rows some = cut(ready, tile, tiles);
-                const float* const beside_gates = once ? weight.at(units + unit) : room ? next_gates : nullptr;
+            const float* const next_ups = then >= 0 ? weight.at(second + then) : nullptr;
+            for (int64_t tile = 0, first = round.first; tile < tiles; ++tile) {
+                const Rows some = cut(round.rows, tile, tiles);
+                const float* const beside_gates = once ? weight.at(second + unit) : room ? next_gates : nullptr;
                 const float* const beside_ups = once || !room ? next_gates : next_ups;
                 segment(some, weight, unit, width, {beside_gates, tile, tiles}, gates);
-                segment(some, weight, units + unit, width, {beside_ups, tile, tiles}, ups);
+                segment(some, weight, second + unit, width, {beside_ups, tile, tiles}, ups);
                 finish_gated(weight, gates, ups, some.count, unit, width, activation, out.data + first * out.stride,
                              out.stride);
                 first += some.count;

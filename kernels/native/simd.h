@@ -9,6 +9,9 @@
 #include <limits>
 
 #include <omp.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -89,7 +92,11 @@ inline Ints lanes() { return Ints{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 
 // e^x for x <= 0 with a relative error near 1e-7; NaN stays NaN.
 inline Floats exp_negative(Floats x) {
     const Floats floor = Floats{} - 87.0f;
+#if defined(__AVX512F__)
+    const Floats clamped = _mm512_max_ps(floor, x);  // of no number, the second
+#else
     const Floats clamped = x < floor ? floor : x;
+#endif
     const Floats magic = Floats{} + 12582912.0f;  // adding it rounds to a whole number in the low bits
     const Floats shifted = clamped * 1.44269504088896341f + magic;
     const Floats whole = shifted - magic;
@@ -101,6 +108,9 @@ inline Floats exp_negative(Floats x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(p, whole);
+#else
     Ints bits, exponent, base;
     std::memcpy(&bits, &p, sizeof bits);
     std::memcpy(&exponent, &shifted, sizeof exponent);
@@ -108,6 +118,7 @@ inline Floats exp_negative(Floats x) {
     bits += (exponent - base) << 23;
     std::memcpy(&p, &bits, sizeof p);
     return x == x ? p : x;
+#endif
 }
 
 // 1 / (1 + e^-x).
