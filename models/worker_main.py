@@ -102,8 +102,9 @@ class Server:
     def run(self) -> int:
         """Answer messages until one cannot be; the exit code."""
         while True:
-            message = self._next()
+            message: ToWorker | None = None
             try:
+                message = self._next()  # which may launch what a step has left
                 match message:
                     case None:
                         self._give()

@@ -22,7 +22,7 @@ from troupellm.protocol.frame_socket import FrameSocket
 from troupellm.protocol.frames import FrameError, PeerGone
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import StopProfile
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.worker import StepPlan, Ticket
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
@@ -224,6 +224,23 @@ async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None
     message = seat.link.receive(PATIENCE)
     assert isinstance(message, Failed)
     assert message.message == "the device is broken"
+    assert seat.end() == [EXIT_FAILED]
+    await seat.close()
+
+
+async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
+    device: HandDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(ticket: Ticket) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(device, "complete", complete)
+    device.late = {1}
+    seat = OnLink(device)
+    await seat.send(1)
+    message = seat.link.receive(PATIENCE)
+    assert isinstance(message, Failed)
+    assert message.message == "out of memory"
     assert seat.end() == [EXIT_FAILED]
     await seat.close()
 
