@@ -188,6 +188,36 @@ async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
     await elsewhere.close()
 
 
+async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_completed(
+    device: HandDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever left it ringing would never sleep again."""
+    device.late, device.at_once = {1}, {1, 2}
+    seat, launch, heard = OnLink(device), device.launch, threading.Event()
+    steps = seat._server._steps
+    assert steps is not None
+    landed = steps.landed
+
+    def launch_and_complete(plan: StepPlan) -> Ticket:
+        if plan.step == 2:
+            device.late.clear()
+        return launch(plan)
+
+    def note() -> None:
+        landed()
+        heard.set()
+
+    monkeypatch.setattr(device, "launch", launch_and_complete)
+    monkeypatch.setattr(steps, "landed", note)
+    encode = seat.link._codec.encode
+    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Launch(plan(2))))
+    assert [await seat.receive(), await seat.receive()] == [1, 2]
+    was_heard = heard.wait(PATIENCE)
+    await seat.close()
+    assert was_heard
+    assert "complete 1" not in device.calls
+
+
 @SEATS
 async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
     device.at_once = {1, 2, 3}
