@@ -137,7 +137,9 @@ class CudaDevice(Device):
         with _CAPTURING:
             torch.cuda.synchronize(self.torch_device)
             if self._stream is None:
-                self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+                # torch lends the streams of each priority in turn, again and again. Those of a higher one move no
+                # blocks meanwhile; and graphs, which keep it, come before kernels that do.
+                self._stream = torch.cuda.Stream(self.torch_device, priority=-1)  # type: ignore[no-untyped-call]
             if self._pool is None:
                 torch.cuda.empty_cache()  # the pool takes memory of its own
                 self._pool = torch.cuda.graph_pool_handle()

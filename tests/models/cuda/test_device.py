@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from troupellm.models.cuda import device
+from troupellm.models.cuda.block_mover import CudaMover
 from troupellm.models.cuda.device import CudaDevice, empty_cache
+from troupellm.models.offload.arena import HostArena
 
 
 class Recorded:
@@ -46,7 +49,7 @@ class Recorded:
             "current_device": lambda: 0,
             "is_initialized": lambda: True,
             "CUDAGraph": Graph,
-            "Stream": lambda device: "a stream",
+            "Stream": lambda device, priority=0: f"a stream of priority {priority}",
             "stream": stream,
             "synchronize": lambda device: self.note("synchronize"),
             "empty_cache": lambda: self.note("empty"),
@@ -61,7 +64,7 @@ class Recorded:
             self.unlocked.append(call)
 
 
-CAPTURE = [("on", "a stream"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
+CAPTURE = [("on", "a stream of priority -1"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
 
 
 def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +80,15 @@ def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: p
     assert gpu.graph_bytes == 0
     gpu.capture(lambda: None)
     assert cuda.calls.count("empty") == 2
+
+
+def test_no_block_is_moved_on_the_stream_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though torch, which has 32 streams of each priority, lends one of them to many; here it has but one."""
+    cuda = Recorded(monkeypatch)
+    CudaDevice().capture(lambda: None)
+    cache: Any = SimpleNamespace(storages=[], storage=SimpleNamespace(device=torch.device("cuda", 0)))
+    mover = CudaMover(cache, HostArena(1, 1))
+    assert ("on", mover._stream) not in cuda.calls
 
 
 def test_no_other_engine_captures_while_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
