@@ -15,7 +15,7 @@ from torch import Tensor
 
 from troupellm.models.cuda.batch import BatchMaker
 from troupellm.models.cuda.columns import COUNT, DRAWN, END, GREEDY, SLOT, WIDTH, choose
-from troupellm.models.cuda.device import Device, Graph
+from troupellm.models.cuda.device import Device, Graph, memory_errors
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder import RunnableDecoder
@@ -250,8 +250,9 @@ class DecodeGraphs:
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
         begin = self._clock()
-        self._compute(key, [])
-        self._device.record().wait()
+        with memory_errors():
+            self._compute(key, [])
+            self._device.record().wait()
         self._last = None  # its columns are overwritten
         self._warm = key
         self.capture_seconds += self._clock() - begin

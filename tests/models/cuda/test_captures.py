@@ -241,12 +241,17 @@ def test_nor_is_there_memory_after_rows_have_grown(llama: Pair) -> None:
     assert (runner.graphs.dispatcher.captured, device.refused) == (0, 1)
 
 
-def test_want_of_memory_before_a_capture_is_no_other(llama: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps are computed before it, which take memory, too."""
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("none left"), RuntimeError("Triton Error [CUDA]: out of memory")]
+)
+def test_want_of_memory_before_a_capture_is_no_other(
+    error: Exception, llama: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are computed before it, which take memory, too, and so do their kernels."""
     runner = device_runner(llama)
 
     def none_left(*_: object) -> None:
-        raise torch.OutOfMemoryError("none left")
+        raise error
 
     monkeypatch.setattr(runner.graphs, "decode", none_left)
     assert runner.idle()

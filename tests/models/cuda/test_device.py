@@ -101,6 +101,20 @@ def test_no_other_engine_captures_while_memory_is_given_back(monkeypatch: pytest
     assert not cuda.unlocked
 
 
+def test_want_of_memory_for_what_was_recorded_is_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the body has found none either."""
+    cuda = Recorded(monkeypatch)
+    cuda.damage = torch.AcceleratorError("CUDA error: out of memory")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        CudaDevice().capture(lambda: None)
+    assert caught.value.__cause__ is cuda.damage
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        CudaDevice().capture(raising(torch.OutOfMemoryError("none left")))
+    cuda.damage = torch.AcceleratorError("CUDA error: operation not permitted")
+    with pytest.raises(torch.AcceleratorError, match="not permitted"):
+        CudaDevice().capture(lambda: None)
+
+
 @pytest.mark.parametrize("damage", [None, RuntimeError("the capture was invalidated")])
 def test_a_capture_ends_where_its_body_fails(damage: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what failed is told, whatever the end says to it."""
