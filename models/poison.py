@@ -67,6 +67,8 @@ class Poison:
         """Of blocks that nobody holds: a load that fails, or does not write all, must show."""
         for block in blocks:
             self._fill(block, 0)
+        if self._storage.is_cuda:  # whose loads do not come behind what is launched here
+            torch.cuda.current_stream(self._storage.device).synchronize()
 
     def _from(self, table: list[int], index: int, place: int) -> None:
         """Positions from `place` of the table's block `index` on."""

@@ -102,8 +102,9 @@ class Server:
     def run(self) -> int:
         """Answer messages until one cannot be; the exit code."""
         while True:
-            message = self._next()
+            message: ToWorker | None = None
             try:
+                message = self._next()  # which may launch what a step has left
                 match message:
                     case None:
                         self._give()
@@ -131,8 +132,8 @@ class Server:
             except FrameTimeout:
                 if due:
                     return None
-                if busy:
-                    self._note_landings()
+                if self._bell is not None and self._bell.rung:  # perhaps for a step that is collected already
+                    self._note_landings(self._bell)
                 else:
                     patience = 0.0 if self._idle is not None and self._idle() else None
                 continue
@@ -140,11 +141,10 @@ class Server:
                 raise FrameError("something else than a plan came while a step is computed")
             return message
 
-    def _note_landings(self) -> None:
+    def _note_landings(self, bell: Bell) -> None:
         """The bell was rung."""
         assert self._steps is not None
-        assert self._bell is not None
-        for _ in range(self._bell.rings()):
+        for _ in range(bell.rings()):
             self._steps.landed()
 
     def _load(self, message: Load) -> None:

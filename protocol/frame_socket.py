@@ -30,6 +30,8 @@ class Bell:
 
     def __init__(self) -> None:
         self._heard, self._rope = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._heard, select.POLLIN)
 
     def fileno(self) -> int:
         """What is readable while it was rung and nobody has taken notice."""
@@ -38,6 +40,11 @@ class Bell:
     def ring(self) -> None:
         """Fit for any thread."""
         os.write(self._rope, b"!")
+
+    @property
+    def rung(self) -> bool:
+        """Whether `rings` would not wait."""
+        return bool(self._poll.poll(0))
 
     def rings(self) -> int:
         """How often it was rung since the last call; waits for the first time."""

@@ -111,6 +111,7 @@ _AS_THEY_ARE: dict[str, type[Exception]] = {
     "MemoryError": MemoryError,
     "OutOfMemoryError": MemoryError,
     "RuntimeError": RuntimeError,
+    "AcceleratorError": RuntimeError,
 }
 """Whose text tells whether memory was missing."""
 

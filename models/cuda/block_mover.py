@@ -1,6 +1,7 @@
 """Blocks between a GPU's cache and pinned host memory, on a stream of their own beside the steps."""
 
-from collections.abc import Sequence, Set as AbstractSet
+from collections.abc import Iterator, Sequence, Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,7 @@ class CudaMover(BlockMover):
     @torch.inference_mode()
     def store(self, begun: Gathered, moves: Sequence[Move]) -> None:
         """As `BlockMover`."""
-        with torch.cuda.stream(self._stream):
+        with self._copying():
             self._stream.wait_event(begun.ready)
             for move in moves:
                 target, begin = self._arena.tensor(move.place), 0
@@ -66,7 +67,6 @@ class CudaMover(BlockMover):
                     source = part[move.index % PIECE].view(-1)
                     target[begin : begin + source.numel()].copy_(source, non_blocking=True)
                     begin += source.numel()
-            self._wait()
         for done in begun.pieces[: moves[-1].index // PIECE]:  # moves come in order
             done.clear()
 
@@ -79,7 +79,7 @@ class CudaMover(BlockMover):
     @torch.inference_mode()
     def load(self, moves: Sequence[Move]) -> None:
         """As `BlockMover`."""
-        with torch.cuda.stream(self._stream):
+        with self._copying():
             index, begin = self._index([move.block for move in moves]), 0
             for view in self._views:
                 pieces, _, size = view.shape
@@ -89,12 +89,18 @@ class CudaMover(BlockMover):
                     row.view(-1).copy_(part, non_blocking=True)
                 view.index_copy_(1, index, staged.transpose(0, 1))
                 begin += pieces * size
-            self._wait()
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks).pin_memory().to(self._device, non_blocking=True)
 
-    def _wait(self) -> None:
-        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        done.record(self._stream)
-        done.synchronize()
+    @contextmanager
+    def _copying(self) -> Iterator[None]:
+        """On the stream of its own; all that is begun there is done behind it. Where something fails, too: blocks and
+        places are used anew then."""
+        with torch.cuda.stream(self._stream):
+            try:
+                yield
+            finally:
+                done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+                done.record(self._stream)
+                done.synchronize()

@@ -6,7 +6,8 @@ machines without one: its graphs call what they captured again, its events have 
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -89,6 +90,23 @@ class CudaEvent(Event):
         self._event.synchronize()
 
 
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """CUDA's own calls have no type of error for missing memory, as torch's allocator has; only the text says so.
+
+    Raises:
+        torch.OutOfMemoryError: in place of such an error.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if "out of memory" in str(error):
+            raise torch.OutOfMemoryError(str(error)) from error
+        raise
+
+
 class CudaGraph(Graph):
     """A CUDA graph."""
 
@@ -104,12 +122,16 @@ class CudaGraph(Graph):
             except Exception as error:
                 self._end_after(error)
                 raise
-            self._graph.capture_end()
+            with memory_errors():
+                self._graph.capture_end()
 
     def _end_after(self, error: Exception) -> None:
         """Stop recording; where that fails, torch's allocator goes on as if it recorded, and little can be freed."""
         try:
-            self._graph.capture_end()
+            with memory_errors():
+                self._graph.capture_end()
+        except torch.OutOfMemoryError:
+            pass  # for the graph, which is made of what was recorded behind the end of the capture
         except Exception as damage:
             error.add_note(f"its capture could not be ended: {damage}")
             if isinstance(error, torch.OutOfMemoryError):  # which is all there is to it only where the capture ended
@@ -137,7 +159,9 @@ class CudaDevice(Device):
         with _CAPTURING:
             torch.cuda.synchronize(self.torch_device)
             if self._stream is None:
-                self._stream = torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+                # torch lends the streams of each priority in turn, again and again. Those of a higher one move no
+                # blocks meanwhile; and graphs, which keep it, come before kernels that do.
+                self._stream = torch.cuda.Stream(self.torch_device, priority=-1)  # type: ignore[no-untyped-call]
             if self._pool is None:
                 torch.cuda.empty_cache()  # the pool takes memory of its own
                 self._pool = torch.cuda.graph_pool_handle()

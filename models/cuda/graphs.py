@@ -15,7 +15,7 @@ from torch import Tensor
 
 from troupellm.models.cuda.batch import BatchMaker
 from troupellm.models.cuda.columns import COUNT, DRAWN, END, GREEDY, SLOT, WIDTH, choose
-from troupellm.models.cuda.device import Device, Graph
+from troupellm.models.cuda.device import Device, Graph, memory_errors
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder import RunnableDecoder
@@ -84,7 +84,8 @@ class DecodeGraphs:
             the one to compute it with; None: there is none yet.
 
         Raises:
-            GraphCaptureError: a capture failed, and not for want of memory.
+            GraphCaptureError: a capture, or the step before it, failed, and not for want of memory.
+            RuntimeError: of the device, which steps that are under way have failed on.
         """
         self._renew()
         self.dispatcher.want(wanted)
@@ -104,6 +105,7 @@ class DecodeGraphs:
 
         Raises:
             GraphCaptureError: as `prepare`.
+            RuntimeError: as `prepare`.
         """
         self._renew()
         key = self.dispatcher.next_capture()
@@ -115,6 +117,7 @@ class DecodeGraphs:
     def _go_on(self, key: GraphKey, *, whole: bool = False) -> None:
         """Do one part of a capture, or all of it. Steps need graphs less than they need memory: when it has run out,
         those that there are have to do."""
+        self._device.record().wait()  # what is under way fails here, and no capture is blamed for it
         try:
             if self._warm != key:
                 self._warm_up(key)
@@ -129,6 +132,9 @@ class DecodeGraphs:
                 "gpu_memory_utilization or name fewer cudagraph_capture_sizes (%s)",
                 key.requests, key.queries, self.dispatcher.given_up, error,
             )  # fmt: skip
+        except Exception as error:
+            said = f"a CUDA graph of {key.requests} rows of {key.queries} could not be captured"
+            raise GraphCaptureError(said) from error
 
     def _renew(self) -> None:
         """The graphs that there are stand on memory of the rows."""
@@ -237,7 +243,6 @@ class DecodeGraphs:
             progress(LoadProgress(phase="warm_up", done=number, total=len(kinds)))
             self._warm_up(key)
         self._warm = None
-        self._device.record().wait()
 
     def _warm_up(self, key: GraphKey) -> None:
         """Compute such a step, of rows that all pad: it compiles, and sets up what is set up once."""
@@ -245,7 +250,9 @@ class DecodeGraphs:
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
         begin = self._clock()
-        self._compute(key, [])
+        with memory_errors():
+            self._compute(key, [])
+            self._device.record().wait()
         self._last = None  # its columns are overwritten
         self._warm = key
         self.capture_seconds += self._clock() - begin
@@ -266,14 +273,8 @@ class DecodeGraphs:
         self._warm = None
         found: list[Tensor] = []
         begin = self._clock()
-        try:
-            # Kept by nobody here, since it keeps these graphs: whoever drops them has their memory at once.
-            graph = self._device.capture(partial(self._compute, key, found))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            said = f"a CUDA graph of {key.requests} rows of {key.queries} could not be captured"
-            raise GraphCaptureError(said) from error
+        # Kept by nobody here, since it keeps these graphs: whoever drops them has their memory at once.
+        graph = self._device.capture(partial(self._compute, key, found))
         self._graphs[key] = (graph, found)
         self.capture_seconds += self._clock() - begin
         self.dispatcher.add(key)

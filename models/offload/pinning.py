@@ -5,6 +5,7 @@ freed.
 """
 
 import logging
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ def pin(memory: Tensor) -> None:
     """
     code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
     if code:
+        _clear_error()
         raise ConfigError(
             f"kv_offloading_size: {memory.nbytes} bytes of memory cannot be pinned (CUDA error {code}); lower it",
             param="kv_offloading_size",
@@ -37,5 +39,12 @@ def unpin(memory: Tensor) -> None:
     """Before it is freed. Never raises: a device that is broken is no reason to keep more than its memory."""
     code = int(torch.cuda.cudart().cudaHostUnregister(memory.data_ptr()))  # type: ignore[no-untyped-call]
     if code:
+        _clear_error()
         logger.warning("%d bytes of memory stay taken: they cannot be unpinned (CUDA error %d)", memory.nbytes, code)
         _STUCK.append(memory)
+
+
+def _clear_error() -> None:
+    """Launch something, whose check finds the error that CUDA keeps: the next one would be blamed for it otherwise."""
+    with suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(1)

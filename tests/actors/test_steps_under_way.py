@@ -22,7 +22,7 @@ from troupellm.protocol.frame_socket import FrameSocket
 from troupellm.protocol.frames import FrameError, PeerGone
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import StopProfile
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.worker import StepPlan, Ticket
 from troupellm.protocol.worker_link import (
     HELLO,
     Failed,
@@ -188,6 +188,36 @@ async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
     await elsewhere.close()
 
 
+async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_completed(
+    device: HandDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever left it ringing would never sleep again."""
+    device.late, device.at_once = {1}, {1, 2}
+    seat, launch, heard = OnLink(device), device.launch, threading.Event()
+    steps = seat._server._steps
+    assert steps is not None
+    landed = steps.landed
+
+    def launch_and_complete(plan: StepPlan) -> Ticket:
+        if plan.step == 2:
+            device.late.clear()
+        return launch(plan)
+
+    def note() -> None:
+        landed()
+        heard.set()
+
+    monkeypatch.setattr(device, "launch", launch_and_complete)
+    monkeypatch.setattr(steps, "landed", note)
+    encode = seat.link._codec.encode
+    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Launch(plan(2))))
+    assert [await seat.receive(), await seat.receive()] == [1, 2]
+    was_heard = heard.wait(PATIENCE)
+    await seat.close()
+    assert was_heard
+    assert "complete 1" not in device.calls
+
+
 @SEATS
 async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
     device.at_once = {1, 2, 3}
@@ -224,6 +254,23 @@ async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None
     message = seat.link.receive(PATIENCE)
     assert isinstance(message, Failed)
     assert message.message == "the device is broken"
+    assert seat.end() == [EXIT_FAILED]
+    await seat.close()
+
+
+async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
+    device: HandDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(ticket: Ticket) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(device, "complete", complete)
+    device.late = {1}
+    seat = OnLink(device)
+    await seat.send(1)
+    message = seat.link.receive(PATIENCE)
+    assert isinstance(message, Failed)
+    assert message.message == "out of memory"
     assert seat.end() == [EXIT_FAILED]
     await seat.close()
 

@@ -1,12 +1,15 @@
 """The debug allocator: what it poisons, and that reading it shows."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_model import write_tiny_model
 
+from troupellm.models.poison import Poison
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.worker import BlockCopy, NewRow, RowChange, SamplingState, StepPlan, StepResult
@@ -108,3 +111,22 @@ def test_tokens_of_forgotten_rows_are_poisoned(folder: Path) -> None:
     slot = worker._runner.rows.slot(0)
     step(worker, {}, retired=(0,))
     assert worker._runner.rows.tokens[slot].unique().tolist() == [0x7F7F7F7F]
+
+
+class OnGpu(torch.Tensor):
+    """On the CPU, and says it is not."""
+
+    is_cuda = True
+
+
+def test_a_gpu_has_poisoned_a_block_before_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads are copied on another stream."""
+    storage = torch.zeros(1, 1, 3, 1, SIZE).as_subclass(OnGpu)
+    cache: Any = SimpleNamespace(storage=storage, block_size=SIZE)
+    poison = Poison(cache, "nan", when_freed=False)
+    storage.zero_()
+    waits = list[list[bool]]()
+    stream = SimpleNamespace(synchronize=lambda: waits.append(storage[0, 0, :, 0].isnan().all(dim=1).tolist()))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    poison.before_loads({0, 2})
+    assert waits == [[True, False, True]]

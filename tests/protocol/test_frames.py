@@ -214,11 +214,13 @@ def test_a_bell_ends_the_wait_for_a_message(ends: Ends) -> None:
         near.receive()
     ringer.join()
     bell.ring()
+    assert bell.rung
     far.sendall(frame(HELLO) + frame(Word("here")))
     assert near.receive() == Word("here")  # what is said comes first
     with pytest.raises(FrameTimeout):
         near.receive()
     assert bell.rings() == 2
+    assert not bell.rung
     with pytest.raises(FrameTimeout):
         near.receive(0.0)
     bell.close()

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.support.decoder_pairs import Pair, make_prompt
 from tests.support.device_runner import check, device_runner, replay, script
 from tests.support.plan_script import plain
-from troupellm.models.cuda.device import CpuDevice, Graph
+from troupellm.models.cuda.device import CpuDevice, CpuEvent, Event, Graph
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.protocol.errors import GraphCaptureError
@@ -135,6 +137,73 @@ def test_a_capture_that_fails_meanwhile_fails_the_next_step(llama: Pair) -> None
     assert str(caught.value.__cause__) == "not permitted"
 
 
+class Faulty(CpuDevice):
+    """Tells of a fault when somebody waits for it, as GPUs do.
+
+    Attributes:
+        fault: of something that was launched.
+    """
+
+    fault: Exception | None = None
+
+    def record(self) -> Event:
+        return FaultyEvent(self)
+
+    def capture(self, body: Callable[[], None]) -> Graph:
+        self.record().wait()
+        return super().capture(body)
+
+
+class FaultyEvent(CpuEvent):
+    def __init__(self, device: Faulty) -> None:
+        self._device = device
+
+    def wait(self) -> None:
+        if self._device.fault is not None:
+            raise self._device.fault
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_no_capture_is_blamed_for_a_step_that_has_failed(warm: bool, llama: Pair) -> None:
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    told.decode(0, steps=2)
+    device = Faulty()
+    runner = device_runner(llama, (1,), device=device)
+    runner.run(told.plans[0])
+    if warm:
+        assert runner.idle()
+    device.fault = RuntimeError("an illegal memory access")
+    with pytest.raises(RuntimeError, match="an illegal memory access"):
+        runner.launch(told.plans[1])
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_step_before_a_capture_that_fails_is_a_capture_that_fails(
+    later: bool, llama: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """later: the device tells when it is waited for."""
+    told = script(llama)
+    told.add(0, make_prompt(8))
+    told.step({0: 8})
+    device, fault = Faulty(), RuntimeError("an illegal memory access")
+    runner = device_runner(llama, (4,), device=device)
+    decode = runner.graphs.decode
+
+    def failing(*given: Any) -> tuple[Tensor, Tensor]:
+        if not later:
+            raise fault
+        device.fault = fault
+        return decode(*given)
+
+    monkeypatch.setattr(runner.graphs, "decode", failing)
+    assert not runner.idle()
+    with pytest.raises(GraphCaptureError, match="could not be captured") as caught:
+        runner.launch(told.plans[0])
+    assert caught.value.__cause__ is fault
+
+
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("graphs", [0, 1])
 def test_without_memory_for_more_graphs_steps_do_with_those_there_are(
@@ -172,12 +241,17 @@ def test_nor_is_there_memory_after_rows_have_grown(llama: Pair) -> None:
     assert (runner.graphs.dispatcher.captured, device.refused) == (0, 1)
 
 
-def test_want_of_memory_before_a_capture_is_no_other(llama: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps are computed before it, which take memory, too."""
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("none left"), RuntimeError("Triton Error [CUDA]: out of memory")]
+)
+def test_want_of_memory_before_a_capture_is_no_other(
+    error: Exception, llama: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are computed before it, which take memory, too, and so do their kernels."""
     runner = device_runner(llama)
 
     def none_left(*_: object) -> None:
-        raise torch.OutOfMemoryError("none left")
+        raise error
 
     monkeypatch.setattr(runner.graphs, "decode", none_left)
     assert runner.idle()

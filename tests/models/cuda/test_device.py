@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from troupellm.models.cuda import device
+from troupellm.models.cuda.block_mover import CudaMover
 from troupellm.models.cuda.device import CudaDevice, empty_cache
+from troupellm.models.offload.arena import HostArena
 
 
 class Recorded:
@@ -46,7 +49,7 @@ class Recorded:
             "current_device": lambda: 0,
             "is_initialized": lambda: True,
             "CUDAGraph": Graph,
-            "Stream": lambda device: "a stream",
+            "Stream": lambda device, priority=0: f"a stream of priority {priority}",
             "stream": stream,
             "synchronize": lambda device: self.note("synchronize"),
             "empty_cache": lambda: self.note("empty"),
@@ -61,7 +64,7 @@ class Recorded:
             self.unlocked.append(call)
 
 
-CAPTURE = [("on", "a stream"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
+CAPTURE = [("on", "a stream of priority -1"), ("begin", "a pool", "thread_local"), "body", "end", "off"]
 
 
 def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,6 +82,15 @@ def test_cached_memory_is_given_back_before_the_first_graph_alone(monkeypatch: p
     assert cuda.calls.count("empty") == 2
 
 
+def test_no_block_is_moved_on_the_stream_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though torch, which has 32 streams of each priority, lends one of them to many; here it has but one."""
+    cuda = Recorded(monkeypatch)
+    CudaDevice().capture(lambda: None)
+    cache: Any = SimpleNamespace(storages=[], storage=SimpleNamespace(device=torch.device("cuda", 0)))
+    mover = CudaMover(cache, HostArena(1, 1))
+    assert ("on", mover._stream) not in cuda.calls
+
+
 def test_no_other_engine_captures_while_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Recorded(monkeypatch)
     gpu = CudaDevice()
@@ -87,6 +99,20 @@ def test_no_other_engine_captures_while_memory_is_given_back(monkeypatch: pytest
     empty_cache()
     assert cuda.calls.count("empty") == 3
     assert not cuda.unlocked
+
+
+def test_want_of_memory_for_what_was_recorded_is_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the body has found none either."""
+    cuda = Recorded(monkeypatch)
+    cuda.damage = torch.AcceleratorError("CUDA error: out of memory")
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        CudaDevice().capture(lambda: None)
+    assert caught.value.__cause__ is cuda.damage
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        CudaDevice().capture(raising(torch.OutOfMemoryError("none left")))
+    cuda.damage = torch.AcceleratorError("CUDA error: operation not permitted")
+    with pytest.raises(torch.AcceleratorError, match="not permitted"):
+        CudaDevice().capture(lambda: None)
 
 
 @pytest.mark.parametrize("damage", [None, RuntimeError("the capture was invalidated")])

@@ -81,5 +81,33 @@ def test_a_gather_leaves_nothing_beside_what_it_gives(
     assert made == held(begun) == (PIECE + 1) * bytes_of_block(cache)
 
 
+@pytest.mark.parametrize("kind", ["store", "load"])
+def test_what_was_begun_is_done_before_a_failure_is_told(
+    kind: str, cuda: None, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is told uses the blocks and places anew."""
+    copies, waits = list[torch.Tensor](), list[int]()
+    copy = torch.Tensor.copy_
+
+    def failing(self: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+        if copies:
+            raise RuntimeError("no more copies")
+        copies.append(self)
+        return copy(self, source, non_blocking)
+
+    def note() -> None:
+        waits.append(len(copies))
+
+    arena = HostArena(2, bytes_of_block(cache))
+    mover = CudaMover(cache, arena)
+    begun = mover.begin_stores([1, 2])
+    monkeypatch.setattr(torch.Tensor, "copy_", failing)
+    monkeypatch.setattr(torch.cuda.Event(), "synchronize", note)
+    moves = [Move(0, 1, 0), Move(1, 2, 1)]
+    with pytest.raises(RuntimeError, match="no more copies"):
+        mover.store(begun, moves) if kind == "store" else mover.load(moves)
+    assert waits == [1]
+
+
 def held(begun: block_mover.Gathered) -> int:
     return sum(part.untyped_storage().nbytes() for piece in begun.pieces for part in piece)

@@ -11,25 +11,39 @@ from troupellm.protocol.errors import ConfigError
 
 
 class Recorded:
-    """A CUDA that pins, and tells how its answers are to be."""
+    """A CUDA that pins, is told how to answer, and keeps the error of what has failed for whoever launches next."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pinned: dict[int, int] = {}
         """Bytes by address."""
-        self.code = 0
+        self.code = self.kept = 0
         monkeypatch.setattr(torch.cuda, "cudart", lambda: self.runtime)
         self.runtime = SimpleNamespace(cudaHostRegister=self.register, cudaHostUnregister=self.unregister)
+        empty = torch.empty
+        there = SimpleNamespace(fill_=self.launch)
+        monkeypatch.setattr(
+            torch, "empty", lambda *size, **more: there if more.get("device") == "cuda" else empty(*size, **more)
+        )
 
     def register(self, address: int, size: int, flags: int) -> int:
         assert flags == 1
         if not self.code:
             self.pinned[address] = size
-        return self.code
+        return self.answer()
 
     def unregister(self, address: int) -> int:
         if not self.code:
             del self.pinned[address]
+        return self.answer()
+
+    def answer(self) -> int:
+        self.kept = self.code or self.kept
         return self.code
+
+    def launch(self, _: float) -> None:
+        kept, self.kept = self.kept, 0
+        if kept:
+            raise RuntimeError(f"CUDA error {kept}")
 
 
 @pytest.fixture
@@ -62,6 +76,7 @@ def test_memory_that_cannot_be_pinned_is_refused(cuda: Recorded) -> None:
         HostArena(3, 100, pinned=True)
     assert caught.value.param == "kv_offloading_size"
     assert not cuda.pinned
+    cuda.launch(1.0)  # does not fail
 
 
 def test_memory_that_stays_pinned_goes_to_nobody_else(cuda: Recorded, caplog: pytest.LogCaptureFixture) -> None:
@@ -70,3 +85,4 @@ def test_memory_that_stays_pinned_goes_to_nobody_else(cuda: Recorded, caplog: py
     arena.release()
     assert [memory.nbytes for memory in pinning._STUCK] == [300]
     assert "300 bytes of memory stay taken" in caplog.text
+    cuda.launch(1.0)  # does not fail
