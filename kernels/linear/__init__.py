@@ -1,6 +1,6 @@
 """Matrix products with constant weights, in the layout that the device likes best.
 
-On a CPU in float32: few rows by compiled code (64, or up to 512 with AVX-512), more by oneDNN, both on one packed
+On a CPU in float32: few rows by compiled code (64; up to 4,096 with AVX-512), more by oneDNN, both on one packed
 weight; with AMX all by compiled code, since its tiles multiply float32 numbers in parts faster than oneDNN does whole
 ones; without a compiler by oneDNN alone. All else by torch. Quantized weights have paths of their own.
 """

@@ -18,10 +18,12 @@ from troupellm.kernels import native
 FEW_ROWS = 64
 """From here on oneDNN is as fast, or faster: with AVX2, with AMX, or where a panel is large; measured over shapes of
 models."""
+MANY_ROWS = 4096
+"""The same with AVX-512, where panels are small."""
 ANY_ROWS = 2**31 - 1
 """What the compiled code says where no number of rows is too many."""
-PANEL_BYTES = 512 * 1024
-"""Of a small panel: half of what a core's own cache holds, since rows have to go there too."""
+PANEL_BYTES = 768 * 1024
+"""Of a small panel: three quarters of what a core's own cache holds, since rows have to go there too."""
 PANELS = (64, 48, 32, 16)
 PADS = (1, 4, 16, 64)
 LANES = 16

@@ -23,7 +23,7 @@ constexpr int64_t kChunk = 64;  // keys
 
 // What a thread needs for a block, `columns` of 16 queries each.
 struct TileMemory {
-    std::vector<float> memory;
+    Memory<float> memory;
     uint16_t *query, *keys, *values, *weights;
     float *scores, *total, *best, *weight;
     int32_t* position;
@@ -31,9 +31,8 @@ struct TileMemory {
     void prepare(int64_t columns, int64_t size, int64_t parts) {
         const int64_t depth = (size + kTileDepth - 1) / kTileDepth * kTileDepth, queries = columns * kLanes;
         const int64_t halves = parts * (queries * depth + kChunk * (depth + size + 2 * kLanes));
-        grow(memory, halves / 2 + 2 * kLanes * kChunk + queries * (size + 3) + kLanes);
-        const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
-        query = reinterpret_cast<uint16_t*>((start + 63) / 64 * 64);
+        grow(memory, halves / 2 + 2 * kLanes * kChunk + queries * (size + 3));
+        query = reinterpret_cast<uint16_t*>(memory.data());
         keys = query + parts * queries * depth;
         values = keys + parts * kChunk * depth;
         weights = values + parts * kChunk * size;

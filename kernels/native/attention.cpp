@@ -55,15 +55,14 @@ void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weigh
 
 // What a thread needs for a block of queries: `rows` is tokens times heads of the group.
 struct Workspace {
-    std::vector<float> memory;
+    Memory<float> memory;
     float *query, *scores, *total, *keys, *values, *decoded, *best, *weight;
 
     void prepare(int64_t rows, int64_t size) {
         const int64_t strips = (size + 63) / 64;
-        const int64_t needed = rows * (size + 64 * strips + 2) + kKeys * (3 * size + kRows) + 16 + 2 * kLanes;
-        if (static_cast<int64_t>(memory.size()) < needed) memory.resize(needed);
-        const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
-        keys = reinterpret_cast<float*>((start + 63) / 64 * 64);
+        const int64_t needed = rows * (size + 64 * strips + 2) + kKeys * (3 * size + kRows) + 2 * kLanes;
+        grow(memory, needed);
+        keys = memory.data();
         values = keys + kKeys * size;
         decoded = values + kKeys * size;
         scores = decoded + kKeys * size;
@@ -204,7 +203,7 @@ struct Turn {
 // Whether the values of keys from `first` on before `last` are all finite: 0 times another one is no 0.
 template <typename Cell>
 bool finite(const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t first, int64_t last) {
-    thread_local std::vector<float> memory;
+    thread_local Memory<float> memory;
     grow(memory, cache.head_dim);
     Floats found = {};
     for (int64_t key = std::max<int64_t>(0, first); key < last; ++key) {

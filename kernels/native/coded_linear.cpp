@@ -104,8 +104,8 @@ const Tile kTiles[3][kMostRows][kMostColumns] = {TROUPE_CODED(kInt8), TROUPE_COD
 
 // Rows ready for tiles.
 struct Ready {
-    std::vector<float> normed, sums;
-    std::vector<const float*> x, row_sums;
+    Memory<float> normed, sums;
+    Memory<const float*> x, row_sums;
 
     void fit(int64_t rows, const CodedWeight& weight) {
         grow(normed, rows * weight.depth);

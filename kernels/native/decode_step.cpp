@@ -70,11 +70,11 @@ bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
 
 // What all layers are told of the step, and where its numbers lie.
 struct Step {
-    std::vector<Job> jobs;
-    std::vector<int64_t> rows, positions;  // rows [groups, count, kv_heads], where keys and values go
+    Memory<Job> jobs;
+    Memory<int64_t> rows, positions;  // rows [groups, count, kv_heads], where keys and values go
     std::vector<Plan> plans;
     std::vector<View> views;
-    std::vector<float> residual;
+    Memory<float> residual;
     Activations activations;
     Quantized quantized;
 

@@ -17,7 +17,7 @@ struct Rows {
 // The rows behind their norm, in memory of this thread.
 inline Rows ready_rows(const Inputs& x, int64_t depth) {
     if (x.norm == nullptr) return {x.data, x.stride, x.rows};
-    thread_local std::vector<float> memory;
+    thread_local Memory<float> memory;
     grow(memory, x.rows * depth);
     const int64_t whole = depth / kLanes * kLanes;
     for (int64_t r = 0; r < x.rows; ++r) {

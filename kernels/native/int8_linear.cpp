@@ -19,10 +19,12 @@ namespace {
 // A group is four inputs of 16 outputs. `Dots` are the sums of 16 outputs, `Weights` a group of the weight.
 #if defined(__AVX512VNNI__)
 constexpr int kAccumulators = 24;
-typedef __m512i Dots;
-typedef __m512i Weights;
-inline Weights group(const int8_t* from) { return _mm512_loadu_si512(from); }
-inline void dot(Dots& sum, int32_t x, const Weights& w) { sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(x), w); }
+typedef Ints Dots;
+typedef Ints Weights;
+inline Weights group(const int8_t* from) { return (Ints)_mm512_loadu_si512(from); }
+inline void dot(Dots& sum, int32_t x, const Weights& w) {
+    sum = (Ints)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)w);
+}
 #elif defined(__AVX2__)
 constexpr int kAccumulators = 4;
 struct Dots {
@@ -110,8 +112,8 @@ const Tile kTiles[kMostRows][kMostColumns] = {TILES(1), TILES(2), TILES(3), TILE
 
 // Row `row` of the inputs in eight bits: in line, or as tiles want it.
 void take(Quantized& memory, const Inputs& x, const Int8Weight& weight, int64_t row, bool in_tiles) {
-    static thread_local std::vector<float> normed;
-    static thread_local std::vector<uint8_t> values;
+    static thread_local Memory<float> normed;
+    static thread_local Memory<uint8_t> values;
     grow(normed, weight.depth);
     grow(values, weight.padded);
     const float* from = ready_row(x, row, weight.depth, normed.data());
@@ -152,8 +154,6 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
     static thread_local Quantized own;
     if (x.rows < 1) return;  // of a chunk of a prompt, behind which nothing is sampled
     const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
-    const int64_t parts = (rows + kMostRows - 1) / kMostRows;
-    const int64_t columns = columns_for(static_cast<int>((rows + parts - 1) / parts));
     const bool in_tiles = takes_tiles(rows);
     Quantized* inputs = &memory;
     if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
@@ -168,14 +168,17 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
     if (in_tiles) return multiply_shares<gated>(weight, memory, rows, activation, shares, write);
 #endif
     alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
-    for (int64_t share = shares.first(); shares.has(share); share = shares.next()) {
-        const int64_t end = shares.at(share + 1);
-        for (int64_t unit = shares.at(share), width; unit < end; unit += width) {
+    for (int64_t share = shares.first(); shares.has(share); share = shares.next(share)) {
+        const int64_t round = shares.round(share), number = shares.of_round(share), end = shares.at(number + 1);
+        const int64_t top = rows * round / shares.rounds(), some = rows * (round + 1) / shares.rounds() - top;
+        const int64_t parts = (some + kMostRows - 1) / kMostRows;
+        const int64_t columns = columns_for(static_cast<int>((some + parts - 1) / parts));
+        for (int64_t unit = shares.at(number), width; unit < end; unit += width) {
             width = weight.beside(unit) < end - unit ? weight.beside(unit) : end - unit;
             if (gated && weight.beside(units + unit) < width) width = weight.beside(units + unit);
             width = width < columns ? width : columns;
             for (int64_t part = 0; part < parts; ++part) {
-                const int64_t begin = rows * part / parts, count = rows * (part + 1) / parts - begin;
+                const int64_t begin = top + some * part / parts, count = top + some * (part + 1) / parts - begin;
                 sums_of(*inputs, begin, count, weight, unit, width, first);
                 if (gated) sums_of(*inputs, begin, count, weight, units + unit, width, second);
                 for (int64_t r = 0; r < count; ++r) {
@@ -205,8 +208,9 @@ Quantized& fitting(int64_t rows, const Int8Weight& weight) {
 troupe::Shares troupe::shares_of(const Int8Weight& weight, bool gated, int64_t rows, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
     const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
-    if (rows <= kFewRows || !takes_tiles(rows)) return {units, panel, weight.outs * weight.padded, threads};
-    return {units, panel, blocks_of(weight, rows, threads)};
+    const int64_t rounds = takes_tiles(rows) ? blocks_of(weight, rows, threads) : rounds_of(rows, threads);
+    if (rows > kFewRows) return {units, panel, rounds};
+    return {units, panel, weight.outs * weight.padded, threads};
 }
 
 void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory,
@@ -262,4 +266,10 @@ extern "C" void int8_linear_gated(const Int8Weight* weight, const float* x, int6
 }
 
 // Up to how many rows these products are as fast as oneDNN's; 0: that depends on the weight.
-extern "C" void int8_many_rows(int64_t* rows) { *rows = amx_allowed() ? std::numeric_limits<int32_t>::max() : 0; }
+extern "C" void int8_many_rows(int64_t* rows) {
+#if defined(__AVX512VNNI__)
+    *rows = std::numeric_limits<int32_t>::max();
+#else
+    *rows = 0;
+#endif
+}

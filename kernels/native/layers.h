@@ -89,17 +89,17 @@ private:
     Shares shares_;
 };
 
-// What lies between the products of one layer, for all layers; kept: the rows of `attended` that the last one goes on with.
+// What lies between the products of one layer, for all layers. wide: what leaves the first product, and later the gated
+// one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer goes on with.
 struct Activations {
-    std::vector<float> projected, attended, kept, gated;
+    Memory<float> wide, attended, kept;
     Quantized quantized;
 
     void fit(const Layer& layer, int64_t rows, int64_t num_kept) {
         const int64_t width = layer.heads->heads * layer.heads->head_dim;
-        grow(projected, rows * layer.qkv.outs());
+        grow(wide, rows * std::max(layer.qkv.outs(), layer.gate_up.outs() / 2));
         grow(attended, rows * width);
         grow(kept, num_kept * width);
-        grow(gated, rows * (layer.gate_up.outs() / 2));
     }
 };
 
@@ -152,8 +152,8 @@ private:
         const Rotation angles = heads.half ? model_.rotations[layer.rotation] : Rotation{};
         const int64_t width = layer.qkv.outs();
         parts_[4 * number].run({residual, model_.hidden, rows_, layer.attention_norm, layer.eps},
-                               {memory_.projected.data(), width, false, 1.0f});
-        attention_part({&heads, view.plan, memory_.projected.data(), width, rows_, model_.caches[number].keys,
+                               {memory_.wide.data(), width, false, 1.0f});
+        attention_part({&heads, view.plan, memory_.wide.data(), width, rows_, model_.caches[number].keys,
                         model_.caches[number].values, model_.cells, view.rows, positions, angles.cosines, angles.sines,
                         memory_.attended.data(), heads.heads * heads.head_dim});
 #pragma omp barrier
@@ -166,8 +166,8 @@ private:
         const Output sum{residual, hidden, true, static_cast<float>(layer.multiplier)};
         parts_[4 * number + 1].run({attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum);
         parts_[4 * number + 2].run_gated({residual, hidden, rows, layer.feed_forward_norm, layer.eps}, layer.activation,
-                                         {memory_.gated.data(), inner, false, 1.0f});
-        parts_[4 * number + 3].run({memory_.gated.data(), inner, rows, nullptr, 0.0}, sum);
+                                         {memory_.wide.data(), inner, false, 1.0f});
+        parts_[4 * number + 3].run({memory_.wide.data(), inner, rows, nullptr, 0.0}, sum);
     }
 
     // to [kept, width] = the rows of `from` that are kept.

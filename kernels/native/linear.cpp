@@ -37,15 +37,15 @@ constexpr int64_t kFar = 2048;  // floats ahead of what is read: beyond the page
 constexpr int64_t kStreams = 1;
 #endif
 
-// Up to so many rows oneDNN is no faster, given that the panels are small; measured over shapes of models.
+// Up to so many rows oneDNN is no faster by more than what comes before and behind its products takes, given that the
+// panels are small; measured over shapes of models.
 #if defined(__AVX512F__) && !defined(__AMX_TILE__)
-constexpr int64_t kManyRows = 512;
+constexpr int64_t kManyRows = 4096;
 #else
 constexpr int64_t kManyRows = troupe::kFewRows;
 #endif
 
 constexpr int64_t kRoomy = 64 * 1024;  // numbers of a panel: a core's own cache holds four
-constexpr int64_t kRoundRows = 128;  // of many rows, that a thread goes through a weight with
 
 // A segment of the weight, as wide as the one at hand, that is fetched while that is used `turns` times: its place, or
 // null.
@@ -104,13 +104,6 @@ void segment(const Rows& x, const FloatWeight& weight, int64_t unit, int64_t wid
     }
 }
 
-// How often all outputs are dealt out: many rows are cut into rounds, equally many for each thread, so that it works on
-// rows of its own and all have the same to do, however few panels there are.
-int64_t rounds_of(int64_t rows, int64_t threads) {
-    const int64_t each = (rows + kRoundRows * threads - 1) / (kRoundRows * threads);
-    return rows > kFewRows && kManyRows > kFewRows ? std::min(each * threads, kMostRounds) : 1;
-}
-
 // The rows cut into products of about equally many: the rows of number `tile`.
 Rows cut(const Rows& x, int64_t tile, int64_t tiles) {
     const int64_t first = x.count * tile / tiles;
@@ -147,7 +140,7 @@ struct Units {
 troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
     const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
-    const int64_t rounds = splits(weight, rows) ? 1 : rounds_of(rows, threads);
+    const int64_t rounds = kManyRows > kFewRows && !splits(weight, rows) ? rounds_of(rows, threads) : 1;
     if (rounds > 1) return {units, panel, rounds};
     const bool many = splits(weight, rows) && rows > kRowsOfTiles;
     return {units, panel, weight.outs * weight.padded * 4, threads,

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "rows.h"
@@ -48,8 +49,8 @@ struct Int8Weight {
 
 // Rows in eight bits with their scales. There is room for 32 at a time, since tiles are read as a whole.
 struct Quantized {
-    std::vector<uint8_t> values;
-    std::vector<float> scales;
+    Memory<uint8_t> values;
+    Memory<float> scales;
 
     void fit(int64_t rows, const Int8Weight& weight) {
         grow(values, (rows + 31) / 32 * 32 * weight.padded);
@@ -66,6 +67,14 @@ struct Output {
 };
 
 constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the memory, beyond as long as the arithmetic
+constexpr int64_t kRoundRows = 128;  // of many rows, that a thread goes through a weight with
+
+// How often all outputs are dealt out: many rows are cut into rounds, equally many for each thread, so that it works on
+// rows of its own and all have the same to do, however few panels there are.
+inline int64_t rounds_of(int64_t rows, int64_t threads) {
+    const int64_t each = (rows + kRoundRows * threads - 1) / (kRoundRows * threads);
+    return rows > kFewRows ? std::min(each * threads, kMostRounds) : 1;
+}
 
 // How outputs of a weight are dealt out in one product.
 Shares shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads);

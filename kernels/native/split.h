@@ -198,13 +198,12 @@ public:
         tiles_ = whole_tiles(count) / 16;
         const int64_t pieces = tiles_ > 2 ? (steps_ + kSteps - 1) / kSteps : 1;  // a pair of tiles takes all in one
         length_ = (steps_ + pieces - 1) / pieces;
-        grow(memory_, tiles_ * steps_ * kParts * kWords + 16);
-        rows_ = reinterpret_cast<uint32_t*>((reinterpret_cast<uintptr_t>(memory_.data()) + 63) / 64 * 64);
+        grow(memory_, tiles_ * steps_ * kParts * kWords);
         const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
         for (int64_t tile = 0; tile < tiles_; ++tile)
             for (int64_t step = 0; step < steps_; ++step) {
-                uint32_t* const into = rows_ + place(tile, step);
+                uint32_t* const into = memory_.data() + place(tile, step);
                 const __mmask16 low = first(depth - step * kDepthOfTile);
                 const __mmask16 high = first(depth - step * kDepthOfTile - 16);
                 for (int64_t i = 0; i < 16; ++i) {
@@ -246,7 +245,7 @@ private:
     template <int tiles>
     void piece(const Columns& columns, int64_t begin, Fetch& fetch, float* sums) const {
         alignas(64) uint32_t outs[kSteps * tiles * kParts * kWords];
-        const uint32_t* const rows = rows_ + place(0, begin);
+        const uint32_t* const rows = memory_.data() + place(0, begin);
         const int64_t apart = place(1, begin) - place(0, begin), steps = std::min(length_, steps_ - begin);
         split_piece<tiles>(rows, apart, columns, begin, steps, tiles_ > 2 ? kSteps : 2, outs, fetch, sums);
         for (int64_t tile = 2; tile < tiles_; tile += 2)
@@ -254,8 +253,7 @@ private:
     }
 
     int64_t depth_ = 0, steps_ = 0, length_ = 0, tiles_ = 0;
-    std::vector<uint32_t> memory_;
-    uint32_t* rows_ = nullptr;
+    Memory<uint32_t> memory_;
 };
 
 #endif

@@ -43,7 +43,7 @@ void look_ahead(const FloatWeight& weight, const Span& next, int count, Segment*
 template <bool gated, typename Use>
 void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use use) {
     thread_local SplitRows split;
-    thread_local std::vector<float> memory;
+    thread_local Memory<float> memory;
     const AmxScope scope;
     const int64_t blocks = blocks_of(x.rows), size = whole_tiles(std::min(x.rows, kBlockRows)) * 64;
     const int most = x.rows > kRowsOfTiles ? kPanels : 1 + gated;  // few rows are read whole for each panel

@@ -1,9 +1,9 @@
-"""Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows where there are no tiles.
+"""Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows with AVX2.
 
 The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of
-the memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With the
-processor's tiles (AMX) it takes any number of rows, since what comes before and behind a product costs no further walk
-through its inputs and outputs. All are exact, so that a row's result depends neither on the number of rows nor on who
+the memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's
+products of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows, since what comes before and
+behind a product costs no further walk through its inputs and outputs. All are exact, so that a row's result depends neither on the number of rows nor on who
 computes it.
 """
 
@@ -22,7 +22,7 @@ from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
 from troupellm.kernels.quantized.int8 import Int8Channel, quantize_rows
 
 FEW_ROWS = 32
-"""What compiled products may take without tiles: beyond, oneDNN is as fast."""
+"""What compiled products may take with AVX2: beyond, oneDNN is as fast."""
 FEW_WIDE_ROWS, WIDE = 16, 16384
 """The same of weights with so many outputs, such as a head: oneDNN writes long rows faster."""
 EXACT_DEPTH = 1024
@@ -220,7 +220,7 @@ def row_quantizer() -> native.Function | None:
 
 @functools.cache
 def many_rows() -> int:
-    """What compiled products take of any weight; 0 where the processor has no tiles."""
+    """What compiled products take of any weight; 0 with AVX2."""
     library = native.load()
     rows = np.zeros(1, dtype=np.int64)
     if library is not None:
