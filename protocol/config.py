@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.kv_events import EventDetail
@@ -285,7 +286,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         except msgspec.ValidationError as error:
             if isinstance(error.__cause__, ConfigError):  # a section's own check, which names the setting
                 raise error.__cause__ from None
-            text, _, path = str(error).partition(" - at `$.")
+            text, _, path = with_allowed_values(error, cls).partition(" - at `$.")
             name = path.rstrip("`").rsplit(".", maxsplit=1)[-1]
             raise ConfigError(f"{name}: {text}", param=name) from None
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import ConfigError
 
 NAME: Final = "speculative_config"
@@ -179,7 +180,7 @@ def read_speculative_config(value: Any) -> SpeculativeConfig | None:
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
-        text, _, path = str(error).partition(" - at `$.")
+        text, _, path = with_allowed_values(error, SpeculativeConfig).partition(" - at `$.")
         raise _error(path.rstrip("`"), f"is wrong: {text}") from None
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
+from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
 from troupellm.server.exchange import Exchange, Message
@@ -132,7 +133,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), "the request body") from None
+        raise invalid_field(with_allowed_values(error, kind), "the request body") from None
 
 
 def _bare(raw: bytes) -> bytes:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.sizes import human_int
@@ -221,7 +222,7 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
     try:
         return msgspec.convert(settings, ServerConfig)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
+        text, _, path = with_allowed_values(error, ServerConfig).partition(" - at `$.")
         raise ConfigError(f"{path.rstrip('`')}: {text}", param=path.rstrip("`")) from None
 
 

@@ -88,7 +88,7 @@ def test_one_of_a_few_numbers_is_one_wherever_it_is_given(tmp_path: Path, capsys
     with pytest.raises(SystemExit):
         parse("--overload-status", "500")
     assert "--overload-status: invalid choice" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="^TROUPE_OVERLOAD_STATUS: Invalid enum value 500$"):
+    with pytest.raises(ConfigError, match=r"^TROUPE_OVERLOAD_STATUS: Invalid enum value 500 \(allowed: 429, 503\)$"):
         parse(environment={"TROUPE_OVERLOAD_STATUS": "500"})
     with pytest.raises(ConfigError, match="^TROUPE_OVERLOAD_STATUS: 'full' is not understood$"):
         parse(environment={"TROUPE_OVERLOAD_STATUS": "full"})
