@@ -35,6 +35,8 @@ class DeviceSpans:
     queries: int = 1
     trees: Mapping[int | None, DeviceTree] | None = None
     """Of rows behind the first `decode_rows`, by how many keys a token sees."""
+    owners: Tensor | None = None
+    """int64 [tokens], the row that each token is of; None where every row has `queries` tokens, in order."""
 
 
 GroupPlanner = Callable[[Tensor, DeviceSpans, int | None], Plan]
@@ -70,8 +72,7 @@ def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape) -> Devi
     """Every token is a row, as the kernel for latent vectors wants them."""
     count = spans.num_tokens
     tokens = torch.arange(count, dtype=torch.int32, device=tables.device)
-    order = torch.argsort(spans.starts)
-    owner = order[torch.searchsorted(spans.starts[order], tokens, right=True) - 1]
+    owner = tokens // spans.queries if spans.owners is None else spans.owners
     context_lens = (spans.context_lens[owner] - spans.stops[owner] + tokens + 1).clamp_(min=0)
     return DevicePlan(
         tables[owner], tokens, tokens + 1, context_lens, shape=shape, num_tokens=count, decode_rows=count
