@@ -342,7 +342,7 @@ class CudaRunner(ModelRunner):
             inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
         batch = self._maker.make(
             DeviceSpans(narrow[0], narrow[1], narrow[2], by_token.shape[1], int(single.sum()), trees=trees,
-                        owners=by_token[2]),
+                        owners=by_token[2], known=table[1:]),
             by_row[0], by_token[0], by_token[1], self.rows, sent[3], text=text, inputs=inputs,
         )  # fmt: skip
         return sent[0], self._forward(batch, [] if tapped is None else tapped)
