@@ -1,6 +1,9 @@
 """What the load log says besides sizes and progress."""
 
+from dataclasses import replace
+
 from troupellm.kernels.native.build import to_be_built
+from troupellm.kernels.paged_attention.backends import Planner, choose
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
@@ -9,6 +12,15 @@ def tell_compiling(progress: ProgressSink, *, on_cpu: bool) -> None:
     """Say why the first start on a machine takes longer."""
     if on_cpu and to_be_built():
         progress(LoadProgress(phase="resolve", detail="compiling the CPU's kernels, once on this machine"))
+
+
+def attention_note(attention: Planner) -> str:
+    """Who computes it, and that `--batch-invariant` costs more than usual where the fast kernels cannot do it."""
+    name, needs = attention.backend.name, attention.needs
+    without = choose(replace(needs, batch_invariant=False)).name
+    if choose(needs).name == without:
+        return f"attention: {name}"
+    return f"attention: {name}, token by token and without graphs for batch_invariant: much slower than {without}"
 
 
 def rope_notes(model: DecoderConfig, max_model_len: int) -> list[str]:

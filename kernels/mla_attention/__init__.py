@@ -14,7 +14,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.paged_attention import Plan, dense, paged_attention
-from troupellm.kernels.paged_attention.plan import AttentionPlan, PrefillSpan
+from troupellm.kernels.paged_attention.device_plan import DevicePlan
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+
+MOST_EXPANDED = 1 << 19
+"""Keys that are made at once, of all heads together: some hundreds of MB with their values."""
+MOST_MASKED = 1 << 26
+"""Pairs of a token and a key that one mask is for."""
 
 
 def mla_attention(
@@ -26,7 +32,8 @@ def mla_attention(
     Args:
         query: [tokens, heads, plain + rotated], contiguous; as many tokens as the plan has.
         cache: [blocks, 1, block_size, latent + rotated], contiguous, the type of `query` or one of `kernels.kv_codes`.
-        plan: of one KV head of the cache's width. What is not planned for this machine's CPU is absorbed.
+        plan: of one KV head of the cache's width, without a window. Absorbed is what is not planned for this machine's
+            CPU, and no long row of a `DevicePlan`.
         key_weight: [heads, plain, latent].
         value_weight: [heads, value, latent].
         scale: of the scores, before the softmax.
@@ -35,7 +42,10 @@ def mla_attention(
     Returns:
         [tokens, heads, value], contiguous, the type of `query`.
     """
-    least = expanding_tokens(key_weight, value_weight, query.shape[2] - key_weight.shape[1])
+    if isinstance(plan, DevicePlan) and plan.others is not None:
+        return _with_long_rows(query, cache, plan, plan.others, key_weight, value_weight, scale)
+    (_, plain, latent), value = key_weight.shape, value_weight.shape[1]
+    least = expanding_tokens(plain, value, latent, query.shape[2] - plain)
     if batch_invariant or not isinstance(plan, AttentionPlan) or not _expands(plan, least):
         parts = torch.split(query, 1) if batch_invariant else (query,)
         absorbed = torch.cat([_absorb(part, key_weight) for part in parts])
@@ -45,7 +55,8 @@ def mla_attention(
     for span in plan.prefills:
         own = query[span.tokens]
         if own.shape[0] >= least:
-            out[span.tokens] = _expanded(own, cache, span, key_weight, value_weight, scale)
+            held = dense.gather(cache, span.gather, 1, query.dtype)[0, 0, span.keys]
+            out[span.tokens] = _expanded(own, held, key_weight, value_weight, scale)
         else:
             mixed = dense.prefill(_absorb(own, key_weight), cache, cache, span, scale)
             out[span.tokens] = _values(mixed, value_weight)
@@ -55,13 +66,12 @@ def mla_attention(
     return out
 
 
-def expanding_tokens(key_weight: Tensor, value_weight: Tensor, rotated: int) -> int:
+def expanding_tokens(plain: int, value: int, latent: int, rotated: int) -> int:
     """From so many tokens of one row on, making its keys and values costs less than working with latent vectors.
 
     Per head and key, a token multiplies `latent + rotated` numbers for its score and `latent` for the value absorbed,
     `plain + rotated` and `value` expanded; to expand a key and its value takes `latent * (plain + value)`.
     """
-    (_, plain, latent), value = key_weight.shape, value_weight.shape[1]
     saved = (latent + rotated + latent) - (plain + rotated + value)
     return max(2, -(-latent * (plain + value) // saved)) if saved > 0 else 1 << 30
 
@@ -81,17 +91,47 @@ def _values(mixed: Tensor, value_weight: Tensor) -> Tensor:
     return torch.einsum("thl,hvl->thv", mixed[..., : value_weight.shape[2]], value_weight).contiguous()
 
 
-def _expanded(
-    query: Tensor, cache: Tensor, span: PrefillSpan, key_weight: Tensor, value_weight: Tensor, scale: float
-) -> Tensor:
-    """Attention of one row's consecutive tokens [tokens, heads, plain + rotated], to [tokens, heads, value]."""
-    heads, _, latent = key_weight.shape
-    held = dense.gather(cache, span.gather, 1, query.dtype)[0, 0, span.keys]
-    rotated = held[None, :, latent:].expand(heads, -1, -1)
-    keys = torch.cat((held[:, :latent] @ key_weight.transpose(1, 2), rotated), dim=-1)
-    values = held[:, :latent] @ value_weight.transpose(1, 2)
-    attended = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys[None], values[None], attn_mask=span.mask, is_causal=span.mask is None,
-        scale=scale,
-    )  # fmt: skip
-    return attended[0].transpose(0, 1)
+def _with_long_rows(
+    query: Tensor, cache: Tensor, plan: DevicePlan, others: Tensor, key_weight: Tensor, value_weight: Tensor,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    out = query.new_empty(query.shape[0], *value_weight.shape[:2])
+    for row in plan.long:
+        held = dense.gather(cache, row.blocks, 1, query.dtype)[0, 0, : row.keys]
+        out[row.tokens] = _expanded(query[row.tokens], held, key_weight, value_weight, scale)
+    if plan.num_tokens:
+        mixed = paged_attention(_absorb(query[others], key_weight), cache, cache, plan, scale)
+        out.index_copy_(0, others.long(), _values(mixed, value_weight))
+    return out
+
+
+def _expanded(query: Tensor, held: Tensor, key_weight: Tensor, value_weight: Tensor, scale: float) -> Tensor:
+    """Attention of a row's last tokens [tokens, heads, plain + rotated], to [tokens, heads, value].
+
+    Heads and tokens are taken a few at a time where the context is long, so that it fits into memory.
+
+    Args:
+        held: [keys, latent + rotated], all that is cached of the row.
+    """
+    (heads, _, latent), (tokens, keys) = key_weight.shape, (query.shape[0], held.shape[0])
+    past = keys - tokens
+    # 0 times a value that is no finite number is no 0: nobody multiplies it, and who sees it becomes NaN.
+    bad = ~held.isfinite().all(dim=1)
+    held = held.masked_fill(bad[:, None], 0)
+    out = query.new_empty(tokens, heads, value_weight.shape[1])
+    some_heads, some_tokens = max(1, MOST_EXPANDED // keys), max(1, MOST_MASKED // keys) if past else tokens
+    for head in range(0, heads, some_heads):
+        these = slice(head, head + some_heads)
+        plain = held[:, :latent] @ key_weight[these].transpose(1, 2)
+        made = torch.cat((plain, held[None, :, latent:].expand(plain.shape[0], -1, -1)), dim=-1)
+        values = held[:, :latent] @ value_weight[these].transpose(1, 2)
+        for first in range(0, tokens, some_tokens):
+            own = query[first : first + some_tokens, these].transpose(0, 1)
+            seen = past + first + own.shape[1]
+            mask = own.new_ones(own.shape[1], seen, dtype=torch.bool).tril(past + first) if past else None
+            attended = functional.scaled_dot_product_attention(
+                own[None], made[None, :, :seen], values[None, :, :seen], attn_mask=mask, is_causal=mask is None,
+                scale=scale,
+            )  # fmt: skip
+            out[first : first + some_tokens, these] = attended[0].transpose(0, 1)
+    return out.masked_fill_((bad.cumsum(0)[past:] > 0)[:, None, None], float("nan"))

@@ -34,6 +34,7 @@ CASES = (
     Case("prefill", (0,), (60,)),
     Case("short_prefill", (40, 0), (17, 18)),
     Case("mixed", (9, 0, 33, 12), (1, 70, 3, 20)),
+    Case("long_rows", (9, 0, 33, 21), (1, 50, 3, 40)),
     Case("bfloat16", (9, 0), (1, 48), dtype=torch.bfloat16),
 )
 

@@ -129,6 +129,18 @@ class DeviceTree:
     """int32 [tokens]."""
 
 
+@dataclass(frozen=True, slots=True)
+class LongRow:
+    """A row of latent vectors whose keys and values are worth making, for it has many query tokens."""
+
+    tokens: slice
+    """Of the flat batch."""
+    blocks: Tensor
+    """int64 [blocks]."""
+    keys: int
+    """The first so many of the blocks; its last tokens are those of this step."""
+
+
 class DevicePlan:
     """Query tokens and their keys on a device.
 
@@ -136,13 +148,15 @@ class DevicePlan:
         shape: of the layers that read the plan.
         num_tokens: query tokens of all rows.
         decode, extend: the rows, by the kernel that computes them.
+        long: rows of the flat batch beside those of the plan.
+        others: int32 [num_tokens], where the plan's tokens lie in the flat batch; None is in this order, without gaps.
     """
 
     def __init__(
         self, block_tables: Tensor, query_starts: Tensor, query_stops: Tensor, context_lens: Tensor, *,
         shape: AttentionShape, num_tokens: int, decode_rows: int, queries: int = 1,
         decode: Launch | None = None, extend: Launch | None = None, programs: int | None = None,
-        tree: DeviceTree | None = None,
+        tree: DeviceTree | None = None, long: tuple[LongRow, ...] = (), others: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Plan over tensors that may be written to again, after which `refresh` is due.
 
@@ -156,10 +170,11 @@ class DevicePlan:
             decode, extend: tile sizes other than those from the tables.
             programs: of the decode kernel's grid, if not as many as the device holds.
             tree: of rows behind the first `decode_rows`; not for latent vectors.
+            long, others: as the attributes; for latent vectors only.
         """
         if tree is not None and shape.latent:
             raise ValueError("a tree does not go with latent vectors")
-        self.shape, self.num_tokens = shape, num_tokens
+        self.shape, self.num_tokens, self.long, self.others = shape, num_tokens, long, others
         self.decode: DecodePart | None = None
         self.extend: ExtendPart | None = None
         device, rows = block_tables.device, block_tables.shape[0]

@@ -48,7 +48,7 @@ def decode_kernel(
             tl.maximum(context - QUERIES + 1 - WINDOW, 0) if WINDOW > 0 else 0, context,
             context - QUERIES + 1 + token, None, None, None, block_stride, pre_scale, post_scale,
             ROW=ROW, HEAD_DIM=HEAD_DIM, DIM=DIM, PAGE=PAGE, TILE=TILE, WINDOW=WINDOW,
-            SOFT_CAP=SOFT_CAP, MASKED=True,
+            SOFT_CAP=SOFT_CAP, MASKED=True, GUARDED=QUERIES > 1,
         )  # fmt: skip
         if (tile == first) & (end == last):
             result = finish(acc, maximum, total, sinks, heads, valid)

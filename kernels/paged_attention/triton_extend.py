@@ -66,17 +66,17 @@ def extend_kernel(
             acc, maximum, total = attend(
                 q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, begin, whole_begin,
                 oldest, context, limits, floors, base, nodes, block_stride, pre_scale, post_scale,
-                ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
+                ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True, True,
             )  # fmt: skip
         acc, maximum, total = attend(
             q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, whole_begin, whole_end,
             oldest, context, limits, floors, base, nodes, block_stride, pre_scale, post_scale,
-            ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, False,
+            ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, False, False,
         )  # fmt: skip
         acc, maximum, total = attend(
             q, acc, maximum, total, key_head, value_head, key_scale, value_scale, table, whole_end, end,
             oldest, context, limits, floors, base, nodes, block_stride, pre_scale, post_scale,
-            ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True,
+            ROW, HEAD_DIM, DIM, PAGE, TILE, WINDOW, SOFT_CAP, True, True,
         )  # fmt: skip
         result = finish(acc, maximum, total, sinks, heads, valid)
         there = out + at[:, None] * out_stride + (heads * HEAD_DIM)[:, None] + dims[None, :]

@@ -10,7 +10,7 @@ computed: a table load that the tile's own loads wait for would cost the pipelin
 import triton
 import triton.language as tl
 
-from troupellm.kernels.triton_support.language import LOG2_E, cast, dot, tanh
+from troupellm.kernels.triton_support.language import LOG2_E, cast, dot, not_finite, tanh
 
 NEVER = tl.constexpr(-1.0e30)
 """Where a running maximum begins: finite, because -inf minus -inf is NaN."""
@@ -43,7 +43,7 @@ def attend(
     query, acc, maximum, total, keys, values, key_scales, value_scales, table, begin, end, oldest, context, limits,
     floors, base, nodes, block_stride, pre_scale, post_scale,
     ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr, GUARDED: tl.constexpr,
 ):  # fmt: skip
     """Go on with a softmax over tiles [begin, end).
 
@@ -61,6 +61,8 @@ def attend(
             all.
         ROW: elements from one key to the next: HEAD_DIM, or more where a scale lies behind it.
         MASKED: False where every row sees all keys of all tiles.
+        GUARDED: rows see different keys: a value that is no finite number makes those NaN that see it, and no others,
+            although 0 times such a value is no 0.
     """
     offsets, dims = tl.arange(0, TILE), tl.arange(0, DIM)
     block = block_ids(table, begin, oldest, context, PAGE, TILE)
@@ -102,6 +104,15 @@ def attend(
                 bits = (nodes[:, None] >> tl.minimum(tl.maximum(behind, 0), 63).to(tl.int64)[None, :]) & 1
                 seen = seen & ((behind[None, :] < 0) | (bits == 1))
             scores = tl.where(seen, scores, float("-inf"))
+            if GUARDED:
+                if value_scales is not None:
+                    bad = value_scale * 0.0 != 0.0
+                    value_scale = tl.where(bad, 0.0, value_scale)
+                else:
+                    value = value.to(query.dtype)
+                    bad = not_finite(value)
+                    value = tl.where(bad[:, None], 0.0, value)
+                scores = tl.where(seen & bad[None, :], float("nan"), scores)
         higher = tl.maximum(maximum, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(maximum - higher)

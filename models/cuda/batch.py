@@ -3,11 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.mla_attention import expanding_tokens
 from troupellm.kernels.paged_attention import Plan
-from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan, DeviceTree
+from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan, DeviceTree, LongRow
 from troupellm.kernels.step_ends import begin, gathered
 from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder_config import DecoderConfig
@@ -35,6 +38,10 @@ class DeviceSpans:
     queries: int = 1
     trees: Mapping[int | None, DeviceTree] | None = None
     """Of rows behind the first `decode_rows`, by how many keys a token sees."""
+    owners: Tensor | None = None
+    """int64 [tokens], the row that each token is of; None where every row has `queries` tokens, in order."""
+    known: NDArray[np.int64] | None = None
+    """[3, rows]: `starts`, `stops` and `context_lens`, where the host knows them."""
 
 
 GroupPlanner = Callable[[Tensor, DeviceSpans, int | None], Plan]
@@ -48,14 +55,16 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
         invariant: sums are taken in an order that depends on a row alone.
     """
 
-    latent = 0 if config.mla is None else config.mla.latent
+    mla = config.mla
+    latent = 0 if mla is None else mla.latent
+    least = 0 if mla is None else expanding_tokens(mla.plain, mla.value, mla.latent, mla.rotated)
 
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         shape = AttentionShape(
             config.num_heads, config.num_kv_heads, config.head_dim, block_size, window, kv_dtype, latent
         )  # fmt: skip
         if latent:
-            return _by_token(tables, spans, shape)
+            return _by_token(tables, spans, shape, least)
         wide = shape.packed(spans.queries) > MOST_PACKED
         return DevicePlan(
             tables, spans.starts, spans.stops, spans.context_lens, shape=shape, num_tokens=spans.num_tokens,
@@ -66,16 +75,33 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
     return plan
 
 
-def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape) -> DevicePlan:
-    """Every token is a row, as the kernel for latent vectors wants them."""
-    count = spans.num_tokens
-    tokens = torch.arange(count, dtype=torch.int32, device=tables.device)
-    order = torch.argsort(spans.starts)
-    owner = order[torch.searchsorted(spans.starts[order], tokens, right=True) - 1]
+def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape, least: int) -> DevicePlan:
+    """Every token is a row, as the kernel for latent vectors wants them, but for those of rows with `least` or more."""
+    tokens = torch.arange(spans.num_tokens, dtype=torch.int32, device=tables.device)
+    owner = tokens // spans.queries if spans.owners is None else spans.owners
+    long, others, places = _long_rows(tables, spans, shape, least), None, tokens
+    if long:
+        gaps = zip((0, *(row.tokens.stop for row in long)), (*(row.tokens.start for row in long), None), strict=True)
+        others = tokens = torch.cat([tokens[begin:end] for begin, end in gaps])
+        owner, places = owner[tokens], places[: tokens.shape[0]]
     context_lens = (spans.context_lens[owner] - spans.stops[owner] + tokens + 1).clamp_(min=0)
+    count = tokens.shape[0]
     return DevicePlan(
-        tables[owner], tokens, tokens + 1, context_lens, shape=shape, num_tokens=count, decode_rows=count
+        tables[owner], places, places + 1, context_lens, shape=shape, num_tokens=count, decode_rows=count, long=long,
+        others=others,
     )  # fmt: skip
+
+
+def _long_rows(tables: Tensor, spans: DeviceSpans, shape: AttentionShape, least: int) -> tuple[LongRow, ...]:
+    """In the order of the flat batch."""
+    if spans.known is None:
+        return ()
+    found = enumerate(spans.known.T.tolist())
+    rows = sorted((start, stop, keys, row) for row, (start, stop, keys) in found if stop - start >= least)
+    return tuple(
+        LongRow(slice(start, stop), tables[row, : -(-keys // shape.block_size)].long(), keys)
+        for start, stop, keys, row in rows
+    )
 
 
 class BatchMaker:

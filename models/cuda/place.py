@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troupellm.kernels.mla_attention import expanding_tokens
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planner
 from troupellm.kernels.paged_attention.tree import TreeMask
@@ -200,6 +201,8 @@ class GpuPlace:
         config, size = self._config, self._config.cache.block_size
         tokens = config.scheduler.max_num_batched_tokens
         length = min(tokens, budget.max_model_len)
+        if (mla := decoder.config.mla) is not None:  # tokens of short prompts take more: their queries are absorbed
+            length = min(length, expanding_tokens(mla.plain, mla.value, mla.latent, mla.rotated) - 1)
         counts = [length] * (tokens // length) + [tokens % length] * bool(tokens % length)
         width = -(-length // size)
         cache = self.make_cache(decoder.config, width, kv_dtype)

@@ -325,16 +325,14 @@ class CudaRunner(ModelRunner):
         single = counts == 1
         order = np.argsort(~single, kind="stable")
         table = np.stack((slots, stops - counts, stops, starts + counts))[:, order]
+        tokens = np.stack((slots[owner], positions, np.argsort(order)[owner]))
         columns = self._columns.of(
             slots[sampling], (starts + counts)[sampling], int(sampling.sum()), self.rows.scratch
         )  # fmt: skip
         wanted, _ = self._wanted(spans)
-        if not wanted.size:
-            wanted = np.zeros(1, np.int64)  # no kernel is asked for nothing
+        wanted = wanted if wanted.size else np.zeros(1, np.int64)  # no kernel is asked for nothing
         grown = host_trees(trial, spans, positions, owner, order, self.cache.layout)
-        sent = self._staging.send(
-            columns, table, np.stack((slots[owner], positions)), wanted, *self.rows.changes(), *grown.values()
-        )
+        sent = self._staging.send(columns, table, tokens, wanted, *self.rows.changes(), *grown.values())
         self.rows.apply(tuple(sent[4:8]))
         text, trees = device_trees(list(grown), sent[8:])
         by_row, by_token = sent[1], sent[2]
@@ -343,7 +341,8 @@ class CudaRunner(ModelRunner):
         if inputs is not None:
             inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
         batch = self._maker.make(
-            DeviceSpans(narrow[0], narrow[1], narrow[2], by_token.shape[1], int(single.sum()), trees=trees),
+            DeviceSpans(narrow[0], narrow[1], narrow[2], by_token.shape[1], int(single.sum()), trees=trees,
+                        owners=by_token[2], known=table[1:]),
             by_row[0], by_token[0], by_token[1], self.rows, sent[3], text=text, inputs=inputs,
         )  # fmt: skip
         return sent[0], self._forward(batch, [] if tapped is None else tapped)

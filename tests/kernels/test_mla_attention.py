@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from troupellm.kernels import kv_codes
+from troupellm.kernels import kv_codes, mla_attention as mla
 from troupellm.kernels.mla_attention import expanding_tokens, mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, Inputs, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
+
+LONG_ROWS = next(case for case in CASES if case.name == "long_rows")
 
 
 def computed(inputs: Inputs, *, batch_invariant: bool = False) -> torch.Tensor:
@@ -29,17 +31,32 @@ def test_every_path_equals_the_reference(case: Case) -> None:
     torch.testing.assert_close(computed(inputs), expected, atol=tolerance, rtol=tolerance)
 
 
+def test_long_contexts_are_expanded_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla, "MOST_EXPANDED", 200)  # three heads of four, or four
+    monkeypatch.setattr(mla, "MOST_MASKED", 1000)  # 16 tokens of 40
+    test_every_path_equals_the_reference(LONG_ROWS)
+
+
+def test_what_is_no_number_stays_where_it_is_seen() -> None:
+    inputs = make_inputs(LONG_ROWS, "cpu", 3)
+    clean = computed(inputs)
+    inputs.cache[inputs.plan.block_tables[3, 5], 0, 2] = float("inf")  # position 42 of the last row
+    got = computed(inputs)
+    assert got[54 + 21 :].isnan().all()
+    assert torch.equal(got[: 54 + 21], clean[: 54 + 21])
+
+
 def test_the_cases_take_both_orders() -> None:
     inputs = make_inputs(CASES[0], "cpu", 3)
-    least = expanding_tokens(inputs.key_weight, inputs.value_weight, 8)
+    (_, plain, latent), value = inputs.key_weight.shape, inputs.value_weight.shape[1]
+    least = expanding_tokens(plain, value, latent, 8)
     counts = [count for case in CASES for count in case.counts]
     assert min(counts) < 16 <= 18 < least <= max(counts)
 
 
 def test_a_model_of_the_real_sizes_expands_long_pieces_only() -> None:
-    weights = torch.empty(1, 128, 512), torch.empty(1, 128, 512)
-    assert expanding_tokens(*weights, 64) == 171
-    assert expanding_tokens(torch.empty(1, 64, 16), torch.empty(1, 64, 16), 8) > 1 << 20
+    assert expanding_tokens(128, 128, 512, 64) == 171
+    assert expanding_tokens(64, 64, 16, 8) > 1 << 20
 
 
 def test_token_by_token_the_result_does_not_depend_on_the_batch() -> None:

@@ -1,4 +1,4 @@
-"""What a user is told of a rotation that depends on the longest context."""
+"""What a user is told of a rotation that depends on the longest context, and of attention that is slow."""
 
 from pathlib import Path
 
@@ -6,6 +6,10 @@ import pytest
 import torch
 import transformers
 from quantized_llama import load
+
+from troupellm.kernels.paged_attention.backends import Needs, Planner, choose
+from troupellm.kernels.triton_support import installed
+from troupellm.models.load_notes import attention_note
 
 
 @pytest.fixture(scope="module")
@@ -29,4 +33,29 @@ def test_long_factors_for_all_lengths_are_told(folder: Path, context: int, told:
     notes = [progress.detail for progress in seen if "longrope" in progress.detail]
     wanted = "longrope: long factors for all lengths; --max-model-len 32 takes the short ones"
     assert notes == [wanted] * told
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "latent", "invariant", "told"),
+    [
+        ("cuda", 512, True, True),
+        ("cuda", 512, False, False),
+        ("cuda", 0, True, not installed()),
+        ("cpu", 512, True, False),
+    ],
+)
+def test_slow_attention_is_told(device: str, latent: int, invariant: bool, told: bool) -> None:
+    needs = Needs(torch.device(device), torch.bfloat16, 16, 1, 576 if latent else 128, 16, latent=latent,
+                  batch_invariant=invariant)  # fmt: skip
+    fast = "triton" if installed() else "sdpa"
+    slow = f"attention: reference, token by token and without graphs for batch_invariant: much slower than {fast}"
+    chosen = choose(needs)
+    assert attention_note(Planner(chosen, needs)) == (slow if told else f"attention: {chosen.name}")
+
+
+def test_attention_is_told_when_a_model_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("troupellm.models.worker.attention_note", lambda attention: f"by {attention.backend.name}")
+    worker, seen = load(folder, attention_backend="torch")
+    assert "by torch" in [progress.detail for progress in seen]
     worker.close()

@@ -18,6 +18,8 @@ from tests.support.engines import SETTINGS
 from tests.support.gpu_worker import Gpu, absent_gpu_worker
 from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
+from troupellm.kernels import mla_attention
+from troupellm.models.cuda import batch
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.protocol.sampling_extras import ThinkingMarks
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
@@ -126,6 +128,25 @@ async def test_plain_steps_do_not_wait(folder: Path, gpu: Gpu) -> None:
             assert not gpu.waits, name
         await ask(engine, PLAIN.values(), times=1)
     assert not gpu.waits
+
+
+async def test_prompts_with_latent_attention_do_not_wait(
+    drafters: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expanded, own = list[int](), mla_attention._expanded
+
+    def counted(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        expanded.append(query.shape[0])
+        return own(query, *others)
+
+    monkeypatch.setattr(mla_attention, "_expanded", counted)
+    monkeypatch.setattr(batch, "expanding_tokens", lambda *_: 12)
+    async with Engine(str(drafters / "deepseek"), **settings()) as engine:
+        gpu.waits.clear()
+        expanded.clear()
+        await ask(engine, [PLAIN["greedy"], PLAIN["drawn"], PLAIN["top_p"]])
+    assert not gpu.waits
+    assert expanded
 
 
 async def test_every_request(folder: Path, gpu: Gpu) -> None:

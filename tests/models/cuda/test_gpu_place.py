@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from deepseek_mtp import write_deepseek
 
 from tests.support.tiny_model import write_tiny_model
 from troupellm.models.cuda import place
 from troupellm.models.cuda.block_mover import MOST_BLOCKS
+from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -85,6 +87,24 @@ def test_copies_of_blocks_on_their_way_take_memory(tmp_path: Path, gpu: None) ->
     plain, offloading = taken(), taken(kv_offloading_size="1MiB")
     block = plain.kv_cache_bytes // plain.num_blocks
     assert offloading.activation_bytes - plain.activation_bytes == MOST_BLOCKS * block
+
+
+def test_memory_is_measured_where_latent_attention_takes_most(
+    tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By prompts so short that their queries are absorbed."""
+    steps, run = list[tuple[int, ...]](), CudaRunner.run
+
+    def noted(self: CudaRunner, plan: StepPlan) -> Any:
+        steps.append(plan.counts)
+        return run(self, plan)
+
+    monkeypatch.setattr(CudaRunner, "run", noted)
+    monkeypatch.setattr(place, "expanding_tokens", lambda *_: 12)
+    write_deepseek(tmp_path)
+    worker, _ = load(tmp_path, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=32, block_size=16)
+    worker.close()
+    assert steps[0] == (11, 11, 10)
 
 
 def test_cuda_is_refused_where_there_is_none() -> None:

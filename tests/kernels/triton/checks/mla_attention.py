@@ -10,6 +10,8 @@ from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, make_
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
 from troupellm.kernels.triton_support import Launch, check_device
+from troupellm.models.cuda.batch import DeviceSpans, triton_planner
+from troupellm.models.decoder_config import DecoderConfig, MlaConfig, RopeConfig
 
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in CASES}
@@ -56,3 +58,43 @@ def test_more_heads_than_one_product_takes() -> None:
 
 def test_a_cache_in_fp8() -> None:
     check(BY_NAME["decode"], dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("rows", [(0, 2, 1, 3), (1,)])
+def test_long_rows_are_expanded_and_the_others_absorbed(rows: tuple[int, ...]) -> None:
+    """Rows in the order of a step's spans: those with one token first."""
+    case = BY_NAME["long_rows"]
+    inputs = make_inputs(case, "cpu", 1)
+    mla = MlaConfig(latent=case.latent, rotated=case.rotated, plain=case.plain, value=case.value, query_latent=None)
+    config = DecoderConfig(
+        architecture="DeepseekV2ForCausalLM", vocab_size=64, hidden_size=32, intermediate_size=32, num_layers=1,
+        num_heads=case.heads, num_kv_heads=1, head_dim=case.latent + case.rotated, rms_norm_eps=1e-5,
+        max_position_embeddings=64, rope=RopeConfig(), tie_word_embeddings=False, checkpoint_dtype="float32",
+        windows=(None,), mla=mla,
+    )  # fmt: skip
+    order = np.array(rows)
+    kept = np.repeat(np.isin(np.arange(4), order), case.counts)
+    counts = np.where(np.isin(np.arange(4), order), case.counts, 0)
+    stops = np.cumsum(counts)
+    known = np.stack((stops - counts, stops, np.array(case.contexts) + case.counts))[:, order]
+    owners = np.repeat(np.argsort(order), counts[np.sort(order)])
+    spans = DeviceSpans(
+        *torch.tensor(known, dtype=torch.int32, device=DEVICE), num_tokens=int(stops[-1]), decode_rows=1,
+        owners=torch.tensor(owners, device=DEVICE), known=known,
+    )  # fmt: skip
+    tables = inputs.plan.block_tables[order].to(DEVICE)
+    plan = triton_planner(config, case.block_size, torch.float32, invariant=False)(tables, spans, None)
+    assert isinstance(plan, DevicePlan)
+    assert [row.tokens.stop - row.tokens.start for row in plan.long] == [
+        case.counts[row] for row in (1, 3) if row in rows
+    ]
+    assert plan.num_tokens == sum(case.counts[row] for row in (0, 2) if row in rows)
+    query, cache, key_weight, value_weight = (
+        part.to(DEVICE) for part in (inputs.query[kept], inputs.cache, inputs.key_weight, inputs.value_weight)
+    )
+    got = mla_attention(query, cache, plan, key_weight, value_weight, inputs.scale)
+    expected = mla_attention_reference(
+        inputs.query, inputs.cache, inputs.plan.block_tables, inputs.items, inputs.key_weight, inputs.value_weight,
+        inputs.scale,
+    )[kept]  # fmt: skip
+    torch.testing.assert_close(got.cpu(), expected, atol=2e-5, rtol=2e-5)

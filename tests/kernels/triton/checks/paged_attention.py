@@ -111,6 +111,26 @@ def test_a_row_with_nan_keys_is_nan_alone() -> None:
     assert torch.equal(got[rest], clean[rest])
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.int8])
+@pytest.mark.parametrize("count", [30, 4])
+def test_a_value_that_is_no_number_stays_where_it_is_seen(count: int, dtype: torch.dtype, window: int | None) -> None:
+    """Of a row with many tokens, and of one with few."""
+    start, at = 50, 52
+    floats = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+    case = Case("whole", (start,), (count,), 2, 1, 32, dtype=floats, window=window)
+    inputs = make_device_inputs(case, DEVICE, 1, quantized=None if dtype == floats else dtype)
+    clean = run(case, inputs, 0.2)
+    assert clean.isfinite().all()
+    value = inputs.values[host_tables(case)[0][0, at // 16], :, at % 16]
+    value.view(floats)[:, -1] = float("nan")  # of int8, the scale
+    got = run(case, inputs, 0.2)
+    sees = torch.zeros(count, dtype=torch.bool)
+    sees[at - start : at - start + (window or count)] = True
+    assert got[sees].isnan().all()
+    assert torch.equal(got[~sees], clean[~sees])
+
+
 @pytest.mark.parametrize(
     ("start", "count"), [(33, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((40, 1), (0, 41)))]
 )
