@@ -1,10 +1,10 @@
 """Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows with AVX2.
 
-The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of
-the memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's
+The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of the
+memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's
 products of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows, since what comes before and
-behind a product costs no further walk through its inputs and outputs. All are exact, so that a row's result depends neither on the number of rows nor on who
-computes it.
+behind a product costs no further walk through its inputs and outputs. All are exact, so that a row's result depends
+neither on the number of rows nor on who computes it.
 """
 
 import ctypes
