@@ -13,7 +13,6 @@ PauseMode = Literal["abort", "wait", "keep"]
 meanwhile waits; keep: they stay where they are and go on afterwards."""
 WakeTag = Literal["weights", "kv_cache", "scheduling"]
 
-AWAKE = None
 PAUSED, WITHOUT_CACHE, EMPTY = 0, 1, 2
 """Levels of sleep: nothing is planned; the KV cache is given back too; and the weights as well."""
 

@@ -244,6 +244,12 @@ def settle_kernel(
         tl.store(texts + tl.load(slots + index) * length + tl.load(ends + index), tl.where(sound, token, 0))
 
 
+def row_bytes(width: int) -> int:
+    """Of device memory that `truncated_triton` takes for a row of so many logits, with what it returns."""
+    pieces = triton.cdiv(width, PIECE["BLOCK"])
+    return 4 * (LISTED + 3 * BINS.value + pieces * (5 + GROUPS.value)) + 20
+
+
 def truncated_triton(
     logits: Tensor, top_k: Tensor, top_p: Tensor, codes: Tensor | None = None, *, keys: Tensor | None = None,
     scales: Tensor | None = None, streams: Tensor | None = None, ends: Tensor | None = None,

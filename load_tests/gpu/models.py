@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from troupellm.load_tests.random_model import write_tokenizer
-from troupellm.load_tests.roofline import SIZES, ModelSize
+from troupellm.load_tests.roofline import SIZES
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -52,7 +52,3 @@ def write_model(name: str, folder: Path) -> Path:
         (place / "config.json").write_text(json.dumps(config_of(name)), encoding="utf-8")
         write_tokenizer(place, SIZES[name].vocab)
     return place
-
-
-def size_of(name: str) -> ModelSize:
-    return SIZES[name]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import troupellm
 
-DEFAULT_FOLDER = ".venv-peers"
 TROUPE = "troupellm"
 SIDES = {
     TROUPE: "troupe",

@@ -14,8 +14,6 @@ from troupellm.load_tests.serve.records import RequestRecord
 METRICS = ("ttft", "tpot", "itl", "e2el")
 QUEUE_METRICS = ("client_queue_time", "e2el_including_client_queue")
 """Of the wait for --max-concurrency; reported where they are asked for."""
-DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times", "errors")
-"""Per-request lists, kept by --save-detailed; so are `generated_texts` and `tokens_per_chunk`."""
 
 
 def percentile_word(percentile: float) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from troupellm.kernels.sampling.adjust import keep_bits
 from troupellm.kernels.sampling.search import row_best
-from troupellm.models.cuda.columns import CUT, SamplingColumns, choose
+from troupellm.models.cuda.columns import SamplingColumns, choose
 from troupellm.models.cuda.described import NOTHING, Group, groups_of, pack, unpack
 from troupellm.models.cuda.penalties import penalize_rows
 from troupellm.models.cuda.rows import DeviceRows, Ints32
@@ -28,11 +28,11 @@ class Chooser:
         """codes: `noise.token_codes`."""
         self._columns, self._codes, self._rows, self._staging = columns, codes, rows, staging
 
-    def takes(self, slots: Ints, kind: int) -> bool:
+    def takes(self, slots: Ints) -> bool:
         """Whether a step of these rows needs it, and its graph is to give logits alone."""
         columns = self._columns
         changed = columns.penalties.among(slots) or columns.adjustments.among(slots)
-        return kind == CUT or changed or bool((columns.told[slots] != NOTHING).any())
+        return changed or bool((columns.told[slots] != NOTHING).any())
 
     def described(self, slots: Ints) -> tuple[Group, ...]:
         """Which of the rows are told log-probabilities."""

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from troupellm.models.cuda.columns import CUT, DRAWN, GREEDY
+
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
@@ -29,8 +31,8 @@ class GraphKey:
     """Rows, those that pad included."""
     queries: int = 1
     """Tokens of each row; more than one verifies drafts."""
-    draws: bool = False
-    """Tokens may be drawn; else every row takes the likeliest."""
+    kind: int = GREEDY
+    """The most that a row may need of `choose`: GREEDY, DRAWN or CUT."""
 
     @property
     def tokens(self) -> int:
@@ -60,7 +62,8 @@ class Dispatcher:
 
     Every step has a graph soon: the largest ones are captured first, and until a step's own is there a larger one
     stands in for it, whose other rows pad. What steps ask for comes next, then all others, largest first. Graphs that
-    draw are captured for batch sizes that drew alone: the others' logits can be drawn from.
+    draw, and those that draw from the likeliest tokens alone, are captured for batch sizes that did so: the others'
+    logits can be drawn from.
     """
 
     def __init__(self, sizes: Iterable[int], *, queries: Iterable[int] = (1,), draws: bool = True) -> None:
@@ -81,7 +84,8 @@ class Dispatcher:
         self._shapes = tuple(sorted(shapes, key=lambda shape: -shape.tokens))
         largest = {shape.queries: shape for shape in reversed(self._shapes)}
         self._largest = tuple(shape for shape in self._shapes if largest[shape.queries] == shape)
-        drawing = [replace(shape, draws=True) for shape in shapes if draws and shape.queries == 1]
+        kinds = (DRAWN, CUT) if draws else ()
+        drawing = [replace(shape, kind=kind) for shape in shapes if shape.queries == 1 for kind in kinds]
         self._possible = frozenset((*shapes, *drawing))
         self._captured: set[GraphKey] = set()
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
@@ -93,12 +97,12 @@ class Dispatcher:
         """The largest of each kind, then the others."""
         return [*self._largest, *(shape for shape in self._shapes if shape not in self._largest)]
 
-    def key(self, batch: BatchDescriptor, *, draws: bool) -> GraphKey | None:
-        """The graph that is made for such a step, captured or not; None where it must be eager."""
+    def key(self, batch: BatchDescriptor, kind: int = GREEDY) -> GraphKey | None:
+        """The graph that is made for such a step, captured or not; None where it must be eager. kind: of the graph."""
         if not batch.uniform or batch.adapters or not batch.requests or batch.queries not in self._queries:
             return None
         size = next((size for size in self._sizes if size >= batch.requests), None)
-        found = None if size is None else GraphKey(size, batch.queries, draws)
+        found = None if size is None else GraphKey(size, batch.queries, kind)
         return found if found in self._possible else None
 
     def verifying(self, batch: BatchDescriptor, longest: int, *, pads: bool) -> GraphKey | None:
@@ -116,14 +120,14 @@ class Dispatcher:
             whole = replace(batch, tokens=batch.requests * queries, uniform=True)
             if whole.tokens > max(FREE_TOKENS, 2 * batch.tokens):
                 return None
-            return self.key(whole, draws=False)
+            return self.key(whole)
         return None
 
     @property
     def kinds(self) -> tuple[GraphKey, ...]:
         """The smallest graph of each kind: what differs in no more than the number of rows runs the same code."""
-        falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.draws))
-        return tuple({(key.queries, key.draws): key for key in falling}.values())
+        falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.kind))
+        return tuple({(key.queries, key.kind): key for key in falling}.values())
 
     @property
     def most_tokens(self) -> int:
@@ -142,14 +146,17 @@ class Dispatcher:
 
     def stand_in(self, key: GraphKey) -> GraphKey | None:
         """What a step of that key is computed with now: the graph itself, or one whose rows pad, or one that takes the
-        likeliest token where others are to be drawn from its logits. None where there is none."""
+        likeliest token where others are to be drawn from its logits, or draws from all where only some are left. None
+        where there is none."""
         if key not in self._stand_ins:
             able = [
                 one
                 for one in self._captured
-                if one.queries == key.queries and one.requests >= key.requests and one.draws <= key.draws
+                if one.queries == key.queries and one.requests >= key.requests and one.kind <= key.kind
             ]
-            self._stand_ins[key] = min(able, key=lambda one: (one.requests, one.draws != key.draws), default=None)
+            self._stand_ins[key] = min(
+                able, key=lambda one: (one.requests, one.kind != key.kind, one.kind), default=None
+            )  # fmt: skip
         return self._stand_ins[key]
 
     def want(self, key: GraphKey) -> None:

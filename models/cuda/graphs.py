@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from troupellm.models.cuda.batch import BatchMaker
-from troupellm.models.cuda.columns import COUNT, DRAWN, END, GREEDY, SLOT, WIDTH, choose
+from troupellm.models.cuda.columns import COUNT, END, SLOT, TOP_K, WIDTH, choose
 from troupellm.models.cuda.device import Device, Graph, memory_errors
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
 from troupellm.models.cuda.rows import DeviceRows
@@ -216,7 +216,7 @@ class DecodeGraphs:
         """
         hidden = self._decoder.forward(self._batch(key, columns), self._cache.layers)
         logits = self._decoder.logits(hidden, self._logits[: key.requests])
-        return logits, choose(logits, columns, self._codes, DRAWN if key.draws else GREEDY, self._rows.tokens)
+        return logits, choose(logits, columns, self._codes, key.kind, self._rows.tokens)
 
     def _batch(self, key: GraphKey, columns: Tensor) -> ForwardBatch:
         counts = columns[COUNT] if key.queries > 1 else None
@@ -249,6 +249,7 @@ class DecodeGraphs:
         static = self._static(key)
         static.zero_()
         static[SLOT].fill_(self._rows.scratch)
+        static[TOP_K].fill_(1)
         begin = self._clock()
         with memory_errors():
             self._compute(key, [])

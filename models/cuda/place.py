@@ -141,7 +141,8 @@ class GpuPlace:
         return useful_sizes(worker.cudagraph_capture_sizes, most) or default_sizes(most)
 
     def _graph_bytes(self, decoder: RunnableDecoder, kv_dtype: torch.dtype, drafter: DrafterNeeds) -> int:
-        """What `DecodeGraphs` keeps for graphs to read and write, which none of them has in its own memory."""
+        """What `DecodeGraphs` keeps for graphs to read and write, which none of them has in its own memory; and what
+        those that draw from the likeliest tokens take for it, which they share."""
         sizes = self._sizes()
         if not sizes or self._attention(decoder, kv_dtype).backend.name != "triton":
             return 0
@@ -150,7 +151,12 @@ class GpuPlace:
         rows = max(*sizes, Dispatcher(sizes, queries=(1, 1 + drafts)).most_tokens)
         angles = decoder.angle_table  # made for graphs alone, by the first of them at the latest
         token = 4 * decoder.config.vocab_size + drafter.shown * decoder.dtype.itemsize
-        return rows * token + 8 * 2 * WIDTH * max(sizes) + (0 if angles is None else angles.nbytes)
+        drawing = 0
+        if speculative is None:  # else no graph draws
+            from troupellm.kernels.sampling.triton_truncate import row_bytes
+
+            drawing = max(sizes) * row_bytes(decoder.config.vocab_size)
+        return rows * token + 8 * 2 * WIDTH * max(sizes) + (0 if angles is None else angles.nbytes) + drawing
 
     def measured(
         self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype,

@@ -14,7 +14,7 @@ from torch import Tensor
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.cuda.batch import BatchMaker, DeviceSpans, GroupPlanner
 from troupellm.models.cuda.choosing import Chooser
-from troupellm.models.cuda.columns import CUT, DRAWN, ELSEWHERE, GREEDY, SamplingColumns
+from troupellm.models.cuda.columns import ELSEWHERE, GREEDY, SamplingColumns
 from troupellm.models.cuda.device import Device
 from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey
 from troupellm.models.cuda.flights import Flights
@@ -193,8 +193,8 @@ class CudaRunner(ModelRunner):
         kind = int(self._columns.kinds[slots].max(initial=GREEDY)) if slots.size else GREEDY
         rows = tuple(row for row, samples in zip(plan.rows, sampling.tolist(), strict=True) if samples)
         guided = self.guides is not None and any(row in self.guides for row in rows)
-        chooses = guided or self.chooser.takes(slots, kind)
-        graph = self._graph(whole, sampling, CUT if chooses else kind)
+        chooses = guided or kind == ELSEWHERE or self.chooser.takes(slots)
+        graph = self._graph(whole, sampling, GREEDY if chooses else kind)
         if apart or kind == ELSEWHERE:
             return self._at_once(plan, whole, sampling, ending, graph, rows, begin)
         ends = self.rows.lengths[slots]
@@ -202,7 +202,7 @@ class CudaRunner(ModelRunner):
         logits: Tensor | None = None
         if graph is not None:
             columns, logits, numbers = self._replay(graph, whole)
-            chooses = chooses or (kind == DRAWN and not graph.draws)  # the graph has appended the likeliest
+            chooses = chooses or kind > graph.kind  # the graph has appended others
         else:
             columns, hidden = self._eager(whole, sampling)
             logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
@@ -226,10 +226,8 @@ class CudaRunner(ModelRunner):
         if self.rows.embeddings and self._inputs(spans) is not None:
             uniform = False
         batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform)
-        key = self.graphs.dispatcher.key(batch, draws=kind == DRAWN)
-        if key is None:  # prompts do not wait for a capture either
-            return None
-        return self.graphs.prepare(key)
+        key = self.graphs.dispatcher.key(batch, kind)
+        return None if key is None else self.graphs.prepare(key)  # prompts do not wait for a capture either
 
     def _replay(self, key: GraphKey, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
         """A step that has a graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
@@ -270,9 +268,7 @@ class CudaRunner(ModelRunner):
         longest, tokens = int(spans.counts.max()), int(spans.counts.sum())
         batch = BatchDescriptor(tokens, spans.slots.size, uniform=bool((spans.counts == longest).all()))
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
-        if key is None:
-            return None
-        return self.graphs.prepare(key)
+        return None if key is None else self.graphs.prepare(key)
 
     def _verified(self, plan: StepPlan, speculator: Speculator, trial: Trial, begin: float) -> LaunchedPlan:
         """A step of a runner that speculates, to its end."""

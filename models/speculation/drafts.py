@@ -3,7 +3,7 @@
 Node 0 is the row's last token, node i + 1 its draft i. A chain is a tree without branches; `parents` is None for it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from troupellm.models.speculation.proposer import ROOT, Drafts
 from troupellm.protocol.speculative import MOST_DRAFTS
-
-Fits = Callable[[list[int], list[int] | None], list[int]]
-"""Of drafts and their parents, which ones (rising, each behind its parent) a grammar lets pass."""
 
 
 class DraftError(RuntimeError):

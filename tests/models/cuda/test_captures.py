@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.support.decoder_pairs import Pair, make_prompt
 from tests.support.device_runner import check, device_runner, replay, script
 from tests.support.plan_script import plain
+from troupellm.models.cuda.columns import CUT, DRAWN
 from troupellm.models.cuda.device import CpuDevice, CpuEvent, Event, Graph
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner
@@ -48,10 +49,30 @@ def test_tokens_are_drawn_from_the_logits_of_a_graph_that_does_not_draw(
     runner = device_runner(llama, (2,))
     used = used_graphs(runner, monkeypatch)
     check(replay(runner, told.plans), told.results)
-    assert used == [GraphKey(2), *[GraphKey(2, draws=True)] * 3]
+    assert used == [GraphKey(2), *[GraphKey(2, kind=DRAWN)] * 3]
     while runner.idle():
         pass
     assert runner.graphs.dispatcher.captured == 2
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.8}, {"top_k": 9}, {"top_k": 9, "top_p": 0.8, "min_p": 0.01}], ids=str)
+def test_what_draws_from_the_likeliest_tokens_is_replayed_whole(
+    cut: dict[str, float], llama: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside rows that need less, and rows that pad; nothing is chosen behind its graph."""
+    told = script(llama)
+    told.add(0, make_prompt(8), temperature=0.8, seed=5, **cut)
+    told.add(1, make_prompt(5, 1))
+    told.add(2, make_prompt(6, 2), temperature=1.2, seed=6)
+    told.step({0: 8, 1: 5, 2: 6})
+    told.decode(0, 1, 2, steps=5)
+    runner = device_runner(llama, (4,))
+    used = used_graphs(runner, monkeypatch)
+    eager, append = list[int](), runner.chooser.append
+    monkeypatch.setattr(runner.chooser, "append", lambda *given: eager.append(given[2]) or append(*given))
+    check(replay(runner, told.plans), told.results)
+    assert used == [GraphKey(4), *[GraphKey(4, kind=CUT)] * 4]
+    assert eager == [CUT] * 2  # of the prompts, and from the logits of the first graph
 
 
 def test_captures_beside_steps_take_a_tenth_of_the_time(llama: Pair) -> None:

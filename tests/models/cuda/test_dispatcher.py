@@ -2,6 +2,7 @@
 
 import pytest
 
+from troupellm.models.cuda.columns import CUT, DRAWN, GREEDY
 from troupellm.models.cuda.dispatcher import BatchDescriptor, Dispatcher, GraphKey, default_sizes
 
 
@@ -20,10 +21,10 @@ def test_the_default_sizes_are_close_where_batches_are_small_and_end_where_nothi
 
 def test_a_step_gets_the_next_larger_size() -> None:
     dispatcher = Dispatcher((4, 1, 8))
-    assert dispatcher.key(decode(1), draws=False) == GraphKey(1)
-    assert dispatcher.key(decode(2), draws=False) == GraphKey(4)
-    assert dispatcher.key(decode(8), draws=True) == GraphKey(8, draws=True)
-    assert dispatcher.key(decode(9), draws=False) is None
+    assert dispatcher.key(decode(1)) == GraphKey(1)
+    assert dispatcher.key(decode(2)) == GraphKey(4)
+    assert dispatcher.key(decode(8), DRAWN) == GraphKey(8, kind=DRAWN)
+    assert dispatcher.key(decode(9)) is None
 
 
 @pytest.mark.parametrize(
@@ -36,19 +37,19 @@ def test_a_step_gets_the_next_larger_size() -> None:
     ],
 )
 def test_what_has_no_graph_is_eager(batch: BatchDescriptor) -> None:
-    assert Dispatcher((1, 2, 4)).key(batch, draws=False) is None
+    assert Dispatcher((1, 2, 4)).key(batch) is None
 
 
 def test_no_sizes_are_no_graphs() -> None:
     dispatcher = Dispatcher(())
-    assert dispatcher.key(decode(1), draws=False) is None
+    assert dispatcher.key(decode(1)) is None
     assert dispatcher.next_capture() is None
 
 
 def test_drafts_are_verified_by_graphs_of_their_own() -> None:
     dispatcher = Dispatcher((2,), queries=(1, 5))
-    assert dispatcher.key(BatchDescriptor(10, 2, uniform=True), draws=False) == GraphKey(2, 5)
-    assert dispatcher.key(BatchDescriptor(6, 2, uniform=True), draws=False) is None
+    assert dispatcher.key(BatchDescriptor(10, 2, uniform=True)) == GraphKey(2, 5)
+    assert dispatcher.key(BatchDescriptor(6, 2, uniform=True)) is None
 
 
 def test_drafts_of_different_numbers_share_a_graph_where_padding_costs_little() -> None:
@@ -70,7 +71,7 @@ def test_drafts_of_different_numbers_share_a_graph_where_padding_costs_little() 
     assert dispatcher.most_tokens == 96
     order = captured_in_turn(dispatcher)
     assert order[:2] == [GraphKey(16, 6), GraphKey(64)]  # something for each kind of step
-    assert not any(found.draws for found in order)
+    assert not any(found.kind for found in order)
 
 
 def captured_in_turn(dispatcher: Dispatcher) -> list[GraphKey]:
@@ -84,31 +85,54 @@ def captured_in_turn(dispatcher: Dispatcher) -> list[GraphKey]:
 
 def test_the_largest_is_captured_first_then_what_steps_asked_for_last_then_the_others() -> None:
     dispatcher = Dispatcher((1, 2, 4, 8))
-    for wanted in (GraphKey(2), GraphKey(1), GraphKey(2, draws=True), GraphKey(2, draws=True)):
+    for wanted in (GraphKey(2), GraphKey(1), GraphKey(2, kind=DRAWN), GraphKey(2, kind=DRAWN)):
         dispatcher.want(wanted)
-    asked = [GraphKey(2, draws=True), GraphKey(1), GraphKey(2)]
+    asked = [GraphKey(2, kind=DRAWN), GraphKey(1), GraphKey(2)]
     assert captured_in_turn(dispatcher) == [GraphKey(8), *asked, GraphKey(4)]
 
 
 def test_graphs_that_draw_are_captured_where_a_step_has_drawn() -> None:
     dispatcher = Dispatcher((1, 2))
     assert captured_in_turn(dispatcher) == [GraphKey(2), GraphKey(1)]
-    dispatcher.want(GraphKey(2, draws=True))
-    dispatcher.want(GraphKey(2))
-    assert captured_in_turn(dispatcher)[-1:] == [GraphKey(2, draws=True)]
+    for kind in (DRAWN, CUT):
+        dispatcher.want(GraphKey(2, kind=kind))
+        dispatcher.want(GraphKey(2))
+        assert captured_in_turn(dispatcher) == [GraphKey(2, kind=kind)]
 
 
 def test_the_graph_with_the_fewest_rows_that_pad_stands_in() -> None:
     dispatcher = Dispatcher((1, 2, 4, 8), queries=(1, 5))
-    one, drawn = GraphKey(1), GraphKey(1, draws=True)
+    one, drawn = GraphKey(1), GraphKey(1, kind=DRAWN)
     assert dispatcher.stand_in(one) is None
-    for found, expected in ((GraphKey(8), 8), (GraphKey(4), 4), (GraphKey(8, draws=True), 4), (GraphKey(4, 5), 4)):
+    for found, expected in ((GraphKey(8), 8), (GraphKey(4), 4), (GraphKey(8, kind=DRAWN), 4), (GraphKey(4, 5), 4)):
         dispatcher.want(found)
         dispatcher.add(found)
         assert dispatcher.stand_in(one) == dispatcher.stand_in(drawn) == GraphKey(expected)
-    assert dispatcher.stand_in(GraphKey(8, draws=True)) == GraphKey(8, draws=True)
+    assert dispatcher.stand_in(GraphKey(8, kind=DRAWN)) == GraphKey(8, kind=DRAWN)
     assert dispatcher.stand_in(GraphKey(2, 5)) == GraphKey(4, 5)
     assert dispatcher.stand_in(GraphKey(8, 5)) is None
+
+
+def test_what_draws_less_than_is_asked_for_stands_in_and_nothing_that_draws_more() -> None:
+    dispatcher = Dispatcher((1, 2))
+    for kind, able in ((CUT, {CUT}), (DRAWN, {DRAWN, CUT}), (GREEDY, {GREEDY, DRAWN, CUT})):
+        key = GraphKey(1, kind=kind)
+        dispatcher.want(key)
+        while dispatcher.next_capture() != key:
+            dispatcher._waiting.pop(0)
+        dispatcher.add(key)
+        found = {asked: dispatcher.stand_in(GraphKey(1, kind=asked)) for asked in (GREEDY, DRAWN, CUT)}
+        assert {asked for asked, one in found.items() if one} == able
+        assert found[kind] == key
+
+
+def test_of_equal_graphs_that_do_not_draw_so_much_the_one_that_does_least_stands_in() -> None:
+    dispatcher = Dispatcher((1,))
+    for key in (GraphKey(1, kind=DRAWN), GraphKey(1)):
+        dispatcher.want(key)
+        dispatcher.next_capture()
+        dispatcher.add(key)
+    assert dispatcher.stand_in(GraphKey(1, kind=CUT)) == GraphKey(1)
 
 
 def test_graphs_that_are_gone_are_captured_again() -> None:

@@ -5,14 +5,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from plain_heads import write_drafters
 
+from tests.support.faked_gpu import CUDA, absent_gpu
 from tests.support.tensor_attention import plan_tensors
 from troupellm.models.cuda import place
 from troupellm.models.cuda.dispatcher import useful_sizes
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
+
+pytest.importorskip("triton")
+from troupellm.kernels.sampling.triton_truncate import row_bytes, truncated_triton  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +58,19 @@ def test_what_graphs_write_to_is_planned(home: Path, method: str) -> None:
     assert angles is not None
     assert graphs._logits.shape[0] == (8 if not method else 32)
     assert (graphs._tapped.nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
-    assert planned - eager == sum(
-        part.nbytes for part in (graphs._logits, graphs._tapped, graphs.columns, angles)
-    )  # fmt: skip
+    kept = sum(part.nbytes for part in (graphs._logits, graphs._tapped, graphs.columns, angles))
+    drawing = 0 if method else 8 * row_bytes(runner.decoder.config.vocab_size)
+    assert planned - eager == kept + drawing
+
+
+@pytest.mark.parametrize("vocab", [300, 151_936])
+def test_what_drawing_from_the_likeliest_tokens_takes_is_no_more_than_planned(vocab: int) -> None:
+    with absent_gpu() as launches:
+        given = torch.empty(3, vocab, device=CUDA), *(torch.empty(3, dtype=torch.int64, device=CUDA) for _ in range(2))
+        truncated_triton(*given, torch.empty(vocab, dtype=torch.int32, device=CUDA), streams=given[1], ends=given[1])
+        taken = {id(part): part for one in launches for part in one.arguments if isinstance(part, torch.Tensor)}
+    own = sum(part.nbytes for part in taken.values() if part.shape[0] == 3 and not any(part is one for one in given))
+    assert own == 3 * row_bytes(vocab)
 
 
 def test_no_graph_has_more_rows_than_there_are(home: Path) -> None:

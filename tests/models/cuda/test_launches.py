@@ -9,13 +9,14 @@ from tests.support.absent_gpu import BLOCK_SIZE, LENGTH, META, PLAIN, ROWS, VARI
 from tests.support.launches import launches
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.cuda.batch import triton_planner
-from troupellm.models.cuda.columns import CUT, WIDTH, choose
+from troupellm.models.cuda.columns import CUT, DRAWN, WIDTH, choose
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.speculation.proposer import Taps
 
 QWEN3 = msgspec.structs.replace(PLAIN, qk_norm="head")
-GREEDY, DRAWING, VERIFYING = GraphKey(ROWS), GraphKey(ROWS, draws=True), GraphKey(1, queries=ROWS)
+GREEDY, DRAWING, CUTTING = GraphKey(ROWS), GraphKey(ROWS, kind=DRAWN), GraphKey(ROWS, kind=CUT)
+VERIFYING = GraphKey(1, queries=ROWS)
 TAPS = Taps(last=True)
 
 
@@ -40,6 +41,7 @@ def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
         pytest.param(PLAIN, GREEDY, 20, 8, id="llama"),
         pytest.param(QWEN3, GREEDY, 20, 8, id="qwen3"),
         pytest.param(QWEN3, DRAWING, 20, 9, id="qwen3-draws"),
+        pytest.param(QWEN3, CUTTING, 20, 10, id="qwen3-cuts-off"),
         pytest.param(QWEN3, VERIFYING, 20, 8, id="qwen3-verifies"),
         pytest.param(VARIED, DRAWING, 20, 14, id="varied-draws"),
     ],

@@ -20,10 +20,10 @@ def config(request: pytest.FixtureRequest) -> DecoderConfig:
     return request.param
 
 
-@pytest.mark.parametrize("draws", [False, True])
-def test_a_decode_step(config: DecoderConfig, draws: bool) -> None:
+@pytest.mark.parametrize("kind", [GREEDY, DRAWN, CUT])
+def test_a_decode_step(config: DecoderConfig, kind: int) -> None:
     graphs = absent(config, plan_tensors).graphs
-    logits, tokens = graphs.decode(GraphKey(ROWS, draws=draws), numbers(WIDTH, ROWS))
+    logits, tokens = graphs.decode(GraphKey(ROWS, kind=kind), numbers(WIDTH, ROWS))
     assert (logits.device.type, tokens.device.type) == ("meta", "meta")
     assert (logits.shape, tokens.shape) == ((ROWS, VOCAB), (ROWS,))
 

@@ -11,6 +11,7 @@ from tests.support.tensor_attention import plan_tensors
 from tests.support.tiny_model import write_tiny_model
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.models.cuda import place, warm_up
+from troupellm.models.cuda.columns import CUT, DRAWN
 from troupellm.models.cuda.dispatcher import Dispatcher, GraphKey
 from troupellm.models.cuda.graphs import DecodeGraphs
 from troupellm.models.cuda.runner import CudaRunner
@@ -107,10 +108,10 @@ def test_graphs_are_captured_by_nobody_but_who_replays_them(load: Load, monkeypa
     told = list[int]()
     load(lambda _: told.append(len(warmed)))
     assert not captured
-    assert warmed == [GraphKey(1), GraphKey(1, draws=True)]
-    assert {0, 1} <= set(told)
+    assert warmed == [GraphKey(1), GraphKey(1, kind=DRAWN), GraphKey(1, kind=CUT)]
+    assert {0, 1, 2} <= set(told)
     load(enforce_eager=True)
-    assert len(warmed) == 2
+    assert len(warmed) == 3
 
 
 def test_kinds_of_graphs() -> None:
