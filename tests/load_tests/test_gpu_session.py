@@ -157,6 +157,33 @@ def test_no_goal_is_begun_that_is_not_done_in_time(tmp_path: Path) -> None:
     assert timed.limits[1] == session.LONGER * seconds
 
 
+def test_the_first_goals_fit_behind_checks_that_take_all_of_their_time() -> None:
+    ceilings = 25.0  # a process starts, and measures for some seconds
+    taken = [goals.GOALS[name].takes(goals.FIRST[:number]) for number, name in enumerate(goals.FIRST)]
+    whole = 60.0 * session.MINUTES
+    assert whole * session.CHECK_SHARE + ceilings + sum(taken) + session.LAST_SECONDS <= whole
+    assert goals.GOALS["G16"].takes(()) > goals.GOALS["G16"].takes(("G3", "G1")) > 0
+
+
+def test_what_there_is_no_time_for_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A goal whose shared times are there is begun with less time left."""
+    result = tmp_path / "result.json"
+    left = goals.GOALS["G16"].seconds_behind + session.LAST_SECONDS + 5
+    one = session.Session(CPU, tmp_path, str(result), time.monotonic() + left)
+    monkeypatch.setattr(one, "_ceilings", lambda *_: CEILINGS)
+    timed: Any = Instantly()
+    timed.close = lambda: None
+    one.pursue(("G16", "G3", "G1"), timed)
+    assert timed.asked == ["G3"]
+    assert "no time was left for G16, G1:" in capsys.readouterr().out
+    assert json.loads(result.read_text())["no time for"] == ["G16", "G1"]
+    one._whole.append("G1")
+    one.pursue(("G16",), timed)
+    assert timed.asked == ["G3", "G16"]
+
+
 def test_kernels_that_were_not_counted_are_counted_for_their_goal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
