@@ -17,7 +17,7 @@ from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig
 
 pytest.importorskip("triton")
-from troupellm.kernels.sampling.triton_truncate import row_bytes, truncated_triton  # noqa: E402
+from troupellm.kernels.sampling.triton_truncate import row_bytes, truncated_triton
 
 
 @pytest.fixture(scope="module")
