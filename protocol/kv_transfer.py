@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import ConfigError
 
 FIELD = "kv_transfer_config"
@@ -82,6 +83,6 @@ def _read(given: Any) -> KVTransferConfig:
     try:
         return msgspec.convert(given, KVTransferConfig)
     except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
+        text, _, path = with_allowed_values(error, KVTransferConfig).partition(" - at `$")
         param = FIELD + path.rstrip("`")
         raise ConfigError(f"{param}: {text}", param=param) from None

@@ -133,7 +133,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
     try:
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise invalid_field(with_allowed_values(error, kind), "the request body") from None
+        raise invalid_field(error, kind, "the request body") from None
 
 
 def _bare(raw: bytes) -> bytes:
@@ -177,9 +177,9 @@ def _too_deep() -> InvalidRequest:
     return invalid_json(f"the request body is nested more than {MAX_DEPTH} levels deep")
 
 
-def invalid_field(text: str, whole: str) -> InvalidRequest:
-    """A type error of msgspec, with its path as the API's `param`; `whole` is what was decoded."""
-    reason, _, location = text.partition(" - at ")
+def invalid_field(error: msgspec.ValidationError, kind: type, whole: str) -> InvalidRequest:
+    """An error of decoding into `kind`, with its path as the API's `param`; `whole` is what was decoded."""
+    reason, _, location = with_allowed_values(error, kind).partition(" - at ")
     path = location.rpartition("$")[2].rstrip("`").lstrip(".").removesuffix("[...]")
     missing = re.search(r"missing required field `(\w+)`", reason)
     if missing:

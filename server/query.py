@@ -43,7 +43,7 @@ def decode_query(raw: bytes, kind: type[StructT]) -> StructT:
     try:
         return msgspec.convert(values, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), "the query") from None
+        raise invalid_field(error, kind, "the query") from None
 
 
 def _is_list(kind: Any) -> bool:

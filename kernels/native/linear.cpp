@@ -140,9 +140,9 @@ struct Units {
 troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
     const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
-    const int64_t rounds = kManyRows > kFewRows && !splits(weight, rows) ? rounds_of(rows, threads) : 1;
+    const bool split = splits(weight, rows), many = split && rows > kRowsOfTiles;
+    const int64_t rounds = kManyRows > kFewRows && !split ? rounds_of(rows, threads) : 1;
     if (rounds > 1) return {units, panel, rounds};
-    const bool many = splits(weight, rows) && rows > kRowsOfTiles;
     return {units, panel, weight.outs * weight.padded * 4, threads,
             many ? blocks_of(rows) : 1, many ? kPanels * weight.panel * weight.padded * 4 : kShareBytes};
 }

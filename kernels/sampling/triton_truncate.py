@@ -247,7 +247,7 @@ def settle_kernel(
 def row_bytes(width: int) -> int:
     """Of device memory that `truncated_triton` takes for a row of so many logits, with what it returns."""
     pieces = triton.cdiv(width, PIECE["BLOCK"])
-    return 4 * (LISTED + 3 * BINS.value + pieces * (5 + GROUPS.value)) + 20
+    return int(4 * (LISTED + 3 * BINS.value + pieces * (5 + GROUPS.value)) + 20)
 
 
 def truncated_triton(

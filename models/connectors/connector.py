@@ -40,6 +40,7 @@ import msgspec
 from troupellm.models.connectors.seal import Seal
 from troupellm.models.offload.store import BlockStore, StoreContext
 from troupellm.models.prefix_secret import derived_key
+from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.kv_transfer import FIELD, KVTransferConfig
 from troupellm.protocol.sizes import human_int
@@ -81,7 +82,7 @@ class ConnectorContext:
         try:
             return msgspec.convert(self.config.kv_connector_extra_config, kind)
         except msgspec.ValidationError as error:
-            text, _, path = str(error).partition(" - at `$")
+            text, _, path = with_allowed_values(error, kind).partition(" - at `$")
             param = _OPTIONS + path.rstrip("`")
             raise ConfigError(f"{self.config.kv_connector}: {param}: {text}", param=param) from None
 

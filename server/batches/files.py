@@ -73,7 +73,7 @@ def _file(form: Form) -> FileObject:
     try:
         given = msgspec.convert(form.fields, FileForm, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), "the form") from None
+        raise invalid_field(error, FileForm, "the form") from None
     if (given.anchor is UNSET) != (given.seconds is UNSET):
         raise InvalidRequest(f"{_LIFE} come together", param="expires_after", code="missing_required_parameter")
     created = int(time.time())

@@ -79,7 +79,7 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
     try:
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
-        raise relabel(invalid_field(str(error), "the request"), [*_NAMES, *names]) from None
+        raise relabel(invalid_field(error, ChatRequest, "the request"), [*_NAMES, *names]) from None
     others = [kind for tool in request.tools or [] if (kind := _other_kind(tool)) is not None]
     skipped = skipped_names("tool", others) + skipped_names("block", skipped_blocks(request.messages))
     return Translated(chat, [*_NAMES, *names], skipped)

@@ -83,7 +83,7 @@ def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 
     try:
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
-        raise relabel(invalid_field(str(error), "the request"), names) from None
+        raise relabel(invalid_field(error, ChatRequest, "the request"), names) from None
     unread = [kind for item in items[first:] if (kind := item_type(item)) in SKIPPED_ITEMS]
     return Translated(chat, tools, names, skipped_names("tool", tools.skipped) + skipped_names("item", unread))
 
