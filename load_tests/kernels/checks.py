@@ -33,7 +33,7 @@ from troupellm.kernels.silu_mul import cases as silu_mul_cases, silu_mul
 from troupellm.kernels.silu_mul.reference import silu_mul_reference
 from troupellm.kernels.step_ends import begin, cases as step_cases, finish
 from troupellm.kernels.step_ends.reference import begin_reference, finish_reference
-from troupellm.load_tests.kernels import sampling_checks
+from troupellm.load_tests.kernels import more_checks, sampling_checks
 from troupellm.load_tests.kernels.outcome import Outcome
 
 INT8_ERROR, FP8_ERROR = 1e-2, 6e-2
@@ -152,19 +152,19 @@ def _attention(device: str, *, decoding: bool) -> Iterator[Outcome]:
         if device == "cpu":
             got = paged_attention(query, keys, values, plan, scale, softcap=case.softcap, sinks=sinks)
         else:
-            got = _on_device(case, plan.block_tables, (query, keys, values), sinks, scale)
+            got = _on_device(device, case, plan.block_tables, (query, keys, values), sinks, scale)
         yield Outcome(case.name, got, expected, case.tolerance)
 
 
 def _on_device(
-    case: attention_cases.Case, tables: Tensor, inputs: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None,
-    scale: float,
+    name: str, case: attention_cases.Case, tables: Tensor, inputs: tuple[Tensor, Tensor, Tensor],
+    sinks: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
     from troupellm.kernels.paged_attention import triton_launch
     from troupellm.kernels.paged_attention.device_cases import shape_of
     from troupellm.kernels.paged_attention.device_plan import DevicePlan
 
-    device = torch.device("cuda")
+    device = torch.device(name)
     query, keys, values = (tensor.to(device) for tensor in inputs)
     plan = DevicePlan.from_host(
         tables.numpy(), np.asarray(case.starts), np.asarray(case.counts), device=device,
@@ -281,4 +281,10 @@ _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "chosen_logprobs": sampling_checks.descriptions,
     "step_begin": _step_begin,
     "step_end": _step_end,
+    "verify_attention": more_checks.verifying,
+    "coded_cache_attention": more_checks.coded_caches,
+    "latent_attention": more_checks.latent,
+    "linear_coded": more_checks.coded_products,
+    "coded_experts": more_checks.coded_experts,
+    "guide_masks": more_checks.masks,
 }

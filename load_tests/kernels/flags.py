@@ -8,6 +8,7 @@ OPERATIONS = (
     "linear", "linear_int8", "rms_norm", "add_rms_norm", "rope", "silu_mul", "gelu_mul", "kv_write", "decode_attention",
     "prefill_attention", "sampling", "fused_moe", "linear_fp8", "rope_kv_write", "row_codes", "grouped_linear",
     "truncated_sampling", "penalties", "chosen_logprobs", "step_begin", "step_end", "linear_invariant",
+    "verify_attention", "coded_cache_attention", "latent_attention", "linear_coded", "coded_experts", "guide_masks",
 )  # fmt: skip
 MODELS = ("24m", "125m", "qwen3-0.6b", "qwen3-8b", "llama-8b", "qwen3-30b-a3b")
 

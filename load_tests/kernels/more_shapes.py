@@ -10,17 +10,19 @@ from troupellm.kernels.kv_write import kv_rows
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
 from troupellm.kernels.row_codes import row_codes
 from troupellm.kernels.sampling import draw_truncated
-from troupellm.kernels.sampling.adjust import penalize
+from troupellm.kernels.sampling.adjust import keep_bits, penalize
 from troupellm.kernels.sampling.logprobs import chosen_logprobs
 from troupellm.kernels.sampling.noise import position_keys, stream_key, token_codes
 from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.kernels.step_ends import Draws, begin, finish
+from troupellm.load_tests.kernels import coded_shapes
 from troupellm.load_tests.kernels.shapes import BLOCK_SIZE, Shapes, Work
 
 ADAPTERS, RANK = 8, 16
 TOP_K, TOP_P = 20, 0.95
 """What a chat model's own configuration asks for."""
 LOGITS_BUFFERS = 8
+DRAFTS = 4
 
 
 def works(shapes: Shapes, operation: str, batch: int) -> Iterator[Work]:
@@ -34,6 +36,12 @@ def works(shapes: Shapes, operation: str, batch: int) -> Iterator[Work]:
         "chosen_logprobs": _chosen_logprobs,
         "step_begin": _step_begin,
         "step_end": _step_end,
+        "verify_attention": _verify_attention,
+        "guide_masks": _guide_masks,
+        "linear_coded": coded_shapes.products,
+        "coded_cache_attention": coded_shapes.caches,
+        "coded_experts": coded_shapes.experts,
+        "latent_attention": coded_shapes.latent,
     }
     return makers[operation](shapes, batch)
 
@@ -158,3 +166,22 @@ def _step_end(shapes: Shapes, batch: int) -> Iterator[Work]:
             return finish(logits[number % len(logits)], slots, ends, texts, draws)
 
         yield Work(f"end of a step, {name} {batch}x{vocab}", run, size=4 * batch * vocab, flops=0.0, kind="float32")
+
+
+def _verify_attention(shapes: Shapes, batch: int) -> Iterator[Work]:
+    keys = max(1, shapes.context - DRAFTS - 1)
+    return shapes.attention(f"verify {batch} rows, {keys} keys", [keys] * batch, [DRAFTS + 1] * batch)
+
+
+def _guide_masks(shapes: Shapes, batch: int) -> Iterator[Work]:
+    """That keep all, so that logits stay what they are."""
+    vocab, logits = shapes.size.vocab, _logits(shapes, batch)
+    index = torch.arange(batch, device=shapes.device)
+    bits = torch.full((batch, -(-vocab // 32)), -1, dtype=torch.int32, device=shapes.device)
+
+    def run(number: int) -> Tensor:
+        found = logits[number % len(logits)]
+        keep_bits(found, index, bits)
+        return found
+
+    yield Work(f"masks {batch}x{vocab}", run, size=batch * vocab / 8, flops=0.0, kind="float32")

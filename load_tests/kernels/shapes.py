@@ -11,6 +11,7 @@ from torch import Tensor
 
 from troupellm.kernels.fused_moe import Routing, fused_moe, pack_experts, route
 from troupellm.kernels.gelu_mul import gelu_mul
+from troupellm.kernels.kv_codes import encode, row_width
 from troupellm.kernels.kv_write import kv_rows, kv_write
 from troupellm.kernels.linear import PackedLinear, batch_invariant, linear, pack
 from troupellm.kernels.paged_attention import paged_attention
@@ -78,7 +79,7 @@ class Shapes:
     def copies(self, size: float) -> int:
         return int(min(MOST_COPIES, max(1, -(-COLD_BYTES // size))))
 
-    def _matrices(self) -> dict[str, tuple[int, int]]:
+    def matrices(self) -> dict[str, tuple[int, int]]:
         size = self.size
         queries, keys = size.heads * size.head_dim, 2 * size.kv_heads * size.head_dim
         inner = size.expert_intermediate or size.intermediate
@@ -92,21 +93,21 @@ class Shapes:
 
     def _linear(self, batch: int, *, invariant: bool = False) -> Iterator[Work]:
         """invariant: rows do not depend on each other, to the bit."""
-        for name, (rows, columns) in self._matrices().items():
+        for name, (rows, columns) in self.matrices().items():
             size = rows * columns * self.width
             with batch_invariant(invariant):
                 packed = [pack(self.random(rows, columns)) for _ in range(self.copies(size))]
-            yield self._product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, self.kind)
+            yield self.product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, self.kind)
 
     def _eight_bits(self, batch: int, kind: type[Int8Channel | Fp8], rate: str) -> Iterator[Work]:
         """rate: the ceiling of products that counts."""
-        for name, (rows, columns) in self._matrices().items():
+        for name, (rows, columns) in self.matrices().items():
             size = rows * columns + 4 * rows
             weights = [kind.quantize(self.random(rows, columns)) for _ in range(self.copies(size))]
             packed = [pack(weight) for weight in weights]
-            yield self._product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, rate)
+            yield self.product(f"{name} {batch}x{columns}x{rows}", packed, batch, size, rate)
 
-    def _product(self, name: str, packed: list[PackedLinear], batch: int, size: int, kind: str) -> Work:
+    def product(self, name: str, packed: list[PackedLinear], batch: int, size: int, kind: str) -> Work:
         rows, columns = packed[0].out_features, packed[0].in_features
         x = self.random(batch, columns)
         traffic = size + batch * (rows + columns) * self.width
@@ -141,9 +142,10 @@ class Shapes:
             "rope", lambda x: rope(x.view(batch, heads, size.head_dim), cos, sin), batch, heads * size.head_dim, 2
         )
 
-    def caches(self, blocks: int) -> tuple[Tensor, Tensor]:
+    def caches(self, blocks: int, codes: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """codes: what keys and values are stored as, the model's type by default."""
         shape = (blocks, self.size.kv_heads, BLOCK_SIZE, self.size.head_dim)
-        return self.random(*shape), self.random(*shape)
+        return encode(self.random(*shape), codes or self.dtype), encode(self.random(*shape), codes or self.dtype)
 
     def _kv_write(self, batch: int) -> Iterator[Work]:
         size = self.size
@@ -167,13 +169,16 @@ class Shapes:
         if batch == 1:
             yield from self.attention(f"prompt of {self.context}", [0], [self.context])
 
-    def attention(self, name: str, starts: list[int], counts: list[int]) -> Iterator[Work]:
-        """Rows that compute `counts` tokens behind `starts` others."""
+    def attention(
+        self, name: str, starts: list[int], counts: list[int], codes: torch.dtype | None = None
+    ) -> Iterator[Work]:  # fmt: skip
+        """Rows that compute `counts` tokens behind `starts` others; codes as in `caches`."""
         size, lengths = self.size, [start + count for start, count in zip(starts, counts, strict=True)]
         width = -(-max(lengths) // BLOCK_SIZE)
         needed = [-(-length // BLOCK_SIZE) for length in lengths]
-        kv_bytes = 2 * sum(lengths) * size.kv_heads * size.head_dim * self.width
-        caches = [self.caches(sum(needed)) for _ in range(max(2, min(4, self.copies(kv_bytes))))]
+        stored = codes or self.dtype
+        kv_bytes = 2 * sum(lengths) * size.kv_heads * row_width(size.head_dim, stored) * stored.itemsize
+        caches = [self.caches(sum(needed), codes) for _ in range(max(2, min(4, self.copies(kv_bytes))))]
         order = np.random.default_rng(0).permutation(sum(needed)).astype(np.int32)
         tables = np.full((len(lengths), width), -1, dtype=np.int32)
         for row, (count, end) in enumerate(zip(needed, np.cumsum(needed).tolist(), strict=True)):
@@ -195,7 +200,7 @@ class Shapes:
         from troupellm.kernels.paged_attention import triton_launch
         from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
 
-        shape = AttentionShape(size.heads, size.kv_heads, size.head_dim, BLOCK_SIZE, None, self.dtype)
+        shape = AttentionShape(size.heads, size.kv_heads, size.head_dim, BLOCK_SIZE, None, caches[0][0].dtype)
         there = DevicePlan.from_host(tables, starts, counts, shape=shape, device=self.device)
         out = torch.empty_like(query)
 

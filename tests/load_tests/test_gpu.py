@@ -111,12 +111,24 @@ with torch.inference_mode():
 """
 
 
+CHECKS = """
+import itertools
+import torch
+from troupellm.load_tests.kernels.checks import _CHECKS
+with torch.inference_mode():
+    for name in ("decode_attention", "prefill_attention", "verify_attention", "coded_cache_attention", "latent_attention"):
+        some = list(itertools.islice(_CHECKS[name]("cpu:0"), 4))  # a name that is not the CPU's, for the same memory
+        assert some and all(outcome.error() <= 1 for outcome in some), name
+"""
+
+
 @pytest.mark.slow
-def test_what_attention_is_compared_with_is_attention() -> None:
+@pytest.mark.parametrize("code", [SMALL, CHECKS], ids=["small", "checks"])
+def test_what_attention_is_compared_with_is_attention(code: str) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", SMALL], check=True, env=environment)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_wheels_are_of_the_other_machine() -> None:

@@ -206,7 +206,7 @@ def test_bench_kernels_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[st
     argv = ("--model", "24m", "--batches", "1", "--context", "16", "--seconds", "0.001", "--num-threads", "1")
     assert bench("kernels", *argv, "--result-json", str(result)) == 0
     report = json.loads(result.read_text())
-    assert {one["operation"] for one in report["found"]} == {*OPERATIONS} - {"fused_moe"}
+    assert {one["operation"] for one in report["found"]} == {*OPERATIONS} - {"fused_moe", "coded_experts"}
     assert report["ceilings"]["read"] > 1e8
     assert "cases are right" in capsys.readouterr().out
 
@@ -241,7 +241,8 @@ def test_bench_step_in_small(tmp_path: Path) -> None:
     row = report["rows"][0]
     assert set(row["seconds"]) == {"worker", "engine", "http"}
     assert row["parts"]["kernels"] >= 1  # of a step that is one compiled call
-    assert 0 < row["roof_frac"]["http"] <= row["roof_frac"]["worker"]  # a model that fits in the caches has no roof
+    assert set(row["roof_frac"]) == {"worker", "engine", "http"}
+    assert min(row["roof_frac"].values()) > 0  # no more than that: a model that fits in the caches has no roof
 
 
 def test_timing_waits_for_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
