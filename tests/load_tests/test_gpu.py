@@ -116,8 +116,9 @@ import itertools
 import torch
 from troupellm.load_tests.kernels.checks import _CHECKS
 with torch.inference_mode():
-    for name in ("decode_attention", "prefill_attention", "verify_attention", "coded_cache_attention", "latent_attention"):
-        some = list(itertools.islice(_CHECKS[name]("cpu:0"), 4))  # a name that is not the CPU's, for the same memory
+    for name in ("decode", "prefill", "verify", "coded_cache", "latent"):
+        checks = _CHECKS[f"{name}_attention"]("cpu:0")  # a name that is not the CPU's, for the same memory
+        some = list(itertools.islice(checks, 4))
         assert some and all(outcome.error() <= 1 for outcome in some), name
 """
 
