@@ -32,8 +32,8 @@ def mla_attention(
     Args:
         query: [tokens, heads, plain + rotated], contiguous; as many tokens as the plan has.
         cache: [blocks, 1, block_size, latent + rotated], contiguous, the type of `query` or one of `kernels.kv_codes`.
-        plan: of one KV head of the cache's width, without a window. Absorbed is what is not planned for this machine's
-            CPU, and no long row of a `DevicePlan`.
+        plan: of one KV head of the cache's width, without a window. Expanded are the long rows of an `AttentionPlan`
+            and of a `DevicePlan` that has them apart; any other plan is absorbed.
         key_weight: [heads, plain, latent].
         value_weight: [heads, value, latent].
         scale: of the scores, before the softmax.
@@ -45,24 +45,17 @@ def mla_attention(
     if isinstance(plan, DevicePlan) and plan.others is not None:
         return _with_long_rows(query, cache, plan, plan.others, key_weight, value_weight, scale)
     (_, plain, latent), value = key_weight.shape, value_weight.shape[1]
-    least = expanding_tokens(plain, value, latent, query.shape[2] - plain)
-    if batch_invariant or not isinstance(plan, AttentionPlan) or not _expands(plan, least):
-        parts = torch.split(query, 1) if batch_invariant else (query,)
-        absorbed = torch.cat([_absorb(part, key_weight) for part in parts])
-        mixed = paged_attention(absorbed, cache, cache, plan, scale)
-        return torch.cat([_values(part, value_weight) for part in torch.split(mixed, parts[0].shape[0])])
+    apart = None
+    if isinstance(plan, AttentionPlan) and not (batch_invariant or plan.by_token):
+        apart = plan.apart(expanding_tokens(plain, value, latent, query.shape[2] - plain))
+    if apart is None:
+        return _absorbed(query, cache, plan, key_weight, value_weight, scale, batch_invariant=batch_invariant)
     out = query.new_empty(query.shape[0], *value_weight.shape[:2])
-    for span in plan.prefills:
-        own = query[span.tokens]
-        if own.shape[0] >= least:
-            held = dense.gather(cache, span.gather, 1, query.dtype)[0, 0, span.keys]
-            out[span.tokens] = _expanded(own, held, key_weight, value_weight, scale)
-        else:
-            mixed = dense.prefill(_absorb(own, key_weight), cache, cache, span, scale)
-            out[span.tokens] = _values(mixed, value_weight)
-    for bucket in plan.buckets if plan.items.shape[0] else ():
-        mixed = dense.decode(_absorb(query[bucket.tokens], key_weight), cache, cache, bucket, scale)
-        out[bucket.tokens] = _values(mixed, value_weight)
+    for span in apart.spans:
+        held = dense.gather(cache, span.gather, 1, query.dtype)[0, 0, span.keys]
+        out[span.tokens] = _expanded(query[span.tokens], held, key_weight, value_weight, scale)
+    if apart.rest is not None:
+        out[apart.tokens] = _absorbed(query[apart.tokens], cache, apart.rest, key_weight, value_weight, scale)
     return out
 
 
@@ -76,8 +69,14 @@ def expanding_tokens(plain: int, value: int, latent: int, rotated: int) -> int:
     return max(2, -(-latent * (plain + value) // saved)) if saved > 0 else 1 << 30
 
 
-def _expands(plan: AttentionPlan, least: int) -> bool:
-    return not plan.by_token and any(span.tokens.stop - span.tokens.start >= least for span in plan.prefills)
+def _absorbed(
+    query: Tensor, cache: Tensor, plan: Plan, key_weight: Tensor, value_weight: Tensor, scale: float, *,
+    batch_invariant: bool = False,
+) -> Tensor:  # fmt: skip
+    """As `mla_attention`, all rows in the first order."""
+    parts = torch.split(query, 1) if batch_invariant else (query,)
+    mixed = paged_attention(torch.cat([_absorb(part, key_weight) for part in parts]), cache, cache, plan, scale)
+    return torch.cat([_values(part, value_weight) for part in torch.split(mixed, parts[0].shape[0])])
 
 
 def _absorb(query: Tensor, key_weight: Tensor) -> Tensor:
@@ -100,8 +99,7 @@ def _with_long_rows(
         held = dense.gather(cache, row.blocks, 1, query.dtype)[0, 0, : row.keys]
         out[row.tokens] = _expanded(query[row.tokens], held, key_weight, value_weight, scale)
     if plan.num_tokens:
-        mixed = paged_attention(_absorb(query[others], key_weight), cache, cache, plan, scale)
-        out.index_copy_(0, others.long(), _values(mixed, value_weight))
+        out.index_copy_(0, others.long(), _absorbed(query[others], cache, plan, key_weight, value_weight, scale))
     return out
 
 

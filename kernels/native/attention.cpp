@@ -3,179 +3,16 @@
 //
 // A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
 // read. One token reads keys and values straight from their blocks (attend.h); several go through tiles of 64 keys that
-// are copied once for all of them (`attend_block`; attend_amx.h where the processor multiplies matrices). Softmax is
+// are copied once for all of them (attend_block.h; attend_amx.h where the processor multiplies matrices). Softmax is
 // computed online, in the order of the keys. What else lies in a block than keys that a query may see, NaN included, has
 // no influence: tiles give values that only others see a weight of 0, and are not used where one of these is no number.
 
-#include <algorithm>
-#include <type_traits>
-#include <vector>
-
-#include "attend.h"
 #include "attend_amx.h"
-#include "tile.h"
+#include "attend_block.h"
 
 namespace {
 
-constexpr int kKeys = 64;  // of a tile
-constexpr int64_t kRows = 3 * kLanes;  // whose scores are worked out at once: they stay in the first cache meanwhile
-
-// to [columns, kKeys] = the transpose of `rows` rows [rows, columns]; columns is a multiple of 4. Rows behind are 0.
-void transpose(const float* const* from, int64_t rows, int64_t columns, float* to) {
-    const Quarter zero = {};
-    for (int64_t r = 0; r < kKeys; r += 4)
-        for (int64_t c = 0; c < columns; c += 4) {
-            Quarter q[4];
-            for (int i = 0; i < 4; ++i) {
-                q[i] = zero;
-                if (r + i < rows) std::memcpy(&q[i], from[r + i] + c, sizeof zero);
-            }
-            typedef int32_t Four __attribute__((vector_size(16)));
-            const Four low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, second = {2, 3, 6, 7};
-            const Quarter a = __builtin_shuffle(q[0], q[1], low), b = __builtin_shuffle(q[2], q[3], low);
-            const Quarter d = __builtin_shuffle(q[0], q[1], high), e = __builtin_shuffle(q[2], q[3], high);
-            const Quarter out[4] = {__builtin_shuffle(a, b, first), __builtin_shuffle(a, b, second),
-                                    __builtin_shuffle(d, e, first), __builtin_shuffle(d, e, second)};
-            for (int i = 0; i < 4; ++i) std::memcpy(to + (c + i) * kKeys + r, &out[i], sizeof zero);
-        }
-}
-
-// sums [rows, 64] += x [rows, depth] times weight [depth, columns]; columns is a multiple of 16, up to 64.
-void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weight, int64_t stride, int64_t depth,
-              int64_t columns, float* sums) {
-    for (int64_t r = 0; r < rows; r += kTileRows) {
-        const int64_t count = std::min<int64_t>(kTileRows, rows - r), most = columns_for(count);
-        for (int64_t c = 0; c < columns / kWideLanes; c += most) {
-            const int64_t width = std::min(most, columns / kWideLanes - c);
-            kTiles[count - 1][width - 1](x + r * x_stride, x_stride, weight + c * kWideLanes, stride, depth,
-                                         {weight, 0, 0}, sums + r * 64 + c * kWideLanes);
-        }
-    }
-}
-
-// What a thread needs for a block of queries: `rows` is tokens times heads of the group.
-struct Workspace {
-    Memory<float> memory;
-    float *query, *scores, *total, *keys, *values, *decoded, *best, *weight;
-
-    void prepare(int64_t rows, int64_t size) {
-        const int64_t strips = (size + 63) / 64;
-        const int64_t needed = rows * (size + 64 * strips + 2) + kKeys * (3 * size + kRows) + 2 * kLanes;
-        grow(memory, needed);
-        keys = memory.data();
-        values = keys + kKeys * size;
-        decoded = values + kKeys * size;
-        scores = decoded + kKeys * size;
-        total = scores + kRows * kKeys;
-        query = total + rows * 64 * strips;
-        best = query + rows * size;
-        weight = best + rows + kLanes;  // looked at 16 at a time
-    }
-};
-
-// Which of the keys of a tile a row sees: from `first` on before `end`.
-struct Seen {
-    int64_t first, end;
-};
-
-// Scores of up to 16 rows from `row` on become weights relative to the best score of each so far; what was summed before
-// is made to fit. What has to be known of a whole row is worked out for all of them at once, a lane each.
-template <typename SeenBy>
-void weigh(float* scores, int64_t row, int64_t count, SeenBy seen_by, int64_t rows, int64_t strips, Workspace& work,
-           const Scores& rule) {
-    Floats each[kLanes];
-    for (int64_t i = 0; i < kLanes; ++i) each[i] = Floats{} + kNone;
-    for (int64_t i = 0; i < count; ++i) {
-        float* const of_row = scores + i * kKeys;
-        const Seen seen = seen_by(row + i);
-        const bool all = seen.first <= 0 && seen.end >= kKeys;
-        for (int c = 0; c < kKeys; c += kLanes) {
-            Floats s = load(of_row + c);
-            if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
-            const Ints place = lanes() + c;
-            if (!all)
-                s = (place >= static_cast<int32_t>(seen.first)) & (place < static_cast<int32_t>(seen.end))
-                        ? s
-                        : Floats{} + kNone;
-            if (!all || rule.softcap > 0.0f) store(of_row + c, s);
-            each[i] = s > each[i] ? s : each[i];
-        }
-    }
-    const Floats before = load(work.best + row), top = largest_of_each(each), best = top > before ? top : before;
-    const Floats shrink = best > before ? exp_negative(before - best) : Floats{} + 1.0f;
-    for (int64_t i = 0; i < count; ++i) {
-        if (shrink[i] != 1.0f)
-            for (int64_t s = 0; s < strips; ++s) {
-                float* total = work.total + (s * rows + row + i) * 64;
-                for (int c = 0; c < 64; c += kLanes) store(total + c, load(total + c) * shrink[i]);
-            }
-        each[i] = Floats{};
-        for (int c = 0; c < kKeys; c += kLanes) {
-            const Floats s = load(scores + i * kKeys + c), e = s == kNone ? Floats{} : exp_negative(s - best[i]);
-            store(scores + i * kKeys + c, e);
-            each[i] += e;
-        }
-    }
-    store(work.best + row, best);
-    store(work.weight + row, load(work.weight + row) * shrink + sums(each));
-}
-
-// A row as floats: where it lies, if that is what it is, or decoded into `memory`.
-template <typename Cell>
-inline const float* plain_row(const typename Cell::Number* row, float* memory, int64_t size) {
-    if constexpr (std::is_same<Cell, PlainCell>::value) return row;
-    read_cell<Cell>(memory, row, size);
-    return memory;
-}
-
-// `count` consecutive tokens, the first one at `position`, times the `group` query heads of one KV head.
-template <typename Cell>
-void attend_block(const float* query, int64_t query_stride, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table,
-                  int64_t position, int64_t count, int64_t window, int64_t group, const Scores& rule, float* out,
-                  int64_t out_stride) {
-    thread_local Workspace work;
-    const int64_t size = cache.head_dim, rows = count * group, strips = (size + 63) / 64;
-    work.prepare(rows, size);
-    std::memset(work.total, 0, sizeof(float) * rows * 64 * strips);
-    for (int64_t r = 0; r < rows; ++r) {
-        const float* from = query + r / group * query_stride + r % group * size;
-        for (int64_t c = 0; c < size; c += kLanes) store(work.query + r * size + c, load(from + c) * rule.scale);
-        work.best[r] = rule.sinks ? rule.sinks[kv_head * group + r % group] : kNone;
-        work.weight[r] = rule.sinks ? 1.0f : 0.0f;
-    }
-    const int64_t begin = window ? std::max<int64_t>(0, position + 1 - window) : 0, end = position + count;
-    for (int64_t key = begin; key < end; key += kKeys) {
-        const int64_t keys = std::min<int64_t>(kKeys, end - key);
-        const float* from[kKeys];
-        for (int64_t k = 0; k < keys; ++k) {
-            const int64_t at = cache.at(table, kv_head, key + k);
-            from[k] = plain_row<Cell>(cache.key + at, work.decoded + k * size, size);
-            read_cell<Cell>(work.values + k * size, cache.value + at, size);
-        }
-        transpose(from, keys, size, work.keys);
-        const int64_t first_row = std::max<int64_t>(0, key - position) * group;  // earlier tokens see none of these
-        const auto seen_by = [=](int64_t r) {
-            const int64_t last = position + r / group;
-            return Seen{window ? last + 1 - window - key : 0, last + 1 - key};
-        };
-        for (int64_t row = first_row; row < rows; row += kRows) {
-            if (seen_by(row).first >= kKeys) break;  // nor do the tokens behind it see any of these
-            const int64_t some = std::min<int64_t>(kRows, rows - row);
-            std::memset(work.scores, 0, sizeof(float) * some * kKeys);
-            multiply(work.query + row * size, size, some, work.keys, kKeys, size, kKeys, work.scores);
-            for (int64_t r = 0; r < some; r += kLanes)
-                weigh(work.scores + r * kKeys, row + r, std::min<int64_t>(kLanes, some - r), seen_by, rows, strips, work,
-                      rule);
-            for (int64_t s = 0; s < strips; ++s)
-                multiply(work.scores, kKeys, some, work.values + s * 64, size, keys,
-                         std::min<int64_t>(64, size - s * 64), work.total + (s * rows + row) * 64);
-        }
-    }
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t c = 0; c < size; c += kLanes)
-            store(out + r / group * out_stride + r % group * size + c,
-                  load(work.total + (c / 64 * rows + r) * 64 + c % 64) / work.weight[r]);
-}
+constexpr int64_t kLeastHeads = 8;  // of a token that are worth the reading of its keys
 
 // What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation
 // of the first 2 * `half` of them, the first half with the second one.
@@ -213,6 +50,48 @@ bool finite(const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int
     return sum(found) == 0.0f;
 }
 
+// Whether those values are finite that only some of a job's tokens see: its own, and the first ones of a window.
+template <typename Cell>
+bool all_finite(const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, const Job& job, int64_t window) {
+    const int64_t end = job.position + 1, behind = job.count - 1;
+    return finite(cache, kv_head, table, end, end + behind) &&
+           (!window || finite(cache, kv_head, table, end - window, end + behind - window));
+}
+
+// As `attention_part`, of heads that are too wide for the registers of a single token: latent vectors, one for all heads,
+// which are in the cache. Where there are fewer jobs than threads, a job's heads are shared out.
+template <typename Cell>
+void run_wide(const Attention& given, const Cache<Cell>& cache, const Scores& rule) {
+    const Heads& layer = *given.layer;
+    const Plan& plan = *given.plan;
+    const int64_t size = layer.head_dim, group = layer.heads / layer.kv_heads, threads = omp_get_num_threads();
+    const int64_t each = plan.num_jobs < threads ? (group * plan.num_jobs + threads - 1) / threads : group;
+    const int64_t some = std::max(each, kLeastHeads), pieces = (group + some - 1) / some;
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t index = 0; index < plan.num_jobs * layer.kv_heads * pieces; ++index) {
+        const int64_t job_index = index / pieces / layer.kv_heads, kv_head = index / pieces % layer.kv_heads;
+        const Job& job = plan.jobs[job_index];
+        const int64_t head = kv_head * group + index % pieces * some, heads = std::min(some, (kv_head + 1) * group - head);
+        const int32_t* table = plan.tables + job.row * plan.width;
+        const Scores own{rule.scale, rule.softcap, rule.sinks ? rule.sinks + head - kv_head * heads : nullptr};
+        const auto attend_tokens = [&](int64_t token, int64_t count, int64_t begin, const Nodes* nodes) {
+            const int64_t row = job.token + token;
+            attend_some<Cell>(given.query + row * given.query_stride + head * size, given.query_stride, cache, kv_head, table,
+                              job.position + token, count, plan.window, heads, own,
+                              given.out + row * given.out_stride + head * size, given.out_stride, begin, nodes);
+        };
+        if (plan.trees && job.count == 1) {
+            const Tree& tree = plan.trees[job_index];
+            const Nodes nodes(tree, job.position);
+            attend_tokens(0, 1, tree.first, &nodes);
+        } else if (all_finite(cache, kv_head, table, job, plan.window)) {
+            attend_tokens(0, job.count, 0, nullptr);
+        } else {
+            for (int64_t token = 0; token < job.count; ++token) attend_tokens(token, 1, 0, nullptr);
+        }
+    }
+}
+
 // As `attention_part`, of a cache of this kind.
 template <typename Cell>
 void run(const Attention& given) {
@@ -223,6 +102,7 @@ void run(const Attention& given) {
     const Cache<Cell> cache{static_cast<Number*>(given.key_cache), static_cast<Number*>(given.value_cache), kv_heads,
                             plan.block_size, size, Cell::width(size)};
     const Scores rule{static_cast<float>(layer.scale), static_cast<float>(layer.softcap), layer.sinks};
+    if (size > kLanes * kMaxChunks) return run_wide(given, cache, rule);
     const Turn turn{static_cast<float>(layer.eps), given.cosines, given.sines, layer.half};
     const int64_t window = plan.window, num_work = plan.num_jobs * kv_heads, threads = omp_get_num_threads();
     const auto write = [&](int64_t token, int64_t kv_head) {
@@ -261,9 +141,7 @@ void run(const Attention& given) {
             attend_one(0, plan.trees ? plan.trees + index / kv_heads : nullptr);
             continue;
         }
-        const int64_t behind = job.count - 1;  // so many keys only some of the tokens see, and of a window's first ones
-        if (finite(cache, kv_head, table, end, end + behind) &&
-            (!window || finite(cache, kv_head, table, end - window, end + behind - window))) {
+        if (all_finite(cache, kv_head, table, job, window)) {
             const auto chosen = takes_tiles<Cell>(job.count * group) ? attend_tiled<Cell> : attend_block<Cell>;
             chosen(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
                    given.out_stride);

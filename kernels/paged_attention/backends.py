@@ -147,7 +147,7 @@ class Native(Torch):
         if needs.dtype != torch.float32:
             return f"computes in float32, not in {needs.dtype}"
         if not native.supports(*(torch.empty(1, 1, needs.head_dim, dtype=needs.dtype) for _ in range(2))):
-            return f"takes heads of a multiple of 16 up to {native.MAX_HEAD_DIM}, not of {needs.head_dim}"
+            return f"takes heads of a multiple of 16 up to {native.MAX_LATENT}, not of {needs.head_dim}"
         if native.load() is None:
             return "needs a C++ compiler whose code agrees with the reference"
         return None

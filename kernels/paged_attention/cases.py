@@ -49,6 +49,13 @@ CASES = (
     Case("bfloat16", (0, 50, 7), (40, 1, 20), 4, 2, 32, dtype=torch.bfloat16, tolerance=3e-2),
     Case("float16", (0, 50, 7), (40, 1, 2), 4, 2, 32, dtype=torch.float16, tolerance=4e-3),
 )
+WIDE_CASES = (
+    Case("wide_decodes", (0, 5, 15, 16, 130), (1,) * 5, 20, 1, 272),
+    Case("wide_alone", (90,), (1,), 20, 1, 272),
+    Case("wide_mixed", (0, 50, 7, 31), (40, 1, 20, 5), 6, 2, 288, tolerance=4e-5),
+    Case("wide_with_all", (0, 90, 7), (33, 1, 20), 19, 1, 272, window=70, softcap=0.8, sinks=True),
+)
+"""Heads wider than our kernels for a GPU take, but for latent vectors."""
 
 
 def make_inputs(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:

@@ -17,7 +17,8 @@ from troupellm.kernels.paged_attention.reference import paged_attention_referenc
 from troupellm.kernels.rope.reference import rope_reference
 
 LANES = 16
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM, MAX_LATENT = 256, 1024
+"""Of heads whose keys and values are written on the way, and of others: latent vectors."""
 CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
 """Types of caches, see `kernels.kv_codes`."""
 
@@ -127,11 +128,11 @@ def told(plan: AttentionPlan, group: int) -> Told:
 
 
 def supports(query: Tensor, cache: Tensor) -> bool:
-    """Whether the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 256."""
+    """Whether the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 1,024."""
     size = query.shape[-1]
     return (
         query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype in CELLS
-        and size % LANES == 0 and size <= MAX_HEAD_DIM
+        and size % LANES == 0 and size <= MAX_LATENT
     )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def load() -> native.Function | None:
     if library is None:
         return None
     function = library.function("paged_attention", "pppii" + "ppi" + "ppp" + "pii")
-    right = _agrees(function) and all(_keeps(function, kind) for kind in CELLS)
+    right = _agrees(function) and all(_keeps(function, kind) for kind in CELLS) and _takes_latent(function)
     return native.checked(function, right, "attention")
 
 
@@ -187,6 +188,22 @@ def _keeps(function: native.Function, kind: torch.dtype) -> bool:
     allowed = 1e-4 if kind == torch.float32 else float(wanted.abs().max()) * ROUNDED  # of the block, the last 40 tokens
     near = bool((error[:-40] < 1e-4).all() and (error[-40:] < allowed).all())
     return near and all(torch.equal(*pair) for pair in pairs)
+
+
+def _takes_latent(function: native.Function) -> bool:
+    """Heads that are wider than those of `_agrees`, which are not written on the way."""
+    generator = torch.Generator().manual_seed(2)
+    tables, starts, counts = np.arange(12, dtype=np.int32)[::-1].reshape(2, 6), np.array([30, 9]), np.array([1, 20])
+    cache = torch.randn(12, 1, 7, MAX_HEAD_DIM + LANES, generator=generator, dtype=torch.float32)
+    query = torch.randn(21, 3, cache.shape[-1], generator=generator, dtype=torch.float32)
+    plan, single = (
+        AttentionPlan(tables, starts, counts, block_size=7, num_kv_heads=1, by_token=by_token)
+        for by_token in (False, True)
+    )
+    out = torch.empty_like(query)
+    NativeAttention(function, 3, 1, cache.shape[-1], 0.05).attend(query, (cache, cache), plan, out)
+    expected = paged_attention_reference(query, cache, cache, plan.block_tables, single.items, scale=0.05)
+    return torch.allclose(out, expected, atol=1e-4)
 
 
 def _agrees(function: native.Function) -> bool:

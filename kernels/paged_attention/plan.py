@@ -45,6 +45,18 @@ class Bucket:
     """bool [items, 1, keys, 1]: True where a gathered key is not to be seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A plan in two parts."""
+
+    spans: tuple[PrefillSpan, ...]
+    """Rows with many query tokens."""
+    rest: "AttentionPlan | None"
+    """All other rows; None where there is none."""
+    tokens: Tensor
+    """int64, where the tokens of the rest lie in the flat batch."""
+
+
 class AttentionPlan:
     """Query tokens and their keys. What only one path reads is made when it does.
 
@@ -76,6 +88,7 @@ class AttentionPlan:
         self._tables = np.ascontiguousarray(block_tables)
         self.told: dict[int, object] = {}
         """What compiled code was told of this plan, see `native.told`."""
+        self._apart: dict[int, Apart | None] = {}
         self._ends = np.cumsum(counts)
         self.num_tokens = int(self._ends[-1])
         self._dense = np.zeros_like(counts, dtype=bool) if by_token else counts >= PREFILL_TOKENS
@@ -86,6 +99,31 @@ class AttentionPlan:
     @cached_property
     def block_tables(self) -> Tensor:
         return torch.from_numpy(self._tables)
+
+    def apart(self, least: int) -> "Apart | None":
+        """Rows with many query tokens beside the rest, worked out once; None where there is no such row.
+
+        Args:
+            least: query tokens, more than are computed one by one.
+        """
+        if least not in self._apart:
+            self._apart[least] = self._set_apart(np.flatnonzero(self._dense & (self._counts >= least)))
+        return self._apart[least]
+
+    def _set_apart(self, long: Ints) -> "Apart | None":
+        if not long.size:
+            return None
+        others = np.delete(np.arange(self._counts.size), long)
+        owner = np.repeat(np.arange(self._counts.size), self._counts)
+        tokens = np.flatnonzero(~np.isin(owner, long))
+        rest = None
+        if others.size:
+            tree = None if self.tree is None else self.tree.of(others, tokens)
+            rest = AttentionPlan(
+                self._tables[others], self._starts[others], self._counts[others], block_size=self.block_size,
+                num_kv_heads=self._num_kv_heads, window=self.window or None, compiled=self.compiled, tree=tree,
+            )  # fmt: skip
+        return Apart(tuple(self._span(row) for row in long.tolist()), rest, torch.from_numpy(tokens))
 
     @cached_property
     def alone(self) -> bool:
@@ -124,13 +162,7 @@ class AttentionPlan:
     @cached_property
     def prefills(self) -> tuple[PrefillSpan, ...]:
         """The rows with many query tokens; their tokens are in no item."""
-        return tuple(
-            self._prefill(row, slice(int(end - count), int(end)), int(start))
-            for row, start, count, end in zip(
-                np.flatnonzero(self._dense).tolist(), self._starts[self._dense], self._counts[self._dense],
-                self._ends[self._dense], strict=True,
-            )
-        )  # fmt: skip
+        return tuple(self._span(row) for row in np.flatnonzero(self._dense).tolist())
 
     @cached_property
     def items(self) -> Tensor:
@@ -178,9 +210,9 @@ class AttentionPlan:
             hidden=torch.from_numpy(~seen)[:, None, :, None],
         )
 
-    def _prefill(self, row: int, tokens: slice, start: int) -> PrefillSpan:
-        count, size = tokens.stop - tokens.start, self.block_size
-        end = start + count
+    def _span(self, row: int) -> PrefillSpan:
+        start, count, stop = int(self._starts[row]), int(self._counts[row]), int(self._ends[row])
+        end, size = start + count, self.block_size
         begin = max(0, start + 1 - self.window) if self.window else 0
         first = begin // size
         mask = None
@@ -190,7 +222,7 @@ class AttentionPlan:
             if self.window:
                 mask &= keys > queries - self.window
         return PrefillSpan(
-            tokens=tokens,
+            tokens=slice(stop - count, stop),
             gather=self._gather(self._tables[row : row + 1, first : -(-end // size)]),
             keys=slice(begin - first * size, end - first * size),
             mask=mask,

@@ -26,6 +26,10 @@ class TreeMask:
     positions: Ints
     """[tokens] in the text."""
 
+    def of(self, rows: Ints, tokens: Ints) -> "TreeMask":
+        """Of some rows alone, whose tokens these are."""
+        return TreeMask(self.bases[rows], self.seen[tokens], self.positions[tokens])
+
     def visible(self, row: int, token: int, places: Ints) -> NDArray[np.bool_]:
         """Which keys at some places a row's token sees, as far as the tree has a say."""
         behind = places - self.bases[row]

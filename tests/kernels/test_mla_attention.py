@@ -10,6 +10,13 @@ from troupellm.kernels.mla_attention import expanding_tokens, mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, Inputs, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
 
+WIDE = (
+    Case("wide", (0, 5, 70, 31), (1, 1, 1, 1), heads=18, latent=256, rotated=64),
+    Case("wide_alone", (70,), (1,), heads=18, latent=256, rotated=64),
+    Case("wide_mixed", (9, 0, 33, 12), (1, 30, 3, 20), heads=3, latent=256, rotated=16),
+    Case("wide_pieces", (9, 40, 5), (1, 20, 3), heads=3, plain=128, value=128, latent=256, rotated=64),
+)
+"""As wide as real ones, which are computed where they lie by compiled code."""
 LONG_ROWS = next(case for case in CASES if case.name == "long_rows")
 
 
@@ -20,7 +27,7 @@ def computed(inputs: Inputs, *, batch_invariant: bool = False) -> torch.Tensor:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *WIDE], ids=lambda case: case.name)
 def test_every_path_equals_the_reference(case: Case) -> None:
     inputs = make_inputs(case, "cpu", 3)
     expected = mla_attention_reference(
@@ -59,9 +66,10 @@ def test_a_model_of_the_real_sizes_expands_long_pieces_only() -> None:
     assert expanding_tokens(64, 64, 16, 8) > 1 << 20
 
 
-def test_token_by_token_the_result_does_not_depend_on_the_batch() -> None:
+@pytest.mark.parametrize("sizes", [{}, {"latent": 256, "rotated": 16}], ids=["small", "wide"])
+def test_token_by_token_the_result_does_not_depend_on_the_batch(sizes: dict[str, int]) -> None:
     """The rows of a batch, each in a batch of its own, to the bit."""
-    case = Case("batch", (30, 11, 3), (1, 2, 20))
+    case = Case("batch", (30, 11, 3), (1, 2, 20), **sizes)
     together = computed(make_inputs(case, "cpu", 5, by_token=True), batch_invariant=True)
     whole = make_inputs(case, "cpu", 5, by_token=True)
     begin = 0
@@ -76,9 +84,10 @@ def test_token_by_token_the_result_does_not_depend_on_the_batch() -> None:
         begin += count
 
 
+@pytest.mark.parametrize("case", [CASES[4], WIDE[2]], ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_a_cache_of_small_numbers_is_read_in_every_order(dtype: torch.dtype) -> None:
-    inputs = make_inputs(CASES[4], "cpu", 3)
+def test_a_cache_of_small_numbers_is_read_in_every_order(dtype: torch.dtype, case: Case) -> None:
+    inputs = make_inputs(case, "cpu", 3)
     coded = kv_codes.encode(inputs.cache.nan_to_num(), dtype)
     rounded = kv_codes.decode(coded, torch.float32)
     expected = computed(replace(inputs, cache=rounded))

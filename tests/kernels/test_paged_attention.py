@@ -8,7 +8,7 @@ import torch
 
 from troupellm.kernels.native import Library
 from troupellm.kernels.paged_attention import native, paged_attention, prepare
-from troupellm.kernels.paged_attention.cases import CASES, Case, all_items, make_inputs, make_sinks
+from troupellm.kernels.paged_attention.cases import CASES, WIDE_CASES, Case, all_items, make_inputs, make_sinks
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 
@@ -22,7 +22,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return request.param
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=lambda case: case.name)
 def test_equals_the_reference(case: Case, path: str) -> None:
     assert prepare() == path
     query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
@@ -36,7 +36,7 @@ def test_equals_the_reference(case: Case, path: str) -> None:
     torch.testing.assert_close(got, expected, atol=case.tolerance, rtol=case.tolerance)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=lambda case: case.name)
 def test_by_token_the_result_is_the_same_however_a_row_is_cut(case: Case, path: str) -> None:
     """To the bit: each token alone, and all of them together."""
     query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
@@ -58,8 +58,8 @@ def test_by_token_the_result_is_the_same_however_a_row_is_cut(case: Case, path: 
             token += 1
 
 
-def test_a_row_with_nan_keys_is_nan_alone(path: str) -> None:
-    case = CASES[1]
+@pytest.mark.parametrize("case", [CASES[1], WIDE_CASES[0]], ids=lambda case: case.name)
+def test_a_row_with_nan_keys_is_nan_alone(case: Case, path: str) -> None:
     query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
     clean = paged_attention(query, key_cache, value_cache, plan, 0.2)
     key_cache[plan.block_tables[3, 0], :, 2] = float("nan")
@@ -67,6 +67,26 @@ def test_a_row_with_nan_keys_is_nan_alone(path: str) -> None:
     assert got[3].isnan().all()
     rest = [0, 1, 2, 4]
     assert torch.equal(got[rest], clean[rest])
+
+
+@needs_compiler
+def test_threads_that_share_the_heads_of_a_wide_row_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, and what is no number in a value stays with the tokens that see it."""
+    for case in WIDE_CASES:
+        query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
+        options = {"softcap": case.softcap, "sinks": make_sinks(case, "cpu", 2)}
+        found = []
+        for threads in (1, 2, 3, 7):
+            monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+            found.append(paged_attention(query, key_cache, value_cache, plan, 0.2, **options))
+        assert all(torch.equal(one, found[0]) for one in found), case.name
+    query, key_cache, value_cache, plan = make_inputs(WIDE_CASES[2], "cpu", 1)
+    clean = paged_attention(query, key_cache, value_cache, plan, 0.2)
+    value_cache[plan.block_tables[0, 1], :, 4] = float("inf")  # position 20 of a prompt's 40
+    got = paged_attention(query, key_cache, value_cache, plan, 0.2)
+    torch.testing.assert_close(got[:20], clean[:20], atol=1e-5, rtol=1e-5)
+    assert not got[20:40].isfinite().any()
+    assert torch.equal(got[40:], clean[40:])
 
 
 def test_extreme_scores_do_not_overflow(path: str) -> None:

@@ -56,16 +56,17 @@ def expected(
     return out
 
 
+@pytest.mark.parametrize("size", [SIZE, 272])
 @pytest.mark.parametrize("window", [None, 3, 12])
 @pytest.mark.parametrize("name", ["native", "torch", "sdpa", "reference", "by token"])
-def test_a_node_sees_its_path_and_nothing_else(name: str, window: int | None) -> None:
+def test_a_node_sees_its_path_and_nothing_else(name: str, window: int | None, size: int) -> None:
     generator = torch.Generator().manual_seed(5)
     tables = torch.randperm(80, generator=generator)[:64].view(4, 16).to(torch.int32).numpy()
-    caches = torch.randn(2, 80, KV_HEADS, PAGE, SIZE, generator=generator)
-    query = torch.randn(int(COUNTS.sum()), HEADS, SIZE, generator=generator)
+    caches = torch.randn(2, 80, KV_HEADS, PAGE, size, generator=generator)
+    query = torch.randn(int(COUNTS.sum()), HEADS, size, generator=generator)
     by_token = name == "by token"
     needs = Needs(
-        device=torch.device("cpu"), dtype=torch.float32, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=SIZE,
+        device=torch.device("cpu"), dtype=torch.float32, num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=size,
         block_size=PAGE, batch_invariant=by_token,
     )  # fmt: skip
     chosen = "torch" if by_token else name
@@ -73,7 +74,7 @@ def test_a_node_sees_its_path_and_nothing_else(name: str, window: int | None) ->
         pytest.skip("no compiler")
     plan = Planner(choose(needs, chosen), needs)(tables, STARTS, COUNTS, window, mask(window))
     found = paged_attention(query, caches[0], caches[1], plan, 0.2)
-    assert torch.allclose(found, expected(query, caches, tables, window, 0.0), atol=1e-5)
+    assert torch.allclose(found, expected(query, caches, tables, window, 0.0), atol=2e-5)
 
 
 def test_siblings_that_are_not_a_number_harm_nobody() -> None:
