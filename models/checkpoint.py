@@ -23,6 +23,7 @@ from troupellm.protocol.errors import ModelLoadError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _LONGEST_FILE_NAME = 255
+_COMPARED_ROWS = 4096
 READABLE = frozenset({"F32", "BF16", "F16"})
 DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
 """Buffers that old checkpoints carry and that follow from config.json."""
@@ -185,6 +186,15 @@ class Checkpoint:
         """The shape of a tensor that was not taken yet."""
         file = self._homes.get(name)
         return None if file is None else tuple(self._files[file].get_slice(name).get_shape())
+
+    def equal(self, first: str, second: str) -> bool:
+        """Whether two tensors that were not taken yet are the same; some rows are read at a time."""
+        if self.shape_of(first) != self.shape_of(second) or self.type_of(first) != self.type_of(second):
+            return False
+        one, other = (self._files[self._homes[name]].get_slice(name) for name in (first, second))
+        rows = (self.shape_of(first) or (0,))[0]
+        pieces = (slice(start, start + _COMPARED_ROWS) for start in range(0, rows, _COMPARED_ROWS))
+        return all(torch.equal(one[piece], other[piece]) for piece in pieces)
 
     def ignore_all(self, prefix: str) -> None:
         """Accept tensors that the model does not need."""

@@ -6,6 +6,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader, architecture_of
 from troupellm.models.registry import describe_decoder, has_family
+from troupellm.models.tied_head import settle_head
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
@@ -20,7 +21,8 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
     """
     known = has_family(reader)
     if config.model_impl == "troupellm" or (config.model_impl == "auto" and known):
-        return describe_decoder(reader)
+        model = describe_decoder(reader)
+        return model if config.load_format == "dummy" else settle_head(folder, model, progress)
     from troupellm.models.transformers_backend import describe
 
     if config.model_impl == "auto" and not describe.knows(reader):

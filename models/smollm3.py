@@ -40,10 +40,10 @@ def rotated_layers(reader: ConfigReader) -> tuple[bool, ...]:
 
 
 def _windows(reader: ConfigReader, turned: tuple[bool, ...]) -> tuple[int | None, ...]:
-    """`sliding_window` in layers without rotation when `use_sliding_window` is set; `layer_types` overrides."""
-    if not reader.flag("use_sliding_window", False) or not reader.has("sliding_window"):
-        return (None,) * len(turned)
-    window = reader.integer("sliding_window")
+    """`layer_types` decides, and without it `use_sliding_window`: then layers without rotation have a window."""
+    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
     if reader.has("layer_types"):
         return layer_windows(reader, window)
+    if not reader.flag("use_sliding_window", False):
+        return (None,) * len(turned)
     return tuple(None if turns else window for turns in turned)

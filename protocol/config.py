@@ -44,7 +44,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     quantization: Annotated[
         OnLoad | None,
-        _help("quantize a plain checkpoint while it is read; int8: inputs too, the others: weights only"),
+        _help("quantize a plain checkpoint while it is read; inputs, too, with int8, and on a GPU with fp8"),
     ] = None
     max_model_len: Annotated[
         PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")

@@ -24,6 +24,13 @@ _READ = frozenset(
         "kv_cache_group", "min_kv_scale", "log_severity_level",
     }
 )  # fmt: skip
+_WEIGHT = frozenset(
+    {
+        "dtype", "qscheme", "ch_axis", "group_size", "symmetric", "is_dynamic", "observer_cls", "round_method",
+        "scale_type", "scale_format", "scale_calculation_mode", "mx_element_dtype", "zero_point_type", "is_scale_quant", "qat_spec",
+    }
+)  # fmt: skip
+"""Those that are not looked at say how the numbers were found, which are stored."""
 _AT_RUN_TIME = ("online_rotation_layers", "online_r1_rotation", "online_had", "r3", "r4")
 """Settings of algorithms that turn inputs."""
 _LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'>")
@@ -45,12 +52,21 @@ class Quark:
         for algorithm in algorithms if isinstance(algorithms, list | tuple) else [algorithms]:
             if not isinstance(algorithm, dict) or any(algorithm.get(key) for key in _AT_RUN_TIME):
                 raise reader.refuse("algo_config", "must be without rotations at run time")
-        self._kv_cache = bool(reader.section("export").values.get("kv_cache_group"))
+        if reader.has("softmax_quant_spec"):
+            raise reader.refuse("softmax_quant_spec", "must be null")
+        cached = {
+            *texts(reader.section("export"), "kv_cache_group"), *texts(reader, "kv_cache_group"),
+            *reader.section("kv_cache_quant_config").values,
+        }  # fmt: skip
+        self._kv_cache = bool(cached)
         self._excluded = Names(texts(reader, "exclude"), "quantization_config.exclude", wildcards=True)
         self._default = Layer(reader.section("global_quant_config"))
         layers, types = reader.section("layer_quant_config"), reader.section("layer_type_quant_config")
         self._layers = [
-            (Names([name], "quantization_config.layer_quant_config", wildcards=True), Layer(layers.section(name)))
+            (
+                Names([name], "quantization_config.layer_quant_config", wildcards=True),
+                Layer(layers.section(name), cached=name in cached),
+            )
             for name in layers.values
         ]
         for name in types.values:
@@ -77,17 +93,25 @@ class Quark:
 class Layer:
     """What one section says about the layers that it is for."""
 
-    def __init__(self, reader: ConfigReader) -> None:
+    def __init__(self, reader: ConfigReader, *, cached: bool = False) -> None:
         """
+        Args:
+            cached: outputs go into the KV cache, whose type is not the checkpoint's to say.
+
         Raises:
-            ModelLoadError: weights or inputs of a kind that is not supported.
+            ModelLoadError: weights, inputs or outputs of a kind that is not supported.
         """
         only(reader, {"weight", "input_tensors", "output_tensors", "bias", "target_device"})
+        if reader.has("output_tensors") and not cached:
+            raise reader.refuse("output_tensors", "must be null but for layers of kv_cache_group")
         if isinstance(reader.values.get("weight"), list):
             raise reader.refuse("weight", "must be one scheme: weights quantized twice are not supported")
         if reader.has("bias"):
             raise reader.refuse("bias", "must be null")
         weight, inputs = reader.section("weight"), _first(reader.values.get("input_tensors"))
+        only(weight, _WEIGHT)
+        if weight.flag("is_scale_quant", False):
+            raise weight.refuse("is_scale_quant", "must be false")
         self.dtype = weight.choice("dtype", ("fp8_e4m3", "int8", *ELEMENTS)) if weight.values else None
         self.static_inputs = bool(inputs) and not inputs.get("is_dynamic")
         self._eight_bit_inputs = inputs.get("dtype") == self.dtype

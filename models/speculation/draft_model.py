@@ -24,6 +24,7 @@ from troupellm.models.speculation.paging import own_windows
 from troupellm.models.speculation.proposer import Proposer, Taps
 from troupellm.models.speculation.stored import reading, refuse
 from troupellm.models.stored_size import stored_size
+from troupellm.models.tied_head import settle_head
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.protocol.errors import ModelLoadError
@@ -100,7 +101,7 @@ def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfi
     reader = ConfigReader.load(folder)
     if is_encoder(reader):
         raise refuse(f"model {folder.name} is an encoder, which does not write", "name a smaller model that does")
-    described = describe_decoder(reader)
+    described = settle_head(folder, describe_decoder(reader), lambda _: None)
     if described.head != "lm":
         raise refuse(f"model {folder.name} does not write", "name a smaller model with a head of its vocabulary")
     model = with_cache_groups(described, own_limit(described), hybrid=False)

@@ -38,6 +38,7 @@ FEATURES: dict[str, list[dict[str, Any]]] = {
     "glm4": [{"rotary_dim": None}, {"rope_interleaved": False}, {"norms": LayerNorms()}],
     "smollm3": [{"layer_ropes": ()}],
     "smollm3_window": [{"windows": (None, None)}],
+    "smollm3_listed_windows": [{"windows": (None, None)}],
     "mixtral": [{"windows": (None, None)}, {"moe": {"renormalize": False}}, {"moe": {"top_k": 1}}],
     "qwen2_moe": [
         {"windows": (None, None, None)}, {"qkv_bias": False}, {"moe": {"renormalize": True}},

@@ -129,9 +129,10 @@ COMPRESSED: dict[str, Any] = {
     "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
         "num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}}},
 }  # fmt: skip
+INT8_WEIGHT = {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0}
 QUARK: dict[str, Any] = {
     "quant_method": "quark", "export": {"weight_format": "real_quantized"}, "exclude": [],
-    "global_quant_config": {"weight": {"dtype": "int8", "qscheme": "per_channel", "symmetric": True, "ch_axis": 0}},
+    "global_quant_config": {"weight": INT8_WEIGHT},
 }  # fmt: skip
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CONFIGS = {"compressed-tensors": COMPRESSED, "quark": QUARK, "gptq": GPTQ, "awq": AWQ, "fp8": FP8,
@@ -181,6 +182,19 @@ def test_any_configuration(data: st.DataObject) -> None:
         (QUARK | {"global_quant_config": {"weight": {"dtype": "uint4"}}}, "weight.dtype must be one of fp8_e4m3, int8"),
         (QUARK | {"algo_config": [{"name": "quarot", "online_rotation_layers": [1]}]}, "without rotations at run time"),
         (QUARK | {"algo_config": {"name": "quarot", "r4": True}}, "without rotations at run time"),
+        (QUARK | {"softmax_quant_spec": {"dtype": "fp8_e4m3"}}, "quantization_config.softmax_quant_spec must be null"),
+        (
+            QUARK | {"layer_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}},
+            "layer_quant_config.*k_proj.output_tensors must be null but for layers of kv_cache_group",
+        ),
+        (
+            QUARK | {"global_quant_config": {"weight": INT8_WEIGHT | {"twice": 1}}},
+            "weight.twice is not supported, got 1",
+        ),
+        (
+            QUARK | {"global_quant_config": {"weight": INT8_WEIGHT | {"is_scale_quant": True}}},
+            "global_quant_config.weight.is_scale_quant must be false",
+        ),
         (QUARK | {"algo_config": 5}, "quantization_config.algo_config must be without rotations at run time, got 5"),
     ],
 )
@@ -188,6 +202,21 @@ def test_what_is_not_supported_is_refused_by_its_key(config: dict[str, Any], mes
     with pytest.raises(ModelLoadError) as caught:
         read_format(ConfigReader({"quantization_config": config}))
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"export": {"weight_format": "real_quantized", "kv_cache_group": ["*k_proj"]}},
+        {"kv_cache_group": ["*k_proj"]},
+        {"kv_cache_quant_config": {"*k_proj": {}}},
+    ],
+)
+def test_what_goes_into_a_cache_is_the_caches_to_say(where: dict[str, Any]) -> None:
+    layers = {"*k_proj": {"weight": INT8_WEIGHT, "output_tensors": {"dtype": "fp8_e4m3"}}}
+    form = read_format(ConfigReader({"quantization_config": QUARK | where | {"layer_quant_config": layers}}))
+    assert form is not None
+    assert form.notes() == ("quark: calibrated scales of the KV cache are not used",)
 
 
 LAYER = "model.layers.1.mlp.up_proj"

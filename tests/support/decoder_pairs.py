@@ -19,6 +19,7 @@ from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
+from troupellm.models.tied_head import settle_head
 from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
 
@@ -124,6 +125,9 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "smollm3_window": lambda: transformers.SmolLM3Config(
         **SIZES, no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=20
     ),
+    "smollm3_listed_windows": lambda: transformers.SmolLM3Config(  # the flag has a say where there is no list
+        **SIZES, no_rope_layers=[0, 1], sliding_window=20, layer_types=["sliding_attention", "full_attention"]
+    ),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=8, sliding_window=20),
     "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
         **EXPERTS, shared_expert_intermediate_size=80, mlp_only_layers=[1], use_sliding_window=True, sliding_window=20
@@ -212,7 +216,7 @@ class Pair:
 
     def open(self) -> None:
         """Read the checkpoint with the engine's own code."""
-        self.config = describe_model(self.folder)
+        self.config = settle_head(self.folder, describe_model(self.folder), lambda _: None)
         self.decoder, checkpoint = self._read()
         checkpoint.finish()
 

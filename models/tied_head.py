@@ -1,0 +1,36 @@
+"""Whether a model's head is its embedding: as config.json says, unless a checkpoint stores both and they differ.
+
+Fine-tuning and merging leave such checkpoints. `transformers` does not tie what differs either (`tie_weights`).
+"""
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from troupellm.models.checkpoint import Checkpoint
+from troupellm.models.decoder import EMBEDDING
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.weight_names import FIRST, HEAD, TEXT_PARTS
+from troupellm.protocol.worker import LoadProgress, ProgressSink
+
+PLACES = ((FIRST, HEAD), *TEXT_PARTS)
+
+
+def settle_head(folder: Path, model: DecoderConfig, progress: ProgressSink) -> DecoderConfig:
+    """The model with a head of its own, where one is stored that is not its embedding.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged.
+    """
+    if not model.tie_word_embeddings or model.head != "lm" or is_gguf(folder):  # GGUF files say it by what they hold
+        return model
+    stored = Checkpoint(folder, torch.float32)
+    for body, head in PLACES:
+        pair = EMBEDDING.replace(FIRST, body, 1), f"{head}.weight"
+        if all(map(stored.has, pair)) and not stored.equal(*pair):
+            note = f"{pair[1]} is used: it is not the embedding, although tie_word_embeddings says so"
+            progress(LoadProgress(phase="resolve", detail=note))
+            return msgspec.structs.replace(model, tie_word_embeddings=False)
+    return model

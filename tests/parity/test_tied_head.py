@@ -1,0 +1,61 @@
+"""A head that is stored beside an embedding and differs from it is used, as by `transformers`, whatever is said of it."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import transformers
+from decoder_pairs import FAMILIES, SIZES, Pair, make_prompt
+from safetensors.torch import load_file, save_file
+
+from troupellm.models import checkpoint
+from troupellm.models.registry import describe_model
+from troupellm.models.tied_head import settle_head
+from troupellm.protocol.worker import LoadProgress
+
+NAMES = ("model.embed_tokens.weight", "lm_head.weight")
+
+
+def say_tied(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+
+
+def untied(folder: Path, family: str) -> Path:
+    Pair(folder, FAMILIES[family]())
+    say_tied(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_with_images"])
+def test_a_head_of_its_own_is_used(tmp_path: Path, family: str) -> None:
+    pair = Pair.stored(untied(tmp_path, family))
+    assert not pair.config.tie_word_embeddings
+    prompt = make_prompt(20)
+    torch.testing.assert_close(pair.own_logits(prompt), pair.logits(prompt)[-1], atol=1e-4, rtol=1e-4)
+
+
+def test_it_is_said_and_counted(tmp_path: Path) -> None:
+    seen = list[LoadProgress]()
+    folder = untied(tmp_path, "llama")
+    described = describe_model(folder)
+    assert described.tie_word_embeddings
+    assert settle_head(folder, described, seen.append) == msgspec.structs.replace(described, tie_word_embeddings=False)
+    assert [progress.detail for progress in seen] == [
+        "lm_head.weight is used: it is not the embedding, although tie_word_embeddings says so"
+    ]
+
+
+def test_one_that_is_the_embedding_is_stored_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last row counts, too."""
+    monkeypatch.setattr(checkpoint, "_COMPARED_ROWS", 7)
+    Pair(tmp_path, transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    for changed in (False, True):
+        head = tensors[NAMES[0]].clone()
+        head[-1, -1] += changed
+        save_file(tensors | {NAMES[1]: head}, tmp_path / "model.safetensors")
+        assert settle_head(tmp_path, describe_model(tmp_path), lambda _: None).tie_word_embeddings == (not changed)
+        Pair.stored(tmp_path)  # nothing is left over
