@@ -13,7 +13,7 @@ from troupellm.actors.scheduler.draft import Draft
 from troupellm.actors.scheduler.elastic import PLAIN, Elastic
 from troupellm.actors.scheduler.flight import Flight, Flights
 from troupellm.actors.scheduler.offload.manager import Offload
-from troupellm.actors.scheduler.parts import parts_of
+from troupellm.actors.scheduler.parts import PromptParts
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.quarantine import Quarantine
@@ -65,6 +65,7 @@ class Planner:
         self._flights = flights
         self._residents = residents
         self._shares = shares
+        self._parts = PromptParts(shares)
         self._prefill_budget = prefill_budget
         self._quarantine = quarantine
         self.engine_epoch = engine_epoch
@@ -122,7 +123,7 @@ class Planner:
             left = draft.prefill
             first = self._next()
             more = self._residents.num_rows < self._max_rows
-            for sequences, part in parts_of(draft.prefill, others, first, self._shares, starts_first=more):
+            for sequences, part in self._parts.of_step(self.step, draft.prefill, others, first, starts_first=more):
                 draft.prefill = before = min(part, left)
                 for sequence in sequences:
                     if sequence.row in running and not self._plan_span(draft, sequence):

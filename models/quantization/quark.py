@@ -27,7 +27,8 @@ _READ = frozenset(
 _WEIGHT = frozenset(
     {
         "dtype", "qscheme", "ch_axis", "group_size", "symmetric", "is_dynamic", "observer_cls", "round_method",
-        "scale_type", "scale_format", "scale_calculation_mode", "mx_element_dtype", "zero_point_type", "is_scale_quant", "qat_spec",
+        "scale_type", "scale_format", "scale_calculation_mode", "mx_element_dtype", "zero_point_type", "is_scale_quant",
+        "qat_spec",
     }
 )  # fmt: skip
 """Those that are not looked at say how the numbers were found, which are stored."""

@@ -1,4 +1,4 @@
-"""A head that is stored beside an embedding and differs from it is used, as by `transformers`, whatever is said of it."""
+"""A head that is stored beside an embedding and differs from it is used, as `transformers` does, whatever is said."""
 
 import json
 from pathlib import Path

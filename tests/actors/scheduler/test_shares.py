@@ -148,6 +148,44 @@ def test_half_of_the_prompt_tokens_are_kept_for_who_was_served_less() -> None:
     assert dict(zip(plan.rows, plan.counts, strict=True)) == {100: 4, 200: 4}
 
 
+def test_fewer_prompt_tokens_than_tenants_are_taken_in_turns() -> None:
+    """Who waits takes part in that: a newcomer need not see the others' prompts out."""
+    made = ready(num_blocks=400, max_model_len=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=1), made)
+    harness.submit(submission(1, [1] * 100, tenant="long"))
+    for _ in range(4):
+        harness.step()
+    harness.submit(submission(2, [2] * 40, tenant="short"))
+    for _ in range(40):
+        harness.step()
+    harness.submit(submission(3, [3] * 30, tenant="late"))
+    for _ in range(30):
+        harness.step()
+    computed = Counter[int]()
+    for plan in harness.plans:
+        computed.update(dict(zip(plan.rows, plan.counts, strict=True)))
+    assert computed[100] == 4 + 20 + 10
+    assert computed[200] == 20 + 10
+    assert computed[300] == 10
+    harness.run()
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+@pytest.mark.parametrize("length", [4, 5, 6])
+def test_a_prompt_goes_on_beside_one_that_loses_its_blocks_again_and_again(length: int, plans: int) -> None:
+    """One prompt token per step, and blocks for one and a half of them: who came first has them when it needs them."""
+    made = ready(num_blocks=5, block_size=2, max_model_len=12, windows=(5,))
+    tokens = {"max_num_batched_tokens": 3, "max_num_prefill_tokens": 1}
+    core = make_core(made, caching=False, max_num_seqs=2, max_plans_in_flight=plans, **tokens)
+    harness = Harness(core, made)
+    harness.submit(submission(1, [1, 2, 3, 4, 5, 6, 7, 8, 2, 2, 2], tenant="", max_tokens=1))
+    for _ in range(3):
+        harness.step()
+    harness.submit(submission(2, [3, 3, 2, 1, 2, 4][:length], tenant="a", max_tokens=5))
+    harness.run(200)
+    harness.assert_idle()
+
+
 def test_a_rest_earns_nothing() -> None:
     shares = Shares()
     shares.arrive("a", ())
