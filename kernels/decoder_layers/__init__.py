@@ -1,4 +1,5 @@
-"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; few rows, or any number with AMX.
+"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; few rows, or where the products do
+(`kernels.native`) any number.
 
 A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
 takes as long again, and threads that wait for each other at every one of them take more. The operations are the

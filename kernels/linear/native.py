@@ -23,7 +23,7 @@ MANY_ROWS = 4096
 ANY_ROWS = 2**31 - 1
 """What the compiled code says where no number of rows is too many."""
 PANEL_BYTES = 768 * 1024
-"""Of a small panel: three quarters of what a core's own cache holds, since rows have to go there too."""
+"""Of a small panel: three quarters of what a core's own cache holds on servers, since rows have to go there too."""
 PANELS = (64, 48, 32, 16)
 PADS = (1, 4, 16, 64)
 LANES = 16
@@ -174,8 +174,9 @@ def load() -> Functions | None:
     functions = Functions(
         library.function("linear", "ppiipdidpii"), library.function("linear_gated", "ppiipdipii"), *rows.tolist()
     )
-    # Part of a panel, and several; with so many rows that they are split, where they can be.
-    right = all(_agrees(functions, *case) for case in ((96, 7, False), (640, 7, False), (640, 40, True)))
+    # Part of a panel, and several; with so many rows that they are dealt out, and that they are split.
+    cases = ((96, 7, False), (640, 7, False), (640, 150, False), (640, 40, True))
+    right = all(_agrees(functions, *case) for case in cases)
     return native.checked(functions, right, "products")
 
 
@@ -192,7 +193,7 @@ def _agrees(functions: Functions, out: int, rows: int, splits: bool) -> bool:
     panels = padded.view(count, 64, depth + 3).transpose(1, 2).contiguous()
     held = NativeWeight.__new__(NativeWeight)
     held._functions, held.out_features, held._held = functions, out, (panels, bias)
-    held.most_rows = FEW_ROWS
+    held.most_rows = max(FEW_ROWS, rows)
     held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr(), splits], dtype=np.int64)
     held._pointer = held._told.ctypes.data
     plain = functional.linear(x, weight, bias)

@@ -3,10 +3,11 @@
 All `.cpp` files of this folder become one library. What it computes goes further than attention and products of a few
 rows: all decoder layers of a step in one call (`kernels.decoder_layers`), float32 products (`kernels.linear`), those
 with int8 and other coded weights (`kernels.quantized`), masks and draws (`kernels.sampling`). Float32 products take any
-number of rows with tiles (AMX), 4,096 with AVX-512 where panels are small, else 64; int8 ones any number with either of
-them, else 32. The layers take any number where their products do, else 64. Nothing depends on it being there: without a
-compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or where an operation's answer differs from
-its reference, torch does the work, and draws the same tokens from the same logits, up to the last bit of a logarithm.
+number of rows with tiles (AMX), 4,096 with AVX-512 where panels are small, else 64; int8 ones any number with tiles or
+AVX-512's VNNI, else 32. The layers take any number where their products do, else 64. Nothing depends on it being there:
+without a compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or where an operation's answer
+differs from its reference, torch does the work, and draws the same tokens from the same logits, up to the last bit of a
+logarithm.
 
 How an operation is added:
 

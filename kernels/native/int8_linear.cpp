@@ -1,5 +1,6 @@
 // Products with a constant weight in eight bits: inputs are quantized per row, sums are whole numbers. Where the
-// processor has tiles (int8_tiles.h), they compute all but the fewest rows; else few rows are what this is for.
+// processor has tiles (int8_tiles.h), they compute all but the fewest rows; without them and without VNNI few rows are
+// what this is for.
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which four inputs of one output lie side by side, [outs / panel][depth / 4][panel][4].

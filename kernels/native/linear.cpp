@@ -1,6 +1,7 @@
 // Products with a constant weight, float32: one walk through the weight, at the speed of the memory where rows are few.
-// They are products of up to 16 rows each; where there are more rows, each piece of the weight, which fits in a core's
-// cache, is used for all such products before the next piece is read; or the processor's tiles multiply them (split.h).
+// They are products of some rows each; where there are more rows, each piece of the weight, which fits in a core's cache,
+// is used for all such products before the next piece is read. Many rows are cut into rounds (`rounds_of`), each with a
+// walk of its own; or the processor's tiles multiply them (split.h).
 //
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
@@ -151,8 +152,8 @@ void troupe::float_part(const FloatWeight& weight, const Inputs& x, const Output
     if (splits(weight, x.rows)) return split_part(weight, x, out, shares);
     Round round{x, weight.depth};
     alignas(64) float sums[kMostRows * 64];
-    for (int64_t share = shares.first(), following; shares.has(share); share = following) {
-        following = shares.next(share);  // taken early: what it reads can be fetched
+    for (int64_t share = shares.first(), following; shares.has(share); share = shares.settled(share, following)) {
+        following = shares.early(share);
         round.take(shares, share);
         const int64_t tiles = products(round.rows.count, x.rows);
         const Units units(shares, share, following);
@@ -177,8 +178,8 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
     const int64_t second = weight.outs / 2 / kLanes;
     Round round{x, weight.depth};
     alignas(64) float gates[kMostRows * 64], ups[kMostRows * 64];
-    for (int64_t share = shares.first(), following; shares.has(share); share = following) {
-        following = shares.next(share);
+    for (int64_t share = shares.first(), following; shares.has(share); share = shares.settled(share, following)) {
+        following = shares.early(share);
         round.take(shares, share);
         const int64_t tiles = products(round.rows.count, x.rows);
         const Units units(shares, share, following);

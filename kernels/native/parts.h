@@ -67,12 +67,13 @@ struct Output {
 };
 
 constexpr int64_t kFewRows = 64;  // up to here a product takes as long as the memory, beyond as long as the arithmetic
-// Of many rows, that a thread goes through a weight with; with fewer than the least, reading it would take longer.
+// Of many rows, that a thread goes through a weight with, or a few more where there are kMostRounds; with fewer than the
+// least, reading it would take longer.
 constexpr int64_t kRoundRows = 128, kLeastRoundRows = 32;
 
-// How often all outputs are dealt out: many rows are cut into rounds, equally many for each thread, so that it works on
-// rows of its own and all have the same to do, however few panels there are. Several threads share a round where there
-// are more of them.
+// How often all outputs are dealt out: many rows are cut into rounds, equally many for each thread where these are not too
+// short or too many, so that it works on rows of its own and all have the same to do, however few panels there are.
+// Several threads share a round where there are more of them.
 inline int64_t rounds_of(int64_t rows, int64_t threads) {
     const int64_t each = (rows + kRoundRows * threads - 1) / (kRoundRows * threads);
     return rows > kFewRows ? std::min({each * threads, rows / kLeastRoundRows, kMostRounds}) : 1;

@@ -29,7 +29,7 @@ public:
         const int64_t each = bytes / least / threads, most = (kMostShares + rounds - 1) / rounds;
         if (threads > 1 && each > 1) count_ *= each < most ? each : most;
     }
-    // A share for each panel, in each of up to kMostRounds rounds, which are of rows of their own: every thread begins
+    // A share for each panel or so, in each of up to kMostRounds rounds, which are of rows of their own: every thread begins
     // with its own, so that rows stay in the cache of a core, and then helps with those of others.
     Shares(int64_t units, int64_t per_panel, int64_t rounds)
         : units_(units),
@@ -38,10 +38,18 @@ public:
           rounds_(rounds),
           whole_(true),
           apart_(true) {}
-    // All of this thread's: for (share = first(); has(share); share = next(share)).
+    // All of this thread's: for (share = first(); has(share); share = next(share)). Or the next one is taken early, so that
+    // what it reads can be fetched: for (share = first(); has(share); share = settled(share, following)), where
+    // `following` is early(share): none but of the same round, for another round's last share may be its own thread's.
     int64_t first() { return apart_ ? next_from(own_round()) : omp_get_thread_num(); }
-    bool has(int64_t share) const { return share < count_ * rounds_; }
+    bool has(int64_t share) const { return share >= 0 && share < count_ * rounds_; }
     int64_t next(int64_t share) { return apart_ ? next_from(round(share)) : next(); }
+    int64_t early(int64_t share) {
+        if (!apart_) return next();
+        const int64_t following = taken_[round(share)].fetch_add(1, std::memory_order_relaxed);
+        return following < count_ ? round(share) * count_ + following : kLater;
+    }
+    int64_t settled(int64_t share, int64_t following) { return following == kLater ? next_from(round(share)) : following; }
     int64_t next() { return omp_get_num_threads() + taken_[0].fetch_add(1, std::memory_order_relaxed); }
 
     int64_t rounds() const { return rounds_; }
@@ -56,6 +64,8 @@ public:
     }
 
 private:
+    static constexpr int64_t kLater = -1;
+
     int64_t own_round() const { return rounds_ * omp_get_thread_num() / omp_get_num_threads(); }
     int64_t next_from(int64_t round) {
         const int64_t own = own_round();

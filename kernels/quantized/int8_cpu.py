@@ -1,4 +1,4 @@
-"""Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows with AVX2.
+"""Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows without VNNI or tiles.
 
 The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of the
 memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's
@@ -22,7 +22,7 @@ from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
 from troupellm.kernels.quantized.int8 import Int8Channel, quantize_rows
 
 FEW_ROWS = 32
-"""What compiled products may take with AVX2: beyond, oneDNN is as fast."""
+"""What compiled products may take without VNNI or tiles: beyond, oneDNN is as fast."""
 FEW_WIDE_ROWS, WIDE = 16, 16384
 """The same of weights with so many outputs, such as a head: oneDNN writes long rows faster."""
 EXACT_DEPTH = 1024
@@ -220,7 +220,7 @@ def row_quantizer() -> native.Function | None:
 
 @functools.cache
 def many_rows() -> int:
-    """What compiled products take of any weight; 0 with AVX2."""
+    """What compiled products take of any weight; 0 without VNNI of AVX-512 and without tiles."""
     library = native.load()
     rows = np.zeros(1, dtype=np.int64)
     if library is not None:
@@ -237,7 +237,8 @@ def compiled() -> Functions | None:
     functions = Functions(
         library.function("int8_linear", "ppiipdidpii"), library.function("int8_linear_gated", "ppiipdipii")
     )
-    right = all(_agrees(functions, rows) for rows in (5, 9, 40))  # without tiles; with one of rows, and with more
+    # Without tiles; with one of rows, and with more; with so many that they are dealt out.
+    right = all(_agrees(functions, rows) for rows in (5, 9, 40, 150))
     return native.checked(functions, right, "int8 products")
 
 
@@ -251,6 +252,7 @@ def _agrees(functions: Functions, rows: int) -> bool:
     norm = torch.rand(33, generator=generator, dtype=torch.float32)
     panels = in_panels(values, 64)
     few = Int8FewRows(functions, panels.data_ptr(), 64, weight, bias, panels)
+    few.most_rows = max(few.most_rows, rows)
     plain = weight.product(x, bias)
     normed = weight.product(functional.rms_norm(x, (33,), norm, 1e-5), bias)
     gate, up = normed.chunk(2, dim=-1)

@@ -127,6 +127,29 @@ def test_many_rows_are_as_exact_as_in_float32() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("out", [64, 640])  # of one panel, for which threads have rows of their own; and of several
+def test_many_rows_behind_a_norm_and_through_a_gate_are_what_each_is_alone(
+    out: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, where they are not split."""
+    with batch_invariant():
+        compiled = pack(torch.randn(out, 100)).native
+    x, norm = torch.randn(200, 100), torch.rand(100)
+    assert compiled is not None
+    compiled.most_rows = 200
+    before = torch.randn(200, out)
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        plain, gated = compiled.linear(x, norm, 1e-5, None, 1.0), compiled.gated(x, norm, 1e-5, "silu")
+        added = compiled.linear(x, None, 0.0, before.clone(), 0.5)
+        for row in range(0, 200, 7):
+            one = slice(row, row + 1)
+            assert torch.equal(plain[one], compiled.linear(x[one], norm, 1e-5, None, 1.0))
+            assert torch.equal(gated[one], compiled.gated(x[one], norm, 1e-5, "silu"))
+            assert torch.equal(added[one], compiled.linear(x[one], None, 0.0, before[one].clone(), 0.5))
+
+
+@needs_compiler
 def test_many_rows_do_not_depend_on_each_other_nor_on_threads() -> None:
     """From the number on from which they are split, where they are."""
     before = torch.get_num_threads()
@@ -134,7 +157,7 @@ def test_many_rows_do_not_depend_on_each_other_nor_on_threads() -> None:
         compiled, x = pack(torch.randn(out, depth)).native, torch.randn(300, depth)
         assert compiled is not None
         if compiled.most_rows < 300:
-            pytest.skip("the processor has no tiles")
+            pytest.skip("the processor has neither tiles nor AVX-512")
         found = compiled.linear(x, None, 0.0, None, 1.0)
         x[0] = float("nan")
         try:
