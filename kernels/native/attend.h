@@ -66,21 +66,40 @@ inline int64_t next_run(const Tree& tree, int64_t& position) {
     return position + (rest ? __builtin_ctzll(rest) : 64);
 }
 
-// `heads` consecutive query heads that share one KV head. Template: accumulators stay in registers. tree: null is none.
+constexpr int kMostHeads = 8;
+
+// Query heads that share one KV head, of one token or of several: each sees the keys before its `end`.
+struct Queries {
+    const float* from[kMostHeads];
+    float* to[kMostHeads];
+    int64_t end[kMostHeads], head[kMostHeads];
+    int count = 0;
+
+    void add(const float* query, float* out, int64_t last, int64_t of_head) {
+        from[count] = query;
+        to[count] = out;
+        end[count] = last;
+        head[count++] = of_head;
+    }
+};
+
+// `heads` queries, of which the last one sees the most. Template: accumulators stay in registers. tree: null is none. A
+// query's result is, to the bit, what it is alone, if all values before the last `end` are finite.
 template <typename Cell, int heads>
-void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t begin, int64_t end,
-            const Tree* tree, const Scores& rule, int64_t head, float* out) {
+void attend(const Queries& queries, const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t begin,
+            const Tree* tree, const Scores& rule) {
     constexpr int columns = heads <= 2 ? 4 : heads <= 4 ? 2 : 1;
     constexpr int64_t line = 64 / sizeof(typename Cell::Number);
     const int64_t size = cache.head_dim, width = cache.width;
     const int chunks = static_cast<int>(size / kLanes);
+    const int64_t end = queries.end[heads - 1];
     Floats q[kMaxChunks][heads], total[heads][kMaxChunks];
     float best[heads], weight[heads];
     for (int g = 0; g < heads; ++g) {
-        best[g] = rule.sinks ? rule.sinks[head + g] : kNone;
+        best[g] = rule.sinks ? rule.sinks[queries.head[g]] : kNone;
         weight[g] = rule.sinks ? 1.0f : 0.0f;
         for (int c = 0; c < chunks; ++c) {
-            q[c][g] = load(query + g * size + c * kLanes) * rule.scale;
+            q[c][g] = load(queries.from[g] + c * kLanes) * rule.scale;
             total[g][c] = Floats{};
         }
     }
@@ -117,7 +136,7 @@ void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const
             Floats s = sums(parts[g]);
             if (Cell::scaled) s *= load(key_scales);
             if (rule.softcap > 0.0f) s = cap(s, rule.softcap);
-            s = lane < count ? s : Floats{} + kNone;
+            s = lane < static_cast<int32_t>(std::min<int64_t>(count, queries.end[g] - position)) ? s : Floats{} + kNone;
             const float top = largest(s, best[g]);
             if (top > best[g]) {
                 const float shrink = exp_negative(Floats{} + (best[g] - top))[0];
@@ -141,12 +160,11 @@ void attend(const float* query, const Cache<Cell>& cache, int64_t kv_head, const
         position += count;
     }
     for (int g = 0; g < heads; ++g)
-        for (int c = 0; c < chunks; ++c) store(out + g * size + c * kLanes, total[g][c] / weight[g]);
+        for (int c = 0; c < chunks; ++c) store(queries.to[g] + c * kLanes, total[g][c] / weight[g]);
 }
 
 template <typename Cell>
-using Attend = void (*)(const float*, const Cache<Cell>&, int64_t, const int32_t*, int64_t, int64_t, const Tree*,
-                        const Scores&, int64_t, float*);
+using Attend = void (*)(const Queries&, const Cache<Cell>&, int64_t, const int32_t*, int64_t, const Tree*, const Scores&);
 template <typename Cell>
 constexpr Attend<Cell> kAttend[] = {attend<Cell, 1>, attend<Cell, 2>, attend<Cell, 3>, attend<Cell, 4>,
                                     attend<Cell, 5>, attend<Cell, 6>, attend<Cell, 7>, attend<Cell, 8>};

@@ -12,6 +12,7 @@
 
 namespace {
 
+constexpr int64_t kFewTokens = 16;  // fewer are computed as each would be alone, but read what they all see once
 constexpr int64_t kLeastHeads = 8;  // of a token that are worth the reading of its keys
 
 // What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation
@@ -129,24 +130,33 @@ void run(const Attention& given) {
         if (given.rows && plan.alone) write(job.token, kv_head);
         const float* q = given.query + job.token * given.query_stride + kv_head * group * size;
         float* to = given.out + job.token * given.out_stride + kv_head * group * size;
+        // `count` tokens of the job, which see keys from `begin` on.
+        const auto attend_few = [&](int64_t token, int64_t count, int64_t begin, const Tree* tree) {
+            Queries queries;
+            for (int64_t t = token; t < token + count; ++t)
+                for (int64_t g = 0; g < group; ++g) {
+                    queries.add(q + t * given.query_stride + g * size, to + t * given.out_stride + g * size, end + t,
+                                kv_head * group + g);
+                    if (queries.count < kMostHeads && (t + 1 < token + count || g + 1 < group)) continue;
+                    kAttend<Cell>[queries.count - 1](queries, cache, kv_head, table, begin, tree, rule);
+                    queries.count = 0;
+                }
+        };
         const auto attend_one = [&](int64_t token, const Tree* tree) {
-            const int64_t last = end + token;
-            const int64_t begin = tree ? tree->first : window ? std::max<int64_t>(0, last - window) : 0;
-            for (int64_t g = 0; g < group; g += 8)
-                kAttend<Cell>[std::min<int64_t>(8, group - g) - 1](
-                    q + token * given.query_stride + g * size, cache, kv_head, table, begin, last, tree, rule,
-                    kv_head * group + g, to + token * given.out_stride + g * size);
+            attend_few(token, 1, tree ? tree->first : window ? std::max<int64_t>(0, end + token - window) : 0, tree);
         };
         if (job.count == 1) {
             attend_one(0, plan.trees ? plan.trees + index / kv_heads : nullptr);
             continue;
         }
-        if (all_finite(cache, kv_head, table, job, window)) {
+        if (!all_finite(cache, kv_head, table, job, window)) {
+            for (int64_t token = 0; token < job.count; ++token) attend_one(token, nullptr);
+        } else if (job.count < kFewTokens && group <= kMostHeads && !window) {
+            attend_few(0, job.count, 0, nullptr);
+        } else {
             const auto chosen = takes_tiles<Cell>(job.count * group) ? attend_tiled<Cell> : attend_block<Cell>;
             chosen(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
                    given.out_stride);
-        } else {
-            for (int64_t token = 0; token < job.count; ++token) attend_one(token, nullptr);
         }
     }
 }

@@ -14,6 +14,8 @@ PREFILL_TOKENS = 16
 """A row with at least so many query tokens is computed as one dense product, below that token by token."""
 JOB_QUERIES = 256
 """Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
+JOB_HEADS = 8
+"""Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS."""
 BUCKET_SLACK = 1.25
 """How much longer than its shortest member the longest of a bucket may be."""
 
@@ -139,7 +141,7 @@ class AttentionPlan:
             alone[:, 3] = self._starts
             return alone
         most = max(PREFILL_TOKENS, JOB_QUERIES // group)
-        step = np.where(self._dense, most, 1)
+        step = np.where(self._dense, most, self._together(group))
         parts = -(-self._counts // step)
         row = np.repeat(np.arange(parts.size), parts)
         part = np.arange(row.size) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -149,6 +151,12 @@ class AttentionPlan:
         found = np.stack((token, last - first, row, position), axis=1).astype(np.int32)
         work = (last - first) * (position + last - first)
         return np.ascontiguousarray(found[np.argsort(-work, kind="stable")])
+
+    def _together(self, group: int) -> int:
+        """How many tokens of a row of few are one job: all where they share what is read, and every thread has jobs."""
+        apart = self.by_token or self.window or self.tree is not None or group > JOB_HEADS
+        enough = len(self._counts) * self._num_kv_heads >= 2 * torch.get_num_threads()
+        return PREFILL_TOKENS if enough and not apart else 1
 
     def tree_jobs(self, jobs: NDArray[np.int32]) -> NDArray[np.int64]:
         """Beside `jobs`, [jobs, 3] of jobs of one token: the first key, where the row's tree begins, and which of its

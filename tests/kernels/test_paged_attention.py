@@ -9,6 +9,7 @@ import torch
 from troupellm.kernels.native import Library
 from troupellm.kernels.paged_attention import native, paged_attention, prepare
 from troupellm.kernels.paged_attention.cases import CASES, WIDE_CASES, Case, all_items, make_inputs, make_sinks
+from troupellm.kernels.paged_attention.device_cases import poisoned_codes
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 
@@ -67,6 +68,39 @@ def test_a_row_with_nan_keys_is_nan_alone(case: Case, path: str) -> None:
     assert got[3].isnan().all()
     rest = [0, 1, 2, 4]
     assert torch.equal(got[rest], clean[rest])
+
+
+@needs_compiler
+@pytest.mark.parametrize("codes", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+def test_few_tokens_of_a_row_are_what_each_is_alone(
+    kv_heads: int, codes: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, over edges of blocks and tiles; and one that sees no number harms none before it."""
+    case = Case("few", (0, 5, 29, 100, 47), (5, 1, 7, 15, 2), 6, kv_heads, 48)
+    query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
+    keys, values = (
+        cache if codes == torch.float32 else poisoned_codes(cache, codes) for cache in (key_cache, value_cache)
+    )
+    options = {"softcap": 0.7, "sinks": torch.randn(6, generator=torch.Generator().manual_seed(2))}
+
+    def attended(*, by_token: bool) -> torch.Tensor:
+        each = AttentionPlan(
+            plan.block_tables.numpy(), np.array(case.starts), np.array(case.counts), block_size=case.block_size,
+            num_kv_heads=kv_heads, by_token=by_token,
+        )  # fmt: skip
+        assert (len(each.jobs(6 // kv_heads)) == 5) != by_token
+        return paged_attention(query, keys, values, each, 0.3, **options)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    together = attended(by_token=False)
+    assert not together.isnan().any()
+    assert torch.equal(together, attended(by_token=True))
+    if codes == torch.float32:
+        values[plan.block_tables[2, 2], :, 0] = float("nan")  # position 32 of the third row: its fourth token's
+        together = attended(by_token=False)
+        assert torch.equal(together.isnan().all(dim=2).all(dim=1).nonzero()[:, 0], torch.arange(9, 13))
+        assert torch.equal(together.nan_to_num(), attended(by_token=True).nan_to_num())
 
 
 @needs_compiler
