@@ -188,13 +188,22 @@ class Checkpoint:
         return None if file is None else tuple(self._files[file].get_slice(name).get_shape())
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors that were not taken yet are the same; some rows are read at a time."""
-        if self.shape_of(first) != self.shape_of(second) or self.type_of(first) != self.type_of(second):
+        """Whether two tensors that were not taken yet have the same shape and numbers; some rows are read at a time.
+
+        Raises:
+            ModelLoadError: one of them cannot be read.
+        """
+        if self.shape_of(first) != self.shape_of(second):
+            return False
+        if {self.type_of(first), self.type_of(second)} - READABLE:
             return False
         one, other = (self._files[self._homes[name]].get_slice(name) for name in (first, second))
         rows = (self.shape_of(first) or (0,))[0]
         pieces = (slice(start, start + _COMPARED_ROWS) for start in range(0, rows, _COMPARED_ROWS))
-        return all(torch.equal(one[piece], other[piece]) for piece in pieces)
+        try:
+            return all(torch.equal(one[piece].float(), other[piece].float()) for piece in pieces)
+        except (OSError, SafetensorError) as error:
+            raise ModelLoadError(f"tensors {first} and {second} cannot be read: {why(error)}") from error
 
     def ignore_all(self, prefix: str) -> None:
         """Accept tensors that the model does not need."""

@@ -29,7 +29,8 @@ def settle_head(folder: Path, model: DecoderConfig, progress: ProgressSink) -> D
     stored = Checkpoint(folder, torch.float32)
     for body, head in PLACES:
         pair = EMBEDDING.replace(FIRST, body, 1), f"{head}.weight"
-        if all(map(stored.has, pair)) and not stored.equal(*pair):
+        fits = all(map(stored.has, pair)) and stored.shape_of(pair[0]) == stored.shape_of(pair[1])
+        if fits and not stored.equal(*pair):
             note = f"{pair[1]} is used: it is not the embedding, although tie_word_embeddings says so"
             progress(LoadProgress(phase="resolve", detail=note))
             return msgspec.structs.replace(model, tie_word_embeddings=False)

@@ -1,5 +1,7 @@
 """How the prompt tokens of one step are dealt out among tenants."""
 
+from collections.abc import Iterable
+
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.shares import Shares
 
@@ -7,8 +9,8 @@ from troupellm.actors.scheduler.shares import Shares
 class PromptParts:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._kept_at = -1
-        """The last step of which a token was kept for who waits, where there were fewer tokens than tenants."""
+        self._turns: dict[str, int] = {}
+        """Where there were fewer tokens than tenants who wanted some: since which step each waits for its next turn."""
 
     def of_step(
         self, step: int, tokens: int, others: list[Sequence], first: Sequence | None, *, starts_first: bool
@@ -27,14 +29,18 @@ class PromptParts:
             return [(others, tokens)]
         lines: dict[str, list[Sequence]] = {}
         wanted: dict[str, int] = {}
+        prompts = list[str]()
         for sequence in others:
-            tenant = sequence.request.tenant
+            tenant, count = sequence.request.tenant, max(1, len(sequence.tokens) - sequence.num_computed)
             lines.setdefault(tenant, []).append(sequence)
-            wanted[tenant] = wanted.get(tenant, 0) + max(1, len(sequence.tokens) - sequence.num_computed)
+            wanted[tenant] = wanted.get(tenant, 0) + count
+            if count > 1:  # a single token is planned whatever is left of these
+                prompts.append(tenant)
         if first is not None and starts_first:
             wanted.setdefault(first.request.tenant, len(first.tokens))
-        if tokens < len(wanted):
-            wanted = self._in_turns(step, tokens, wanted, lines, first)
+            prompts.append(first.request.tenant)
+        if tokens < len(set(prompts)):
+            wanted = self._in_turns(step, tokens, wanted, dict.fromkeys(prompts))
         parts = []
         for turn, tenant in enumerate(sorted(wanted, key=lambda tenant: wanted[tenant])):
             part = min(wanted[tenant], -(-tokens // (len(wanted) - turn)))
@@ -44,17 +50,11 @@ class PromptParts:
         return parts
 
     def _in_turns(
-        self, step: int, tokens: int, wanted: dict[str, int], lines: dict[str, list[Sequence]], first: Sequence | None
-    ) -> dict[str, int]:
-        """A token for each of those tenants who were served longest ago. If they went to who wants least, one whose
-        blocks are taken again and again could begin again each time, and another one never end."""
-
-        def last_turn(tenant: str) -> int:
-            if tenant in lines:
-                return min(sequence.last_step for sequence in lines[tenant])
-            return self._kept_at if first is None else max(first.last_step, self._kept_at)
-
-        chosen = sorted(wanted, key=last_turn)[:tokens]
-        if any(tenant not in lines for tenant in chosen):
-            self._kept_at = step
+        self, step: int, tokens: int, wanted: Iterable[str], prompts: Iterable[str]
+    ) -> dict[str, int]:  # fmt: skip
+        """A token for each of those tenants with prompts who wait longest for one. If they went to who wants least, one
+        whose blocks are taken again and again could begin again each time, and another one never end."""
+        turns = {tenant: self._turns.get(tenant, step) for tenant in prompts}
+        chosen = sorted(turns, key=lambda tenant: turns[tenant])[:tokens]
+        self._turns = turns | dict.fromkeys(chosen, step + 1)
         return {tenant: 1 if tenant in chosen else 0 for tenant in wanted}

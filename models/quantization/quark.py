@@ -20,7 +20,7 @@ ELEMENTS: dict[str, Element] = {"fp4": "fp4_e2m1", "fp6_e2m3": "fp6_e2m3", "fp6_
 _READ = frozenset(
     {
         "quant_method", "export", "global_quant_config", "layer_quant_config", "layer_type_quant_config", "exclude",
-        "quant_mode", "algo_config", "softmax_quant_spec", "version", "kv_cache_quant_config", "kv_cache_post_rope",
+        "quant_mode", "algo_config", "version", "kv_cache_quant_config", "kv_cache_post_rope",
         "kv_cache_group", "min_kv_scale", "log_severity_level",
     }
 )  # fmt: skip
@@ -53,20 +53,19 @@ class Quark:
         for algorithm in algorithms if isinstance(algorithms, list | tuple) else [algorithms]:
             if not isinstance(algorithm, dict) or any(algorithm.get(key) for key in _AT_RUN_TIME):
                 raise reader.refuse("algo_config", "must be without rotations at run time")
-        if reader.has("softmax_quant_spec"):
-            raise reader.refuse("softmax_quant_spec", "must be null")
         cached = {
             *texts(reader.section("export"), "kv_cache_group"), *texts(reader, "kv_cache_group"),
             *reader.section("kv_cache_quant_config").values,
         }  # fmt: skip
         self._kv_cache = bool(cached)
+        in_cache = Names(sorted(cached), "quantization_config.kv_cache_group", wildcards=True)
         self._excluded = Names(texts(reader, "exclude"), "quantization_config.exclude", wildcards=True)
         self._default = Layer(reader.section("global_quant_config"))
         layers, types = reader.section("layer_quant_config"), reader.section("layer_type_quant_config")
         self._layers = [
             (
                 Names([name], "quantization_config.layer_quant_config", wildcards=True),
-                Layer(layers.section(name), cached=name in cached),
+                Layer(layers.section(name), cached=name in cached or name in in_cache),
             )
             for name in layers.values
         ]
@@ -103,7 +102,7 @@ class Layer:
             ModelLoadError: weights, inputs or outputs of a kind that is not supported.
         """
         only(reader, {"weight", "input_tensors", "output_tensors", "bias", "target_device"})
-        if reader.has("output_tensors") and not cached:
+        if reader.values.get("output_tensors") and not cached:
             raise reader.refuse("output_tensors", "must be null but for layers of kv_cache_group")
         if isinstance(reader.values.get("weight"), list):
             raise reader.refuse("weight", "must be one scheme: weights quantized twice are not supported")

@@ -232,14 +232,20 @@ async def test_sigterm_drains_across_the_fronts(checkpoint, stopped: bool):
 async def test_a_second_signal_ends_the_drain(checkpoint):
     async with fronts_process(checkpoint, "--shutdown-timeout", "60") as fronts:
         pids = set(fronts.pids)
-        connection = await fronts.stream(fronts.pids[0], max_tokens=4000, n=4)
-        fronts.server.signal(signal.SIGTERM)
-        await anyio.sleep(0.3)
-        fronts.server.signal(signal.SIGTERM)
-        assert await fronts.server.exit_code(2) == 128 + signal.SIGTERM
-        assert b"draining" in await connection.read_all(2)
-        assert not alive(pids)
-        connection.close()
+        with await fronts.stream(fronts.pids[0], max_tokens=4000, n=4) as connection:
+            answer = list[bytes]()
+
+            async def read() -> None:  # all the time: who does not read cannot be told
+                answer.append(await connection.read_all(30))
+
+            async with anyio.create_task_group() as reading:
+                reading.start_soon(read)
+                fronts.server.signal(signal.SIGTERM)
+                await anyio.sleep(0.3)
+                fronts.server.signal(signal.SIGTERM)
+                assert await fronts.server.exit_code(2) == 128 + signal.SIGTERM
+            assert b"draining" in answer[0]
+            assert not alive(pids)
 
 
 @pytest.mark.slow

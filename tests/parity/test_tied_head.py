@@ -59,3 +59,20 @@ def test_one_that_is_the_embedding_is_stored_for_nothing(tmp_path: Path, monkeyp
         save_file(tensors | {NAMES[1]: head}, tmp_path / "model.safetensors")
         assert settle_head(tmp_path, describe_model(tmp_path), lambda _: None).tie_word_embeddings == (not changed)
         Pair.stored(tmp_path)  # nothing is left over
+
+
+@pytest.mark.parametrize("kind", ["another type", "another shape"])
+def test_one_that_says_the_same_or_cannot_be_used_is_passed_over(tmp_path: Path, kind: str) -> None:
+    Pair(tmp_path, transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    embedding = tensors[NAMES[0]].bfloat16()
+    head = embedding.float() if kind == "another type" else torch.zeros(embedding.shape[0] + 20, embedding.shape[1])
+    save_file(tensors | {NAMES[0]: embedding, NAMES[1]: head}, tmp_path / "model.safetensors")
+    assert settle_head(tmp_path, describe_model(tmp_path), lambda _: None).tie_word_embeddings
+
+
+def test_a_head_that_is_quantized_is_no_embedding(tmp_path: Path) -> None:
+    Pair(tmp_path, transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {NAMES[1]: tensors[NAMES[0]].to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
+    assert not settle_head(tmp_path, describe_model(tmp_path), lambda _: None).tie_word_embeddings

@@ -182,7 +182,7 @@ def test_any_configuration(data: st.DataObject) -> None:
         (QUARK | {"global_quant_config": {"weight": {"dtype": "uint4"}}}, "weight.dtype must be one of fp8_e4m3, int8"),
         (QUARK | {"algo_config": [{"name": "quarot", "online_rotation_layers": [1]}]}, "without rotations at run time"),
         (QUARK | {"algo_config": {"name": "quarot", "r4": True}}, "without rotations at run time"),
-        (QUARK | {"softmax_quant_spec": {"dtype": "fp8_e4m3"}}, "quantization_config.softmax_quant_spec must be null"),
+        (QUARK | {"softmax_quant_spec": {"dtype": "fp8_e4m3"}}, "softmax_quant_spec is not supported"),
         (
             QUARK | {"layer_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3"}}}},
             "layer_quant_config.*k_proj.output_tensors must be null but for layers of kv_cache_group",
@@ -212,8 +212,9 @@ def test_what_is_not_supported_is_refused_by_its_key(config: dict[str, Any], mes
         {"kv_cache_quant_config": {"*k_proj": {}}},
     ],
 )
-def test_what_goes_into_a_cache_is_the_caches_to_say(where: dict[str, Any]) -> None:
-    layers = {"*k_proj": {"weight": INT8_WEIGHT, "output_tensors": {"dtype": "fp8_e4m3"}}}
+@pytest.mark.parametrize("name", ["*k_proj", "model.layers.0.self_attn.k_proj"])
+def test_what_goes_into_a_cache_is_the_caches_to_say(where: dict[str, Any], name: str) -> None:
+    layers = {name: {"weight": INT8_WEIGHT, "output_tensors": {"dtype": "fp8_e4m3"}}}
     form = read_format(ConfigReader({"quantization_config": QUARK | where | {"layer_quant_config": layers}}))
     assert form is not None
     assert form.notes() == ("quark: calibrated scales of the KV cache are not used",)

@@ -170,6 +170,23 @@ def test_fewer_prompt_tokens_than_tenants_are_taken_in_turns() -> None:
     harness.run()
 
 
+def test_a_tenant_with_two_prompts_under_way_has_one_turn() -> None:
+    made = ready(num_blocks=400, max_model_len=400)
+    harness = Harness(make_core(made, max_num_prefill_tokens=1), made)
+    for request, tenant in enumerate("aab", 1):
+        harness.submit(submission(request, [request] * 60, tenant=tenant))
+        for _ in range(4):
+            harness.step()
+    computed = Counter[int]()
+    begun = len(harness.plans)
+    for _ in range(40):
+        harness.step()
+    for plan in harness.plans[begun:]:
+        computed.update(dict(zip(plan.rows, plan.counts, strict=True)))
+    assert computed[100] + computed[200] == computed[300] == 20
+    harness.run()
+
+
 @pytest.mark.parametrize("plans", [1, 2])
 @pytest.mark.parametrize("length", [4, 5, 6])
 def test_a_prompt_goes_on_beside_one_that_loses_its_blocks_again_and_again(length: int, plans: int) -> None:
