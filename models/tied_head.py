@@ -29,9 +29,13 @@ def settle_head(folder: Path, model: DecoderConfig, progress: ProgressSink) -> D
     stored = Checkpoint(folder, torch.float32)
     for body, head in PLACES:
         pair = EMBEDDING.replace(FIRST, body, 1), f"{head}.weight"
-        fits = all(map(stored.has, pair)) and stored.shape_of(pair[0]) == stored.shape_of(pair[1])
-        if fits and not stored.equal(*pair):
-            note = f"{pair[1]} is used: it is not the embedding, although tie_word_embeddings says so"
+        if not all(map(stored.has, pair)) or stored.equal(*pair):
+            continue
+        if stored.shape_of(pair[0]) != stored.shape_of(pair[1]):
+            note = f"{pair[1]} is not used: it has another shape than the embedding"
             progress(LoadProgress(phase="resolve", detail=note))
-            return msgspec.structs.replace(model, tie_word_embeddings=False)
+            continue
+        note = f"{pair[1]} is used: it is not the embedding, although tie_word_embeddings says so"
+        progress(LoadProgress(phase="resolve", detail=note))
+        return msgspec.structs.replace(model, tie_word_embeddings=False)
     return model

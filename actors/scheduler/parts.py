@@ -5,19 +5,23 @@ from collections.abc import Iterable
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.shares import Shares
 
+Part = tuple[list[Sequence], int]
+ROOM = None
+"""Who waits, among tenants with prompts under way."""
+
 
 class PromptParts:
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._turns: dict[str, int] = {}
-        """Where there were fewer tokens than tenants who wanted some: since which step each waits for its next turn."""
+        self._turns: dict[str | None, int] = {}
+        """Where there were fewer tokens than tenants with prompts: since which step each waits for its next turn."""
 
     def of_step(
         self, step: int, tokens: int, others: list[Sequence], first: Sequence | None, *, starts_first: bool
-    ) -> list[tuple[list[Sequence], int]]:
+    ) -> list[Part]:
         """Sequences by tenant, and how many of a step's prompt tokens each tenant may take: equal parts, of which what
         one does not need goes to the others. The waiting room's first has a part too if its tenant has none yet, which
-        is left over for its admission.
+        is left over for its admission. Who wants single tokens alone needs no part: they are planned in any case.
 
         Args:
             others: running sequences that want more than a plain position.
@@ -28,33 +32,34 @@ class PromptParts:
         if len(running) < 2 and (first is None or first.request.tenant in running):
             return [(others, tokens)]
         lines: dict[str, list[Sequence]] = {}
-        wanted: dict[str, int] = {}
-        prompts = list[str]()
+        wanted: dict[str | None, int] = {}
+        prompts = set[str]()
         for sequence in others:
             tenant, count = sequence.request.tenant, max(1, len(sequence.tokens) - sequence.num_computed)
             lines.setdefault(tenant, []).append(sequence)
             wanted[tenant] = wanted.get(tenant, 0) + count
-            if count > 1:  # a single token is planned whatever is left of these
-                prompts.append(tenant)
-        if first is not None and starts_first:
-            wanted.setdefault(first.request.tenant, len(first.tokens))
-            prompts.append(first.request.tenant)
-        if tokens < len(set(prompts)):
-            wanted = self._in_turns(step, tokens, wanted, dict.fromkeys(prompts))
-        parts = []
-        for turn, tenant in enumerate(sorted(wanted, key=lambda tenant: wanted[tenant])):
-            part = min(wanted[tenant], -(-tokens // (len(wanted) - turn)))
+            if count > 1:
+                prompts.add(tenant)
+        singles = [tenant for tenant in lines if tenant not in prompts]
+        for tenant in singles:
+            del wanted[tenant]
+        if first is not None and starts_first and first.request.tenant not in prompts:
+            wanted[ROOM] = len(first.tokens)
+        if tokens < len(wanted):
+            wanted = self._in_turns(step, tokens, wanted)
+        parts = list[Part]()
+        for turn, name in enumerate(sorted(wanted, key=lambda name: wanted[name])):
+            part = min(wanted[name], -(-tokens // (len(wanted) - turn)))
             tokens -= part
-            if tenant in lines:
-                parts.append((lines[tenant], part))
-        return parts
+            if name is not ROOM:
+                parts.append((lines[name], part))
+        return parts + [(lines[tenant], tokens) for tenant in singles]
 
-    def _in_turns(
-        self, step: int, tokens: int, wanted: Iterable[str], prompts: Iterable[str]
-    ) -> dict[str, int]:  # fmt: skip
-        """A token for each of those tenants with prompts who wait longest for one. If they went to who wants least, one
-        whose blocks are taken again and again could begin again each time, and another one never end."""
-        turns = {tenant: self._turns.get(tenant, step) for tenant in prompts}
-        chosen = sorted(turns, key=lambda tenant: turns[tenant])[:tokens]
-        self._turns = turns | dict.fromkeys(chosen, step + 1)
-        return {tenant: 1 if tenant in chosen else 0 for tenant in wanted}
+    def _in_turns(self, step: int, tokens: int, wanted: Iterable[str | None]) -> dict[str | None, int]:
+        """A token for each of those who wait longest for one. If they went to who wants least, one whose blocks are
+        taken again and again could begin again each time, and another one never end."""
+        turns = {name: self._turns.get(name, step) for name in wanted}
+        chosen = sorted(turns, key=lambda name: turns[name])[:tokens]
+        kept = {name: turn for name, turn in self._turns.items() if name is ROOM or name in self._shares.running}
+        self._turns = kept | turns | dict.fromkeys(chosen, step + 1)
+        return {name: 1 if name in chosen else 0 for name in turns}

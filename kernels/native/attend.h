@@ -1,4 +1,4 @@
-// Attention of one query token, straight from the blocks that its keys and values lie in.
+// Attention of one query token or a few, straight from the blocks that their keys and values lie in.
 
 #pragma once
 

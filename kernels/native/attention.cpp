@@ -2,7 +2,7 @@
 // rotation of queries and keys, and the writing of keys and values.
 //
 // A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
-// read. One token reads keys and values straight from their blocks (attend.h); several go through tiles of 64 keys that
+// read. A few tokens read keys and values straight from their blocks (attend.h); more go through tiles of 64 keys that
 // are copied once for all of them (attend_block.h; attend_amx.h where the processor multiplies matrices). Softmax is
 // computed online, in the order of the keys. What else lies in a block than keys that a query may see, NaN included, has
 // no influence: tiles give values that only others see a weight of 0, and are not used where one of these is no number.

@@ -11,7 +11,7 @@ from torch import Tensor
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 
 PREFILL_TOKENS = 16
-"""A row with at least so many query tokens is computed as one dense product, below that token by token."""
+"""A row with at least so many query tokens is computed as one dense product, below that as each token is alone."""
 JOB_QUERIES = 256
 """Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
 JOB_HEADS = 8
@@ -153,10 +153,13 @@ class AttentionPlan:
         return np.ascontiguousarray(found[np.argsort(-work, kind="stable")])
 
     def _together(self, group: int) -> int:
-        """How many tokens of a row of few are one job: all where they share what is read, and every thread has jobs."""
-        apart = self.by_token or self.window or self.tree is not None or group > JOB_HEADS
-        enough = len(self._counts) * self._num_kv_heads >= 2 * torch.get_num_threads()
-        return PREFILL_TOKENS if enough and not apart else 1
+        """How many tokens of a row of few are one job: all where they share what is read, and no job is so long that
+        other threads would wait for it."""
+        if self.by_token or self.window or self.tree is not None or group > JOB_HEADS // 2:
+            return 1
+        work = self._counts * (self._starts + self._counts)
+        enough = int(work.sum()) * self._num_kv_heads >= 2 * torch.get_num_threads() * int(work.max())
+        return PREFILL_TOKENS if enough else 1
 
     def tree_jobs(self, jobs: NDArray[np.int32]) -> NDArray[np.int64]:
         """Beside `jobs`, [jobs, 3] of jobs of one token: the first key, where the row's tree begins, and which of its

@@ -68,7 +68,11 @@ def test_one_that_says_the_same_or_cannot_be_used_is_passed_over(tmp_path: Path,
     embedding = tensors[NAMES[0]].bfloat16()
     head = embedding.float() if kind == "another type" else torch.zeros(embedding.shape[0] + 20, embedding.shape[1])
     save_file(tensors | {NAMES[0]: embedding, NAMES[1]: head}, tmp_path / "model.safetensors")
-    assert settle_head(tmp_path, describe_model(tmp_path), lambda _: None).tie_word_embeddings
+    seen = list[LoadProgress]()
+    assert settle_head(tmp_path, describe_model(tmp_path), seen.append).tie_word_embeddings
+    assert [progress.detail for progress in seen] == [
+        "lm_head.weight is not used: it has another shape than the embedding"
+    ] * (kind == "another shape")
 
 
 def test_a_head_that_is_quantized_is_no_embedding(tmp_path: Path) -> None:

@@ -170,6 +170,25 @@ def test_fewer_prompt_tokens_than_tenants_are_taken_in_turns() -> None:
     harness.run()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "tenants", "length", "plans"), [(2, 2, 1, 2), (1, 1, 3, 1), (1, 1, 2, 1), (16, 20, 1, 2)]
+)
+def test_floods_of_short_prompts_do_not_keep_a_long_one_from_its_turns(
+    tokens: int, tenants: int, length: int, plans: int
+) -> None:
+    """Prompts of a token, and the last tokens of others, take no turn and none of what is another tenant's."""
+    made = ready(num_blocks=2000, max_model_len=400)
+    core = make_core(made, max_num_prefill_tokens=tokens, max_num_seqs=tenants + 8, max_plans_in_flight=plans)
+    harness = Harness(core, made, checks_every_call=False)
+    for step in range(110):
+        for tenant in range(tenants):
+            harness.submit(submission(100 + tenants * step + tenant, [1] * length, tenant=f"{tenant}", max_tokens=1))
+        if step == 6:
+            harness.submit(submission(1, [9] * 40, tenant="long", max_tokens=4))
+        harness.step()
+    assert 1 in harness.reader.closed
+
+
 def test_a_tenant_with_two_prompts_under_way_has_one_turn() -> None:
     made = ready(num_blocks=400, max_model_len=400)
     harness = Harness(make_core(made, max_num_prefill_tokens=1), made)
