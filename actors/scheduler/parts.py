@@ -21,7 +21,8 @@ class PromptParts:
     ) -> list[Part]:
         """Sequences by tenant, and how many of a step's prompt tokens each tenant may take: equal parts, of which what
         one does not need goes to the others. The waiting room's first has a part too if its tenant has none yet, which
-        is left over for its admission. Who wants single tokens alone needs no part: they are planned in any case.
+        is left over for its admission. Who wants single tokens alone comes first and needs no part: they are planned
+        while the step has any tokens.
 
         Args:
             others: running sequences that want more than a plain position.
@@ -43,7 +44,7 @@ class PromptParts:
         singles = [tenant for tenant in lines if tenant not in prompts]
         for tenant in singles:
             del wanted[tenant]
-        if first is not None and starts_first and first.request.tenant not in prompts:
+        if first is not None and starts_first and first.num_wanted > 1 and first.request.tenant not in prompts:
             wanted[ROOM] = len(first.tokens)
         if tokens < len(wanted):
             wanted = self._in_turns(step, tokens, wanted)
@@ -53,7 +54,7 @@ class PromptParts:
             tokens -= part
             if name is not ROOM:
                 parts.append((lines[name], part))
-        return parts + [(lines[tenant], tokens) for tenant in singles]
+        return [(lines[tenant], 0) for tenant in singles] + parts
 
     def _in_turns(self, step: int, tokens: int, wanted: Iterable[str | None]) -> dict[str | None, int]:
         """A token for each of those who wait longest for one. If they went to who wants least, one whose blocks are

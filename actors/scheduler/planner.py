@@ -128,7 +128,7 @@ class Planner:
                 for sequence in sequences:
                     if sequence.row in running and not self._plan_span(draft, sequence):
                         starved = starved or draft.prefill > 0
-                left -= before - max(0, draft.prefill)  # single tokens beyond the part are nobody else's
+                left -= before - (max(0, draft.prefill) if self._chunked else draft.prefill)  # singles take nobody's
             draft.prefill = left
         if self._residents.num_preemptions > preemptions:
             draft.drop_preempted(self._residents.retired)

@@ -155,10 +155,11 @@ class AttentionPlan:
     def _together(self, group: int) -> int:
         """How many tokens of a row of few are one job: all where they share what is read, and no job is so long that
         other threads would wait for it."""
-        if self.by_token or self.window or self.tree is not None or group > JOB_HEADS // 2:
+        few = ~self._dense
+        if self.by_token or self.window or self.tree is not None or group > JOB_HEADS // 2 or not few.any():
             return 1
         work = self._counts * (self._starts + self._counts)
-        enough = int(work.sum()) * self._num_kv_heads >= 2 * torch.get_num_threads() * int(work.max())
+        enough = int(work.sum()) * self._num_kv_heads >= 2 * torch.get_num_threads() * int(work[few].max())
         return PREFILL_TOKENS if enough else 1
 
     def tree_jobs(self, jobs: NDArray[np.int32]) -> NDArray[np.int64]:

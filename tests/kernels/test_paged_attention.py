@@ -72,7 +72,7 @@ def test_a_row_with_nan_keys_is_nan_alone(case: Case, path: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("codes", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("kv_heads", [6, 2, 1])
+@pytest.mark.parametrize("kv_heads", [6, 3, 2])
 def test_few_tokens_of_a_row_are_what_each_is_alone(
     kv_heads: int, codes: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_few_tokens_of_a_row_are_what_each_is_alone(
         assert (len(each.jobs(6 // kv_heads)) == 5) != by_token
         return paged_attention(query, keys, values, each, 0.3, **options)
 
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # more would share out the longest row
     together = attended(by_token=False)
     assert not together.isnan().any()
     assert torch.equal(together, attended(by_token=True))

@@ -225,6 +225,6 @@ def test_buffers_of_attention_take_turns(monkeypatch: pytest.MonkeyPatch) -> Non
     """However large they are."""
     made, caches = list[int](), shapes.Shapes.caches
     monkeypatch.setattr(shapes, "COLD_BYTES", 1)
-    monkeypatch.setattr(shapes.Shapes, "caches", lambda self, blocks: made.append(blocks) or caches(self, blocks))
+    monkeypatch.setattr(shapes.Shapes, "caches", lambda self, *given: made.append(given[0]) or caches(self, *given))
     next(shapes.Shapes(TINY, CPU, torch.float32, 8).attention("attention", [7], [1])).run(0)
     assert len(made) == 2

@@ -189,6 +189,22 @@ def test_floods_of_short_prompts_do_not_keep_a_long_one_from_its_turns(
     assert 1 in harness.reader.closed
 
 
+@pytest.mark.parametrize("search", [False, True])
+def test_single_tokens_go_on_beside_prompts_that_could_take_the_whole_step(search: bool) -> None:
+    """The last token of a prompt, and each beam's next one."""
+    made = ready(num_blocks=2000, max_model_len=400)
+    harness = Harness(make_core(made, max_num_batched_tokens=8, max_num_prefill_tokens=8), made)
+    harness.submit(submission(1, [1] * 300, tenant="loud", max_tokens=1))
+    harness.step()
+    make = beam_submission if search else submission
+    harness.submit(make(2, [2] * 9, 2 if search else 1, tenant="quiet", max_tokens=4))
+    for _ in range(12):
+        harness.step()
+    assert 2 in harness.reader.closed
+    assert 1 not in harness.reader.closed
+    harness.run()
+
+
 def test_a_tenant_with_two_prompts_under_way_has_one_turn() -> None:
     made = ready(num_blocks=400, max_model_len=400)
     harness = Harness(make_core(made, max_num_prefill_tokens=1), made)
