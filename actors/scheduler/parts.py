@@ -11,6 +11,8 @@ ROOM = None
 
 
 class PromptParts:
+    """Remembers whose turn it is where there are fewer tokens than tenants who want some."""
+
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._turns: dict[str | None, int] = {}

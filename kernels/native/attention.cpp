@@ -12,7 +12,8 @@
 
 namespace {
 
-constexpr int64_t kFewTokens = 16;  // fewer are computed as each would be alone, but read what they all see once
+// Fewer are computed as each would be alone, but read what they all see once: PREFILL_TOKENS of paged_attention/plan.py.
+constexpr int64_t kFewTokens = 16;
 constexpr int64_t kLeastHeads = 8;  // of a token that are worth the reading of its keys
 
 // What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation

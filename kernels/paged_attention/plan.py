@@ -15,7 +15,8 @@ PREFILL_TOKENS = 16
 JOB_QUERIES = 256
 """Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
 JOB_HEADS = 8
-"""Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS."""
+"""Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS (kMostHeads of attend.h): larger
+groups than half of it would have one token in each call."""
 BUCKET_SLACK = 1.25
 """How much longer than its shortest member the longest of a bucket may be."""
 
