@@ -1,6 +1,5 @@
 """Weights from a folder of safetensors files, read strictly: every tensor is asked for once, and none is left over."""
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from troupellm.kernels.quantized import Weight
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import FILE
+from troupellm.models.json_file import read_object
 from troupellm.models.model_folder import check_file
 from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
 from troupellm.models.read_errors import plain_name, why
@@ -291,11 +291,7 @@ def told_homes(folder: Path) -> dict[str, str]:
     check_file(folder / INDEX)
     if not (folder / INDEX).is_file():
         return {}
-    try:
-        index = json.loads((folder / INDEX).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{INDEX} cannot be read: {why(error)}") from error
-    names = index.get("weight_map") if isinstance(index, dict) else None
+    names = read_object(folder / INDEX).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
         raise ModelLoadError(f"{INDEX}: weight_map must map tensors to files")
     for file in sorted(set(names.values())):
