@@ -18,6 +18,7 @@ from troupellm.models.added_tokens import AddedToken, check_added
 from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
+from troupellm.models.json_file import read_object
 from troupellm.models.model_folder import check_file, check_for_tokenizers
 from troupellm.models.panics import no_panics
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
@@ -218,10 +219,7 @@ def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
     check_file(path, folder)
     if not path.is_file():
         return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (ValueError, RecursionError) as error:  # not UTF-8 is no error of msgspec's own kind
-        raise ModelLoadError(f"{path.name} is not a JSON object: {error}") from error
+    return read_object(path)
 
 
 def _convert(folder: Path) -> Backend:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from troupellm.models.json_file import LFS_POINTER, lfs_pointer
 from troupellm.models.model_folder import check_file
 from troupellm.models.read_errors import plain_name, why
 from troupellm.protocol.errors import ModelLoadError
@@ -111,6 +112,8 @@ def read_index(data: bytes) -> dict[str, str]:
     Raises:
         ModelLoadError: it is damaged, or names a file outside its folder.
     """
+    if data.startswith(LFS_POINTER):
+        raise lfs_pointer(INDEX)
     try:
         index = json.loads(data)
     except (ValueError, RecursionError) as error:
