@@ -39,6 +39,7 @@ def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink =
         download_dir=config.download_dir,
         hf_token=config.hf_token,
         allow_model_links=config.allow_model_links,
+        load_format="dummy",  # its weights are not read
     )
     return resolve_model(elsewhere, progress)
 
