@@ -50,7 +50,7 @@ class HubModel:
         errors = self._errors
         if _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE"):
             return self._from_cache("offline mode is on", None)
-        self._note(self._name.repo)
+        self._note(f"looking up {self._name.repo} on the hub")
         try:
             self._hub.open(self._revision)
             return self._download()
@@ -67,6 +67,8 @@ class HubModel:
                 f"{self._name.repo} cannot be written to {self._cache.root}: {why(error)}",
                 hint="name another folder with --download-dir",
             ) from error
+        finally:
+            self._note("")  # a download is over, also where it has failed
 
     def _download(self) -> Path:
         """Raises ModelLoadError, Unavailable, OSError or the HTTP library's errors."""
