@@ -55,6 +55,10 @@ class LoopbackHub:
         """Set the faults and forget the requests; see `hub_server.Behaviour`."""
         self.client.post("/_behave", json=faults).raise_for_status()
 
+    def until_stalled(self) -> None:
+        """Wait for a download that stalls."""
+        self.client.get("/_stalled", timeout=60).raise_for_status()
+
     def seen(self) -> list[dict[str, Any]]:
         """The requests since then."""
         seen: list[dict[str, Any]] = self.client.get("/_seen").json()
@@ -128,6 +132,10 @@ class Resolver:
         path = answer.get("path")
         found = Path(path) if path else None
         return Outcome(found, answer.get("error", ""), answer.get("hint") or "", answer["progress"])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
 
     def close(self) -> None:
         self.process.communicate(timeout=30)

@@ -2,7 +2,8 @@
 
 `python hub_server.py FOLDER` serves FOLDER/OWNER/NAME@REVISION/PATH and prints its two addresses as JSON. Files of the
 hub are announced at the first address (ETag, X-Repo-Commit); large ones redirect to the second address, a content
-network that refuses every request with an Authorization header. POST /_behave sets faults, GET /_seen tells requests.
+network that refuses every request with an Authorization header. POST /_behave sets faults, GET /_seen tells requests,
+GET /_stalled is answered once a file's bytes have stalled.
 """
 
 import hashlib
@@ -65,6 +66,7 @@ class Hub:
         self.seen: list[dict[str, Any]] = []
         self.cdn = ""
         self.lock = threading.Lock()
+        self.stalled = threading.Event()
 
     def revisions(self, repo: str) -> dict[str, str]:
         """Branches and tags of a repository, with their commits."""
@@ -114,6 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers["Content-Length"]))
         self.hub.behaviour = Behaviour(**json.loads(data))
         self.hub.seen.clear()
+        self.hub.stalled.clear()
         self.send(200, {}, b"{}")
 
     def answer(self, *, body: bool) -> None:
@@ -158,7 +161,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(kept)
         if stall is not None:
             self.wfile.flush()
-            self.note("stalled", name)
+            self.hub.stalled.set()
             self.rfile.read(1)  # until the client leaves
         if kept is not rest:
             self.close_connection = True
@@ -178,6 +181,9 @@ class HubHandler(Handler):
         path = unquote(urlparse(self.path).path)
         if path == "/_seen":
             return self.send(200, {}, json.dumps(self.hub.seen).encode())
+        if path == "/_stalled":
+            self.hub.stalled.wait()
+            return self.send(200, {}, b"")
         self.note("hub", path)
         faults = self.hub.behaviour
         if faults.status:

@@ -1,9 +1,10 @@
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
-from hub_processes import LoopbackHub
+from hub_processes import LoopbackHub, Resolver
 
 REPO = "acme/tiny"
 WEIGHTS = bytes(range(256)) * 1000
@@ -104,6 +105,24 @@ def test_a_cut_connection_resumes_at_the_byte_where_it_broke(tiny, resolve):
     ranges = [asked for name, asked in tiny.downloads() if name == SINGLE]
     last = len(WEIGHTS) - 1
     assert ranges == [f"bytes=0-{last}", f"bytes=50000-{last}", f"bytes=120000-{last}"]
+
+
+def test_a_killed_process_is_resumed_by_the_next_one_and_nothing_is_fetched_twice(tiny, tmp_path):
+    tiny.behave(stalls={SINGLE: 100_000})
+    killed = Resolver({"HF_ENDPOINT": tiny.url, "HF_HOME": str(tmp_path / "home")})
+    killed.begin(REPO, {})
+    tiny.until_stalled()
+    part = tmp_path / "home" / "hub" / "models--acme--tiny" / "blobs" / f"{hashlib.sha256(WEIGHTS).hexdigest()}.partial"
+    while not part.stat().st_size:  # another process's state
+        os.sched_yield()
+    killed.kill()
+    left, before = part.stat().st_size, tiny.downloads()
+    next_one = Resolver({"HF_ENDPOINT": tiny.url, "HF_HUB_CACHE": str(tmp_path / "home" / "hub")})
+    next_one.begin(REPO, {})
+    outcome = next_one.end()
+    next_one.close()
+    assert (outcome.folder / SINGLE).read_bytes() == WEIGHTS
+    assert tiny.downloads()[len(before) :] == [(SINGLE, f"bytes={left}-{len(WEIGHTS) - 1}")]
 
 
 def test_a_partial_file_of_a_killed_process_is_resumed_and_counts_as_done(tiny, resolve, tmp_path):
