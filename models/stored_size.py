@@ -12,8 +12,8 @@ from troupellm.kernels.quantized.gguf import LAYOUTS, blocks_outline
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.gguf.config import EMBEDDING as EMBEDDING_BLOCKS
 from troupellm.models.gguf.header import is_gguf, read_header
+from troupellm.models.gguf.metadata import EMBEDDING as EMBEDDING_BLOCKS
 from troupellm.models.gguf.sizes import tensors_bytes
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
 from troupellm.models.quantization.mxfp4 import BLOCKS, SCALES, experts_outline
