@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.model_documents import read_json
 from troupellm.models.source import resolve_model
-from troupellm.models.tokenizer import Tokenizer, read_json, token_text, told_ends
+from troupellm.models.tokenizer import Tokenizer, token_text, told_ends
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
