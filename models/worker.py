@@ -12,6 +12,7 @@ import torch
 from troupellm.kernels import paged_attention
 from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.kernels.linear import batch_invariant
+from troupellm.models.architecture import read_config
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import unchanged
@@ -116,7 +117,9 @@ class ModelWorker:
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker)
         tell_compiling(progress, on_cpu=gpu is None)
-        reader = ConfigReader.load(self._folder)
+        reader, notes = read_config(self._folder)
+        for note in notes:
+            progress(LoadProgress(phase="resolve", detail=note))
         dtype = DTYPES.get(config.model.dtype, torch.float32)  # auto; on a GPU the place decides
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)
