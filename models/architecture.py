@@ -41,6 +41,14 @@ def read_config(folder: Path) -> ModelConfigFile:
     return ModelConfigFile(quantized, (*notes, *more, *ignored_rope_keys(quantized)))
 
 
+def open_config(folder: Path, progress: ProgressSink) -> ConfigReader:
+    """The same, with its notes in the load log."""
+    reader, notes = read_config(folder)
+    for note in notes:
+        progress(LoadProgress(phase="resolve", detail=note))
+    return reader
+
+
 def describe_model(folder: Path) -> DecoderConfig:
     """Read and check config.json of a decoder.
 

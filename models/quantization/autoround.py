@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from troupellm.kernels.quantized import Outline, Weight
-from troupellm.models.hf_config import ConfigReader, whole
+from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.awq import Awq
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.gptq import Gptq
@@ -65,7 +65,7 @@ class AutoRound:
 
 def _check_numbers(reader: ConfigReader) -> None:
     reader.choice("data_type", ("int", "int_asym", "int_sym"), "int")
-    if whole(reader.values.get("act_bits") or PLAIN_BITS) < PLAIN_BITS:
+    if reader.integer("act_bits", PLAIN_BITS) < PLAIN_BITS:
         raise reader.refuse("act_bits", f"must be {PLAIN_BITS}: inputs keep their type")
 
 
