@@ -105,21 +105,21 @@ class _Hub:
 
     def __init__(self, config: ModelConfig, progress: ProgressSink) -> None:
         import huggingface_hub
-        import huggingface_hub.errors
+        from huggingface_hub import constants, errors  # submodules, which the package itself loads lazily
 
-        self._hub = huggingface_hub
+        self._hub, self._errors = huggingface_hub, errors
         self._repo = str(config.model)
         self._revision = config.revision or _MAIN
         self._token = config.hf_token
         self._endpoint = os.environ.get("HF_ENDPOINT") or None
         self._with_weights = config.load_format != "dummy"
         self._progress = progress
-        default = huggingface_hub.constants.HF_HUB_CACHE
+        default = constants.HF_HUB_CACHE
         self._cache = Path(config.download_dir).expanduser() if config.download_dir else Path(default)
 
     def resolve(self) -> Path:
         """Raises ModelLoadError."""
-        errors = self._hub.errors
+        errors = self._errors
         if _is_set("HF_HUB_OFFLINE") or _is_set("TRANSFORMERS_OFFLINE"):
             return self._from_cache("offline mode is on", None)
         self._progress(LoadProgress(phase="resolve", detail=self._repo))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tokenizers import Tokenizer as Backend
+from tokenizers import Encoding, Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from troupellm.models.added_tokens import AddedToken, check_added
@@ -26,8 +26,18 @@ from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
 
 MOST_TOKENS = 2**24
+SHORT_LETTERS = 1_000
+"""Characters of a text that is encoded under the interpreter's lock: under a millisecond."""
 _LIBRARY = "tokenizers"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than its caller can use."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens
 
 
 class _Definition(msgspec.Struct):
@@ -107,10 +117,35 @@ class Tokenizer:
         found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return found
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        with no_panics(_LIBRARY):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """The token ids of a text. A text of more than `SHORT_LETTERS` is encoded without the interpreter's lock.
+
+        Args:
+            most: token ids that the caller can use; None is any number. Making the list holds the lock.
+
+        Raises:
+            TooManyTokens: the text has more than `most`; no list was made.
+        """
+        encoding = self._encoding(text, add_special_tokens=add_special_tokens)
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding))
+        ids: list[int] = encoding.ids
         return ids
+
+    def count(self, text: str, *, add_special_tokens: bool) -> int:
+        """How many tokens a text has, without a list of them."""
+        return len(self._encoding(text, add_special_tokens=add_special_tokens))
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """`Tokenizer.encode` holds the interpreter's lock and also computes offsets; batches do neither.
+
+        Short texts keep to it because the first batch starts the library's own threads, which stay, and a program that
+        forks later gets a warning about them.
+        """
+        with no_panics(_LIBRARY):
+            if len(text) <= SHORT_LETTERS:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_pair(
         self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
@@ -126,8 +161,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: not even the special tokens fit.
         """
-        with no_panics(_LIBRARY):
-            parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        parts = [self._encoding(text, add_special_tokens=False) for text in (first, second)]
         cut = False
         if most is not None:
             special = self._backend.num_special_tokens_to_add(True)
@@ -136,9 +170,9 @@ class Tokenizer:
                     f"truncate_prompt_tokens must be at least {special + 1}: {special} tokens are special ones",
                     param="truncate_prompt_tokens",
                 )
-            lengths = _shares(len(parts[0].ids), len(parts[1].ids), most - special)
+            lengths = _shares(len(parts[0]), len(parts[1]), most - special)
             for part, length in zip(parts, lengths, strict=True):
-                cut = cut or length < len(part.ids)
+                cut = cut or length < len(part)
                 part.truncate(length, direction=side)
         with no_panics(_LIBRARY):
             whole = self._backend.post_process(parts[0], parts[1], True)

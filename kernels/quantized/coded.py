@@ -13,7 +13,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.fp8 import Fp8
-from troupellm.kernels.quantized.gguf import GgufBlocks, fields_of
+from troupellm.kernels.quantized.gguf import GgufBlocks
 from troupellm.kernels.quantized.grouped import GroupedWeight, Int4Group
 from troupellm.kernels.quantized.int8 import Int8Channel
 from troupellm.kernels.quantized.kept import decodes
@@ -101,11 +101,19 @@ def _mx(weight: Mx) -> Coded:
 
 
 def _gguf(weight: GgufBlocks) -> Coded:
-    fields = fields_of(weight)
-    if fields.bits == 8:
-        return Coded(fields.numbers.to(torch.int8).view(torch.uint8), "int8", fields.scale, fields.offset)
-    table = torch.arange(UNIT, dtype=torch.int8) - fields.middle
-    return Coded(_halves(fields.numbers.to(torch.uint8)), "table", fields.scale, fields.offset, table=table)
+    """The codes are put together slab by slab, so that little memory is needed beside them."""
+    (outline,), rows = weight.outlines, weight.shape[0]
+    eight, device = outline.code == "int8", weight.data.device
+    codes = torch.empty(rows, weight.shape[1] // (1 if eight else 2), dtype=torch.uint8, device=device)
+    scale = torch.empty(rows, outline.groups, dtype=torch.float32, device=device)
+    offset = torch.empty_like(scale) if outline.offsets else None
+    table: Tensor | None = None
+    for place, fields in weight.slabs():
+        codes[place] = fields.codes.view(torch.uint8) if eight else _halves(fields.codes)
+        scale[place], table = fields.scale, fields.table
+        if offset is not None and fields.offset is not None:
+            offset[place] = fields.offset
+    return Coded(codes, "int8" if eight else "table", scale, offset, table)
 
 
 def _halves(numbers: Tensor) -> Tensor:

@@ -1,14 +1,19 @@
-"""The blocks of GGUF files, kept as they are; layouts and arithmetic after the format's reference (ggml)."""
+"""Weights in the blocks of GGUF files, kept as they are stored."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from troupellm.kernels.quantized import gguf_basic, gguf_i_quants, gguf_k_quants
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
-from troupellm.kernels.quantized.outline import Outline
+from troupellm.kernels.quantized.gguf_fields import Fields, counting_from
+from troupellm.kernels.quantized.outline import Code, Outline
+
+SLAB_WEIGHTS = 2**20
+"""Unpacked together: what lies between packed blocks and the result takes little memory and stays in the caches."""
 
 
 class GgufBlocks(QuantizedWeight):
@@ -16,7 +21,7 @@ class GgufBlocks(QuantizedWeight):
 
     Attributes:
         data: uint8 [out_features, bytes of a row].
-        layout: Q8_0, Q4_0, Q4_K or Q6_K.
+        layout: one of `LAYOUTS`.
     """
 
     kind = "gguf"
@@ -38,8 +43,17 @@ class GgufBlocks(QuantizedWeight):
         return (blocks_outline(self.layout, *self.shape),)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        block = LAYOUTS[self.layout]
-        return block.read(self.data.view(-1, block.size)).weights().view(self.shape).to(dtype or self.dtype)
+        result = torch.empty(self.shape, dtype=dtype or self.dtype, device=self.data.device)
+        for place, fields in self.slabs():
+            result[place] = fields.weights()
+        return result
+
+    def slabs(self) -> Iterator[tuple[slice, Fields]]:
+        """Some rows after the other: which they are, and their fields, of which all tensors have one row for each."""
+        block, step = LAYOUTS[self.layout], max(1, SLAB_WEIGHTS // max(1, self.shape[1]))
+        for begin in range(0, self.shape[0], step):
+            data = self.data[begin : begin + step]
+            yield slice(begin, begin + len(data)), block.read(data.view(-1, block.size)).in_rows(len(data))
 
     @classmethod
     def cat(cls, parts: Sequence[Self]) -> Self:
@@ -53,84 +67,27 @@ class GgufBlocks(QuantizedWeight):
         return (self.data,)
 
 
-def halves(blocks: Tensor, begin: int) -> Tensor:
-    """The float16 at a byte of each block, float32 [blocks, 1]."""
-    return blocks[:, begin : begin + 2].contiguous().view(torch.float16).float()
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """What blocks say: w = scale * (numbers - middle) + offset.
-
-    Attributes:
-        numbers: whole, [blocks, weights].
-        scale: float32 [blocks, groups], of equal runs of weights.
-        offset: like `scale`, or None.
-        bits: that the numbers take: four without a sign, or eight with one (where `middle` is 0).
-    """
-
-    numbers: Tensor
-    scale: Tensor
-    offset: Tensor | None = None
-    bits: int = 8
-    middle: int = 0
-
-    def weights(self) -> Tensor:
-        """float32 [blocks, weights]."""
-        grouped = (self.numbers.float() - self.middle).view(*self.scale.shape, -1) * self.scale[..., None]
-        return (grouped if self.offset is None else grouped + self.offset[..., None]).flatten(1)
-
-
-def q8_0(blocks: Tensor) -> Fields:
-    """32 weights: scale d, then signed bytes; w = d * q."""
-    return Fields(blocks[:, 2:].view(torch.int8), halves(blocks, 0))
-
-
-def q4_0(blocks: Tensor) -> Fields:
-    """32 weights: scale d, then 16 bytes whose low halves come first; w = d * (q - 8)."""
-    nibbles = torch.cat((blocks[:, 2:] & 15, blocks[:, 2:] >> 4), dim=1)
-    return Fields(nibbles, halves(blocks, 0), bits=4, middle=8)
-
-
-def q4_k(blocks: Tensor) -> Fields:
-    """256 weights in 8 groups: d, dmin, 8 scales and minima of six bits in 12 bytes; w = d * scale * q - dmin * min."""
-    packed, nibbles = blocks[:, 4:16].int(), blocks[:, 16:].view(-1, 4, 1, 32)
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1)
-    minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=1)
-    numbers = torch.cat((nibbles & 15, nibbles >> 4), dim=2).view(-1, 256)
-    return Fields(numbers, halves(blocks, 0) * scales, -halves(blocks, 2) * minima, bits=4)
-
-
-def q6_k(blocks: Tensor) -> Fields:
-    """256 weights in 16 groups: four low bits, two high bits, signed scales, d; w = d * scale * (q - 32)."""
-    low, high = blocks[:, :128].view(-1, 2, 1, 64), blocks[:, 128:192].view(-1, 2, 1, 32)
-    low = torch.cat((low & 15, low >> 4), dim=2).view(-1, 2, 4, 32)
-    high = torch.cat([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
-    numbers = (low | (high << 4)).view(-1, 256).to(torch.int8) - 32
-    return Fields(numbers, halves(blocks, 208) * blocks[:, 192:208].view(torch.int8))
-
-
-def fields_of(weight: GgufBlocks) -> Fields:
-    """What all blocks of a weight say, with numbers [out_features, in_features] and scales [out_features, groups]."""
-    block, rows = LAYOUTS[weight.layout], weight.shape[0]
-    fields = block.read(weight.data.view(-1, block.size))
-    offset = None if fields.offset is None else fields.offset.reshape(rows, -1)
-    return replace(
-        fields, numbers=fields.numbers.reshape(rows, -1), scale=fields.scale.reshape(rows, -1), offset=offset
-    )
-
-
 def blocks_outline(layout: str, rows: int, columns: int) -> Outline:
-    """Of a weight in such blocks, as the whole numbers that they say."""
+    """Of a weight in such blocks, as the codes that products compute with."""
+    code, group, offsets = _form(layout)
+    return Outline(code, rows, columns, group, offsets=offsets)
+
+
+@functools.cache
+def _form(layout: str) -> tuple[Code, int, bool]:
+    """Codes, weights of a group, and whether there are offsets."""
     block = LAYOUTS[layout]
     fields = block.read(torch.zeros(1, block.size, dtype=torch.uint8))
-    group, offsets = block.weights // fields.scale.shape[1], fields.offset is not None
-    return Outline("int4" if fields.bits == 4 else "int8", rows, columns, group, offsets=offsets)
+    group = block.weights // fields.scale.shape[1]
+    if fields.table is None:
+        return "int8", group, fields.offset is not None
+    counts = torch.equal(fields.table, counting_from(int(fields.table[0])))
+    return "int4" if counts else "table4", group, fields.offset is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(NamedTuple):
+    """One type of blocks."""
+
     weights: int
     size: int
     """Bytes of a block."""
@@ -139,8 +96,15 @@ class Layout:
 
 
 LAYOUTS = {
-    "Q8_0": Layout(32, 34, q8_0),
-    "Q4_0": Layout(32, 18, q4_0),
-    "Q4_K": Layout(256, 144, q4_k),
-    "Q6_K": Layout(256, 210, q6_k),
-}
+    "Q4_0": Layout(32, 18, gguf_basic.q4_0), "Q4_1": Layout(32, 20, gguf_basic.q4_1),
+    "Q5_0": Layout(32, 22, gguf_basic.q5_0), "Q5_1": Layout(32, 24, gguf_basic.q5_1),
+    "Q8_0": Layout(32, 34, gguf_basic.q8_0), "Q2_K": Layout(256, 84, gguf_k_quants.q2_k),
+    "Q3_K": Layout(256, 110, gguf_k_quants.q3_k), "Q4_K": Layout(256, 144, gguf_k_quants.q4_k),
+    "Q5_K": Layout(256, 176, gguf_k_quants.q5_k), "Q6_K": Layout(256, 210, gguf_k_quants.q6_k),
+    "IQ4_NL": Layout(32, 18, gguf_basic.iq4_nl), "IQ4_XS": Layout(256, 136, gguf_k_quants.iq4_xs),
+    "MXFP4": Layout(32, 17, gguf_basic.mxfp4), "TQ1_0": Layout(256, 54, gguf_basic.tq1_0),
+    "TQ2_0": Layout(256, 66, gguf_basic.tq2_0), "IQ3_XXS": Layout(256, 98, gguf_i_quants.iq3_xxs),
+    "IQ3_S": Layout(256, 110, gguf_i_quants.iq3_s), "IQ2_XXS": Layout(256, 66, gguf_i_quants.iq2_xxs),
+    "IQ2_XS": Layout(256, 74, gguf_i_quants.iq2_xs), "IQ2_S": Layout(256, 82, gguf_i_quants.iq2_s),
+    "IQ1_S": Layout(256, 50, gguf_i_quants.iq1_s), "IQ1_M": Layout(256, 56, gguf_i_quants.iq1_m),
+}  # fmt: skip

@@ -13,7 +13,8 @@ from troupellm.kernels.quantized.outline import Code, Outline
 from troupellm.kernels.triton_support import by_kernels
 
 BYTES: dict[Code, float] = {
-    "int8": 1, "int4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1, "mxfp8_e5m2": 1,
+    "int8": 1, "int4": 0.5, "table4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
+    "mxfp8_e5m2": 1,
 }  # fmt: skip
 """Of a weight in its codes; those of six bits are spread out."""
 SCALE = 4
@@ -68,8 +69,8 @@ def decodes(outline: Outline) -> bool:
 
 
 def gpu_keeps(outline: Outline) -> bool:
-    """Whether there are products on a GPU. Those with four bits count on from a base, which mxfp4 does not."""
-    return in_eight_bits(outline) or (decodes(outline) and outline.code != "mxfp4")
+    """Whether there are products on a GPU. With four bits, values must count up there, which some tables do not."""
+    return in_eight_bits(outline) or (decodes(outline) and outline.code not in ("mxfp4", "table4"))
 
 
 def in_eight_bits(outline: Outline) -> bool:

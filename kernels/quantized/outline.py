@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Code = Literal["int8", "int4", "fp8", "fp8_e5m2", "mxfp4", "mxfp6", "mxfp8", "mxfp8_e5m2"]
-"""What stands for one weight; fp8 and mxfp8 alone are e4m3."""
+Code = Literal["int8", "int4", "table4", "fp8", "fp8_e5m2", "mxfp4", "mxfp6", "mxfp8", "mxfp8_e5m2"]
+"""The form of one weight; fp8 and mxfp8 alone are e4m3, table4 is a place among 16 values that do not count up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,15 +29,24 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11:
 _BOOL, _TEXT, _ARRAY = 7, 8, 9
 
 TYPES = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 8: ("Q8_0", 32, 34),
-    12: ("Q4_K", 256, 144), 14: ("Q6_K", 256, 210),
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56),
+    34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
-"""Name, weights of a block and its bytes, of every type that is read."""
+"""Name, weights of a block and its bytes, of every type that is read, by its number in the file (ggml.h)."""
 REFUSED = {
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+    4: "Q4_2", 5: "Q4_3", 9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
+    40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
+"""Names of types that are not read."""
+QUANTIZATION_VERSION = 2
+"""Of the blocks' layouts; version 1 had other ones."""
+_NAMES = ", ".join(name for name, _, _ in TYPES.values())
+_HINT = f"look for a file of the model such as Q8_0 or Q4_K_M; types read: {_NAMES}"
 
 
 class StoredTensor(NamedTuple):
@@ -133,6 +142,12 @@ class _Cursor:
             if key in metadata:
                 raise self._refuse(f"has {key!r:.80} twice")
             metadata[key] = self._value(key, self._number(_KIND))
+        version = metadata.get("general.quantization_version", QUANTIZATION_VERSION)
+        if version != QUANTIZATION_VERSION:
+            raise self._refuse(
+                f"general.quantization_version is {version!r:.80}; {QUANTIZATION_VERSION} is read",
+                hint="look for a newer file of the model: llama.cpp has written version 2 since May 2023",
+            )
         listed = [self._tensor() for _ in range(num_tensors)]
         return Header(self._path.name, metadata, self._placed(listed, metadata))
 
@@ -165,11 +180,8 @@ class _Cursor:
         dimensions = [self._number(_COUNT) for _ in range(num_dimensions)]
         kind, offset = self._number(_KIND), self._number(_COUNT)
         if kind not in TYPES:
-            wanted = ", ".join(known for known, _, _ in TYPES.values())
-            raise ModelLoadError(
-                f"{self._path.name}: tensor {name:.80} has type {REFUSED.get(kind, kind)}, which is not supported",
-                hint=f"look for a file of the model with types {wanted} only, such as Q8_0 or Q4_K_M",
-            )
+            label = f"{REFUSED[kind]} ({kind})" if kind in REFUSED else f"{kind}, which has no name here"
+            raise self._refuse(f"tensor {name:.80} has type {label}; it is not read", hint=_HINT)
         label, weights, size = TYPES[kind]
         total = 1
         for dimension in dimensions:
@@ -230,5 +242,5 @@ class _Cursor:
         self._at += count
         return data
 
-    def _refuse(self, text: str) -> ModelLoadError:
-        return ModelLoadError(f"{self._path.name}: {text}")
+    def _refuse(self, text: str, hint: str = "") -> ModelLoadError:
+        return ModelLoadError(f"{self._path.name}: {text}", hint=hint)

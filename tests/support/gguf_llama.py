@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 import transformers
+from gguf_blocks import random_blocks
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
@@ -71,16 +72,12 @@ def turned(rows: int, heads: int) -> list[int]:
     return order
 
 
-def random_blocks(shape: tuple[int, int], kind: Kind, random: np.random.Generator) -> NDArray[np.uint8]:
-    """The package packs no K-quants: any bytes are valid blocks if their scales are sensible."""
-    count = shape[0] * shape[1] // 256
-    size = gguf.GGML_QUANT_SIZES[kind][1]
-    data = random.integers(0, 256, (count, size), dtype=np.uint8)
-    if kind == Kind.Q4_K:
-        data[:, :4] = np.tile(np.array([4e-4, 3e-3], dtype=np.float16).view(np.uint8), (count, 1))
-    else:
-        data[:, 208:] = np.tile(np.array([6.2e-5], dtype=np.float16).view(np.uint8), (count, 1))
-    return data.reshape(shape[0], -1)
+def packed(weight: NDArray[np.float32], kind: Kind, seed: int) -> NDArray[Any]:
+    """A weight in such blocks; random ones of the same shape where the package packs none (K- and I-quants)."""
+    try:
+        return gguf.quants.quantize(np.ascontiguousarray(weight), kind)
+    except NotImplementedError:
+        return random_blocks(weight.shape, kind.name, seed=seed)
 
 
 class Written:
@@ -91,7 +88,7 @@ class Written:
         extra: dict[str, Any] | None = None, rope_factors: Tensor | None = None,
     ) -> None:  # fmt: skip
         """kinds: of a tensor whose name contains the key, the last one that does."""
-        self.path, self._kinds, self._random = path, kinds, np.random.default_rng(3)
+        self.path, self._kinds = path, kinds
         self.architecture = config.model_type
         writer = gguf.GGUFWriter(str(path), self.architecture)
         self.tokenizer = byte_level()
@@ -140,10 +137,7 @@ class Written:
         kind = next((kind for part, kind in reversed(self._kinds.items()) if part in there), Kind.F32)
         if weight.ndim == 1:
             kind = Kind.F32
-        if kind in (Kind.Q4_K, Kind.Q6_K):
-            data = random_blocks(weight.shape, kind, self._random)
-        else:
-            data = gguf.quants.quantize(np.ascontiguousarray(weight), kind)
+        data = packed(weight, kind, seed=len(writer.tensors[0]))
         writer.add_tensor(there, data, raw_dtype=kind)
         meant = gguf.quants.dequantize(data, kind).reshape(weight.shape)
         if order is not None:
