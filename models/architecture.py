@@ -11,6 +11,7 @@ from troupellm.models.quantization.section import find_section
 from troupellm.models.read_errors import plain_name
 from troupellm.models.registry import BARE, CLASSIFIERS, FAMILIES, Describe, describe_decoder
 from troupellm.models.spellings import SPELLINGS
+from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 _KEY = "architectures"
 _BY_TYPE = {"gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM"}
