@@ -14,6 +14,7 @@ from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import FILE
 from troupellm.models.model_folder import check_file
 from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
+from troupellm.models.quantization.section import FILES as QUANTIZATION_FILES
 from troupellm.models.read_errors import plain_name, why
 from troupellm.models.safetensors_header import check_header
 from troupellm.models.steady_files import SteadyFiles
@@ -271,7 +272,7 @@ def unchanged(folder: Path) -> Iterator[None]:
     """
     files = [folder]
     if not is_gguf(folder):
-        files = [folder / FILE, folder / INDEX]
+        files = [folder / FILE, folder / INDEX, *(folder / name for name in QUANTIZATION_FILES)]
         with suppress(ModelLoadError):  # which says it again when it reads them, if it does
             files += [folder / name for name in folder_weight_files(folder)]
     steady = SteadyFiles(files)

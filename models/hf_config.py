@@ -67,11 +67,11 @@ class ConfigReader:
 
     def with_defaults(self, **defaults: Any) -> "ConfigReader":
         """The same, with values for keys that are not there; one that is there and null stays null."""
-        return self._like({**defaults, **self.values})
+        return self.like({**defaults, **self.values})
 
     def with_values(self, **values: Any) -> "ConfigReader":
         """The same, with other values for some keys."""
-        return self._like({**self.values, **values})
+        return self.like({**self.values, **values})
 
     def with_section(self, key: str, values: Mapping[str, Any], file: str, prefix: str) -> "ConfigReader":
         """The same, with a section that stands in another file, or under another key."""
@@ -145,14 +145,15 @@ class ConfigReader:
 
     def without(self, key: str) -> "ConfigReader":
         """The same, as if the key were missing."""
-        return self._like({name: value for name, value in self.values.items() if name != key})
+        return self.like({name: value for name, value in self.values.items() if name != key})
 
     def refuse(self, key: str, wanted: str, hint: str = "") -> ModelLoadError:
         """The error for a key with a wrong value."""
         got = json.dumps(self.values.get(key), default=str)[:80]
         return ModelLoadError(f"{self.place_of(key)} {wanted}, got {got}", hint=hint)
 
-    def _like(self, values: Mapping[str, Any]) -> "ConfigReader":
+    def like(self, values: Mapping[str, Any]) -> "ConfigReader":
+        """Other values in the same place."""
         return ConfigReader(values, self._prefix, self._file, self._elsewhere)
 
     def _value(self, key: str, default: Any) -> Any:
@@ -282,6 +283,16 @@ def _longest(reader: ConfigReader) -> int:
     if shared >= size:
         raise chunks.refuse("local_size", f"must be below chunk_size ({size})")
     return min(longest, size - shared)
+
+
+def ignored_rope_keys(reader: ConfigReader) -> list[str]:
+    """Notes on unknown keys for the rotation that are off."""
+    return [
+        f"{section.place_of(key)} is ignored: it is off"
+        for section in (reader.section("rope_parameters"), reader.section("rope_scaling"))
+        for key in section.values
+        if key not in _ROPE_KEYS and section.has(key) and not section.is_on(key)
+    ]
 
 
 def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:

@@ -7,6 +7,7 @@ import msgspec
 from torch import Tensor
 
 from troupellm.kernels.linear import batch_invariant
+from troupellm.models.architecture import read_config
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.decoder import Decoder
 from troupellm.models.decoder_config import DecoderConfig
@@ -98,7 +99,7 @@ def _folder(config: SpeculativeConfig, target: Target) -> Path:
 
 
 def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfig]:
-    reader = ConfigReader.load(folder)
+    reader = read_config(folder).reader
     if is_encoder(reader):
         raise refuse(f"model {folder.name} is an encoder, which does not write", "name a smaller model that does")
     described = settle_head(folder, describe_decoder(reader), lambda _: None)

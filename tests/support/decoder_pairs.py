@@ -14,10 +14,10 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from watched_logits import watched_logits
 
+from troupellm.models.architecture import describe_model
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.tied_head import settle_head
 from troupellm.models.weight_names import decoder_weights
