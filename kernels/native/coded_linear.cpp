@@ -8,6 +8,7 @@
 // tile: a row's result does not depend on its neighbours, to the bit.
 
 #include "codes.h"
+#include "refusal.h"
 #include "rows.h"
 
 using namespace troupe;
@@ -104,14 +105,14 @@ const Tile kTiles[3][kMostRows][kMostColumns] = {TROUPE_CODED(kInt8), TROUPE_COD
 
 // Rows ready for tiles.
 struct Ready {
-    Memory<float> normed, sums;
-    Memory<const float*> x, row_sums;
+    Memory<float> normed{"normed rows"}, sums{"sums of groups"};
+    Memory<const float*> x{"rows"}, row_sums{"rows of sums"};
 
     void fit(int64_t rows, const CodedWeight& weight) {
-        grow(normed, rows * weight.depth);
-        grow(sums, rows * weight.groups);
-        grow(x, rows);
-        grow(row_sums, rows);
+        normed.grow(rows * weight.depth);
+        sums.grow(rows * weight.groups);
+        x.grow(rows);
+        row_sums.grow(rows);
     }
 
     void take(const Inputs& inputs, const CodedWeight& weight, int64_t row) {
@@ -196,9 +197,9 @@ void decode_unit(const CodedWeight& weight, int64_t unit, float* out, int64_t st
 }  // namespace
 
 // As `linear` of linear.cpp.
-extern "C" void coded_linear(const CodedWeight* weight, const float* x, int64_t x_stride, int64_t rows,
-                             const float* norm, double eps, int64_t adds, double factor, float* out,
-                             int64_t out_stride, int64_t threads) {
+extern "C" const Refusal* coded_linear(const CodedWeight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                       const float* norm, double eps, int64_t adds, double factor, float* out,
+                                       int64_t out_stride, int64_t threads) {
     const float by = static_cast<float>(factor);
     const int64_t outs = weight->outs;
     product<false>(*weight, {x, x_stride, rows, norm, eps}, 0, threads, [=](int64_t r, int64_t column, Floats value) {
@@ -209,18 +210,23 @@ extern "C" void coded_linear(const CodedWeight* weight, const float* x, int64_t 
             for (int64_t i = 0; i < outs - column; ++i) to[i] = adds ? to[i] + by * value[i] : value[i];
         }
     });
+    return nullptr;
 }
 
 // As `linear_gated` of linear.cpp.
-extern "C" void coded_linear_gated(const CodedWeight* weight, const float* x, int64_t x_stride, int64_t rows,
-                                   const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
-                                   int64_t threads) {
+extern "C" const Refusal* coded_linear_gated(const CodedWeight* weight, const float* x, int64_t x_stride,
+                                             int64_t rows, const float* norm, double eps, int64_t activation,
+                                             float* out, int64_t out_stride, int64_t threads) {
     product<true>(*weight, {x, x_stride, rows, norm, eps}, activation, threads,
                   [=](int64_t r, int64_t column, Floats value) { store(out + r * out_stride + column, value); });
+    return nullptr;
 }
 
 // out [depth, 16 * count] = the weights of `count` units from `unit` on, inputs down and outputs across.
-extern "C" void coded_decode(const CodedWeight* weight, int64_t unit, int64_t count, float* out, int64_t threads) {
+extern "C" const Refusal* coded_decode(const CodedWeight* weight, int64_t unit, int64_t count, float* out,
+                                       int64_t threads) {
+    const int64_t units = (weight->outs + kLanes - 1) / kLanes;
+    if (const Refusal* refusal = outside("unit", 0, unit, 0, units - count + 1)) return refusal;
 #pragma omp parallel for num_threads(static_cast<int>(threads)) if (threads > 1)
     for (int64_t u = 0; u < count; ++u) {
         float* const to = out + u * kLanes;
@@ -228,4 +234,5 @@ extern "C" void coded_decode(const CodedWeight* weight, int64_t unit, int64_t co
         if (weight->kind == kTable) decode_unit<kTable>(*weight, unit + u, to, count * kLanes);
         if (weight->kind == kFp8) decode_unit<kFp8>(*weight, unit + u, to, count * kLanes);
     }
+    return nullptr;
 }
