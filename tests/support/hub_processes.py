@@ -72,8 +72,8 @@ class LoopbackHub:
                 continue
             if entry["place"] == "cdn":
                 found.append(("/".join(entry["path"].split("/")[2:]), entry["range"]))
-            elif entry["place"] == "hub" and not entry["path"].endswith((".safetensors", ".gguf", ".bin")):
-                found.append(("/".join(entry["path"].partition("/resolve/")[2].split("/")[1:]), entry["range"]))
+            elif "/resolve-cache/" in entry["path"]:
+                found.append(("/".join(entry["path"].partition("/resolve-cache/")[2].split("/")[1:]), entry["range"]))
         return found
 
     def names(self) -> list[str]:

@@ -190,7 +190,8 @@ class HubHandler(Handler):
             return self.send(faults.status, self.retry_after(), b"", body=body)
         if path.startswith("/api/models/"):
             return self.list_repository(path.removeprefix("/api/models/"))
-        repo, _, rest = path.strip("/").partition("/resolve/")
+        kept = "/resolve-cache/" in path
+        repo, _, rest = path.removeprefix("/kept").strip("/").partition("/resolve-cache/" if kept else "/resolve/")
         asked, _, name = rest.partition("/")
         if self.is_closed(repo):
             return self.refuse(401, "RepoNotFound", body=body)
@@ -240,6 +241,9 @@ class HubHandler(Handler):
         data = file.read_bytes()
         size = str(self.hub.behaviour.sizes.get(name, len(data)))
         if not name.endswith(LARGE_SUFFIXES):
+            if "/resolve/" in self.path:  # small files are behind a redirect on the same host
+                place = f"/kept{self.path.replace('/resolve/', '/resolve-cache/')}"
+                return self.send(307, headers | {"Location": place}, b"", body=body)
             headers |= {"ETag": f'"{git_digest(data)}"'} | ({} if body else {"Content-Length": size})
             return self.send_file(name, file, headers, body=body)
         digest = hashlib.sha256(data).hexdigest()
