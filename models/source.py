@@ -4,6 +4,7 @@ A path that exists wins. `huggingface_hub` reads its environment when it is impo
 for hub ids. Files that can carry code (pickles, Python modules) are never fetched.
 """
 
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from troupellm.models.gguf.choice import SUFFIX, choose_gguf, folder_names, is_companion
@@ -38,10 +39,13 @@ def served_names(config: ModelConfig) -> tuple[str, ...]:
     return (hub.with_tag if hub.file is None else PurePosixPath(hub.file).stem,)
 
 
-def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
+def resolve_model(config: ModelConfig, progress: ProgressSink, check: Callable[[Path], None] = lambda _: None) -> Path:
     """The folder with the model's files, or its GGUF file. Blocks: a model of the hub is downloaded first.
 
     With `load_format` "dummy" no safetensors are fetched.
+
+    Args:
+        check: is called with the folder of a hub model before its safetensors are downloaded; may refuse it.
 
     Raises:
         ModelLoadError: there is no such model, or it could not be fetched.
@@ -61,7 +65,7 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
         return _resolve_local(readable(path, config.model, config.allow_model_links), tag, config, progress)
     hub = _hub_name(config.model)
     hub = hub._replace(revision=chosen_revision(hub, config.revision))
-    return readable(HubModel(hub, config, progress).resolve(), config.model, config.allow_model_links)
+    return readable(HubModel(hub, config, progress).resolve(check), config.model, config.allow_model_links)
 
 
 def _local(model: str) -> tuple[Path | None, str | None]:

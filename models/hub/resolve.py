@@ -1,7 +1,7 @@
 """From the name of a hub model to its files on this machine: downloaded, or out of the cache."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from troupellm.models.gguf.choice import choose_gguf, is_companion
@@ -41,8 +41,11 @@ class HubModel:
         endpoint = os.environ.get("HF_ENDPOINT") or None
         self._hub = Repository(name.repo, self._cache, token=config.hf_token, endpoint=endpoint, progress=progress)
 
-    def resolve(self) -> Path:
+    def resolve(self, check: Callable[[Path], None]) -> Path:
         """The folder with the model's files, or its GGUF file.
+
+        Args:
+            check: is called with the folder before safetensors are downloaded; may refuse it by a ModelLoadError.
 
         Raises:
             ModelLoadError: there is no such model, or it can neither be fetched nor found in the cache.
@@ -53,7 +56,7 @@ class HubModel:
         self._note(f"looking up {self._name.repo} on the hub")
         try:
             self._hub.open(self._revision)
-            return self._download()
+            return self._download(check)
         except ModelLoadError:
             raise
         except (errors.HfHubHTTPError, errors.HFValidationError) as error:
@@ -70,7 +73,7 @@ class HubModel:
         finally:
             self._note("")  # a download is over, also where it has failed
 
-    def _download(self) -> Path:
+    def _download(self, check: Callable[[Path], None]) -> Path:
         """Raises ModelLoadError, Unavailable, OSError or the HTTP library's errors."""
         hub, names = self._hub, self._hub.names
         folder = self._cache.snapshot(hub.commit)
@@ -84,7 +87,9 @@ class HubModel:
             self._check_kind(names)
             hub.fetch(small_files(names, with_tokenizer=self._with_tokenizer))
             if self._with_weights:
-                hub.fetch(weight_files(names, folder_homes(folder)))
+                weights = weight_files(names, folder_homes(folder))
+                check(folder)
+                hub.fetch(weights)
             path = folder
         self._cache.record(self._revision, hub.commit)
         return path

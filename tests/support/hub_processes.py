@@ -121,9 +121,10 @@ class Resolver:
             command, env=clean_environment() | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def begin(self, model: str, env: Mapping[str, str | None], **config: Any) -> None:
+    def begin(self, model: str, env: Mapping[str, str | None], *, checked: bool = False, **config: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"config": {"model": model, **config}, "env": dict(env)}) + "\n")
+        request = {"config": {"model": model, **config}, "env": dict(env), "checked": checked}
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
 
     def end(self) -> Outcome:

@@ -140,6 +140,22 @@ def test_a_repository_that_is_no_model_is_refused_before_a_weight_is_fetched(hub
     assert set(hub.names()) <= {"adapter_config.json"}
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"architectures": ["RiddleForCausalLM"]}, "RiddleForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_size": "many"}, "hidden_size"),
+        ({"architectures": ["BertModel"], "position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_refused_before_a_weight_is_fetched(hub, resolve, settings, said):
+    hub.add(REPO, FILES | {"config.json": json.dumps(settings).encode()})
+    outcome = resolve(REPO, checked=True, model_impl="troupellm")
+    assert outcome.error.startswith("config.json")
+    assert said in outcome.error
+    assert hub.names() == ["config.json", "tokenizer.json"]
+
+
 @pytest.mark.parametrize("name", ["../evil.json", "/etc/config.json"])
 def test_paths_out_of_a_repository_are_never_written(name):
     from troupellm.models.hub.files import is_safe_path
