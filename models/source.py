@@ -7,7 +7,7 @@ for hub ids. Files that can carry code (pickles, Python modules) are never fetch
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from troupellm.models.gguf.choice import SUFFIX, choose_gguf, folder_names, is_companion
+from troupellm.models.gguf.choice import SUFFIX, choose_gguf, folder_names, is_companion, told_companions
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hub.name import SCHEME, HubName, chosen_revision, parse_hub_name
 from troupellm.models.hub.resolve import HubModel, not_found
@@ -91,7 +91,7 @@ def _resolve_local(path: Path, tag: str | None, config: ModelConfig, progress: P
     if tag is None and not _prefers_gguf(path, files):
         check_folder(path, with_weights=config.load_format != "dummy")
         return path
-    choice = choose_gguf(files, _shown(path), tag=tag)
+    choice = choose_gguf(files, _shown(path), tag=tag, companions=told_companions(path, files))
     for note in choice.notes:
         _note(progress, note)
     for name in choice.files:

@@ -18,7 +18,7 @@ from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.sizes import human_size
 from troupellm.protocol.worker import ProgressSink
 
-_CONNECT_SECONDS, _ANSWER_SECONDS = 4.0, 8.0
+_CONNECT_SECONDS, _ANSWER_SECONDS = 4.0, 6.0
 """A cached snapshot serves soon, or the refusal comes soon, where there is no connection."""
 _SAFE_ETAG = re.compile(r"[0-9A-Za-z_-]{8,128}")
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from troupellm.models.gguf.choice import choose_gguf, is_companion
 from troupellm.models.hub.cache import Cache
@@ -115,7 +116,7 @@ class HubModel:
             error = no_weights(names)
             raise ModelLoadError(f"{self._name.repo}: {error.message}", hint=error.hint)
 
-    def _after_refusal(self, error: Exception) -> Path:
+    def _after_refusal(self, error: Any) -> Path:
         """The cached snapshot where the hub fails; where it refuses, the refusal.
 
         Raises:
@@ -133,13 +134,15 @@ class HubModel:
             ) from error
         if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
             raise not_found(repo) from error
-        response = getattr(error, "response", None)
-        status = getattr(response, "status_code", 0)
-        if status == 401:
+        response = error.response
+        status = response.status_code
+        if status == 401 and "Invalid credentials" in response.headers.get("X-Error-Message", ""):
             raise ModelLoadError(f"{repo}: the hub refuses the token", hint="set HF_TOKEN or --hf-token") from error
+        if status in (401, 404) and not isinstance(error, errors.EntryNotFoundError):
+            raise not_found(repo) from error
         if status != 429 and status < 500:
             raise ModelLoadError(f"{repo}: the hub answers {status}: {_short(error)}") from error
-        wait = str(response.headers.get("Retry-After", ""))[:40] if response is not None else ""
+        wait = plain_name(response.headers.get("Retry-After", ""))
         after = f" (try again after {wait}{' s' if wait.isdecimal() else ''})" if wait else ""
         return self._from_cache(f"the hub answers {status}{after}", error)
 

@@ -26,6 +26,8 @@ class Behaviour:
 
     status: int = 0
     """The answer to every request of the first address."""
+    reason: str = ""
+    """The hub's X-Error-Message beside that status."""
     retry_after: str = ""
     file_status: dict[str, int] = field(default_factory=dict)
     """The answer to requests of a file, by its path."""
@@ -187,7 +189,8 @@ class HubHandler(Handler):
         self.note("hub", path)
         faults = self.hub.behaviour
         if faults.status:
-            return self.send(faults.status, self.retry_after(), b"", body=body)
+            reason = {"X-Error-Message": faults.reason} if faults.reason else {}
+            return self.send(faults.status, self.retry_after() | reason, b"", body=body)
         if path.startswith("/api/models/"):
             return self.list_repository(path.removeprefix("/api/models/"))
         kept = "/resolve-cache/" in path

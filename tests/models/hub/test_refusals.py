@@ -2,6 +2,7 @@ import json
 import socket
 
 import pytest
+from hub_processes import Resolver
 
 REPO = "acme/tiny"
 FILES = {
@@ -96,6 +97,34 @@ def test_a_hub_that_cannot_be_reached_is_replaced_by_the_cache(tiny, resolve, tm
         outcome = resolve(REPO, env=env, download_dir=str(tmp_path / "other"))
         assert "the hub cannot be reached" in outcome.error
         assert str(tmp_path / "other") in outcome.error
+
+
+def test_a_hub_that_never_answers_is_given_up(tmp_path):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = Resolver({"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_ETAG_TIMEOUT": "1"})
+        process.begin(REPO, {})
+        outcome = process.end()
+        process.close()
+    assert "the hub cannot be reached" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        (404, "", "neither a local folder nor"),
+        (401, "", "neither a local folder nor"),
+        (401, "Invalid credentials in Authorization header", "the hub refuses the token"),
+        (403, "", "the hub answers 403"),
+        (403, "Access to this resource is disabled.", "the hub answers 403"),
+    ],
+)
+def test_the_cache_serves_where_the_hub_fails_and_not_where_it_refuses(tiny, resolve, status, reason, said):
+    resolve(REPO)
+    tiny.behave(status=status, reason=reason)
+    assert said in resolve(REPO).error
 
 
 def test_a_page_of_a_network_login_is_no_hub(tiny, resolve):
