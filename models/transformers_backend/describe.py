@@ -1,6 +1,5 @@
 """What a model of `transformers` looks like to the engine: asked of the model itself, built without memory."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.early_check import INSTALL, has_transformers
 from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
 from troupellm.models.model_folder import check_file
 from troupellm.models.transformers_backend import attention
@@ -16,23 +16,17 @@ from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3
 NO_INTERFACE = "not all of its layers attend by the interface of transformers"
-INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 KINDS = ("full_attention", "sliding_attention")
-
-
-def is_installed() -> bool:
-    """Without importing it."""
-    return find_spec("transformers") is not None
 
 
 def knows(reader: ConfigReader) -> bool:
     """Whether `transformers` is there and has this decoder. Imports it."""
-    return is_installed() and _model_class(architecture_of(reader)) is not None
+    return has_transformers() and _model_class(architecture_of(reader)) is not None
 
 
 def causal_architecture(model_type: str) -> str | None:
     """The decoder that writes of that type; None where `transformers` is missing or has none. Imports it."""
-    if not is_installed():
+    if not has_transformers():
         return None
     from transformers.models.auto import modeling_auto
 
@@ -47,7 +41,7 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         ModelLoadError: `transformers` is missing or has no such decoder, or one that does not go with paged attention.
     """
     architecture = architecture_of(reader)
-    if not is_installed():
+    if not has_transformers():
         raise ModelLoadError("model_impl transformers needs the package transformers", hint=INSTALL)
     if (folder / "adapter_config.json").exists():
         raise ModelLoadError("adapter_config.json: adapters are not supported", hint="serve the merged model")
