@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from troupellm.models.gguf import dense, sparse
+from troupellm.models.gguf import by_transformers, dense, sparse
 from troupellm.models.gguf.metadata import Metadata
 
 LAYER_NAMES = {
@@ -30,6 +30,7 @@ _DEEPSEEK = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
+_HUNYUAN = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,5 +69,13 @@ ARCHITECTURES = {
     "glm4": Architecture(dense.glm4, _GLM4),
     "gpt-oss": Architecture(sparse.gpt_oss, _GPT_OSS),
     "deepseek2": Architecture(sparse.deepseek2, _DEEPSEEK),
+    "gemma": Architecture(by_transformers.gemma, norm_offset=1.0),
+    "command-r": Architecture(by_transformers.command_r),
+    "cohere2": Architecture(by_transformers.cohere2),
+    "exaone4": Architecture(by_transformers.exaone4, _BEHIND),
+    "ernie4_5": Architecture(by_transformers.ernie4_5),
+    "hunyuan-dense": Architecture(by_transformers.hunyuan_dense, _HUNYUAN),
+    "seed_oss": Architecture(by_transformers.seed_oss, {"post_attention_layernorm": "post_attention_norm"}),
+    "minimax-m2": Architecture(by_transformers.minimax_m2),
 }
 """By `general.architecture`."""

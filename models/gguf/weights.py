@@ -25,8 +25,9 @@ _EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1"
 _WHOLE = {
     "self_attn.sinks": "attn_sinks.weight", "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
     "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
-    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
-    "mlp.experts.down_proj": "ffn_down_exps.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.e_score_correction_bias": "exp_probs_b.bias",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight", "mlp.experts.gate_proj": "ffn_gate_exps.weight",
+    "mlp.experts.up_proj": "ffn_up_exps.weight", "mlp.experts.down_proj": "ffn_down_exps.weight",
 }  # fmt: skip
 """Names within a layer that do not end in .weight or .bias."""
 _EXACT = ("exp_probs_b.bias",)
