@@ -7,16 +7,6 @@ from typing import Any
 from troupellm.models.gguf import by_transformers, dense, sparse
 from troupellm.models.gguf.metadata import Metadata
 
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}  # fmt: skip
-"""Names within a layer, from Hugging Face's format to GGUF."""
 _BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 _GEMMA2 = _BEHIND | {"pre_feedforward_layernorm": "ffn_norm"}
 _GLM4 = {
@@ -39,7 +29,7 @@ class Architecture:
 
     Attributes:
         config: config.json from the metadata.
-        names: within a layer, beside and instead of `LAYER_NAMES`.
+        names: of tensors within a layer, beside and instead of the usual ones.
         turned: rows of queries and keys are stored for rotations of neighbours instead of halves.
         norm_offset: number that was added to every norm's weight.
     """
@@ -48,10 +38,6 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     turned: bool = False
     norm_offset: float = 0.0
-
-    def tensor(self, name: str) -> str:
-        """A name within a layer, from Hugging Face's format to GGUF."""
-        return self.names.get(name) or LAYER_NAMES.get(name, name)
 
 
 ARCHITECTURES = {

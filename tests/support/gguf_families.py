@@ -279,8 +279,9 @@ FAMILIES = {
     "exaone4 without windows": family(Converter(Arch.EXAONE4, pattern_keys), "Exaone4", sliding_window=None,
                                       layer_types=["full_attention"] * 2),
     "ernie4_5": family(Converter(Arch.ERNIE4_5), "Ernie4_5", head_dim=32),
-    "hunyuan-dense": family(Converter(Arch.HUNYUAN_DENSE, hunyuan_keys), "HunYuanDenseV1", head_dim=32, rope_parameters={
-        "rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}),
+    "hunyuan-dense": family(
+        Converter(Arch.HUNYUAN_DENSE, hunyuan_keys), "HunYuanDenseV1", head_dim=32,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}),
     "seed_oss": family(Converter(Arch.SEED_OSS), "SeedOss", head_dim=32, attention_bias=True,
                        attention_out_bias=False),
     "minimax-m2": family(Converter(Arch.MINIMAXM2, minimax_keys, minimax_tensors), "MiniMaxM2", head_dim=32,
@@ -288,3 +289,6 @@ FAMILIES = {
                              "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
 }  # fmt: skip
 """By the row of the table of architectures that they are of."""
+SHORT = family(PHI3, "Phi3", sliding_window=None, original_max_position_embeddings=64,
+               rope_parameters={**LONGROPE, "original_max_position_embeddings": 64})  # fmt: skip
+"""Phi-3 whose trained context the tests' sequences do not outgrow."""
