@@ -28,12 +28,14 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
 
     if config.model_impl == "auto" and not describe.knows(reader):
         return describe_without_transformers(reader)
-    if is_gguf(folder):
+    if is_gguf(folder) and known:
         raise ConfigError("model_impl transformers reads safetensors, this is a GGUF file", param="model_impl")
     if config.quantization is not None:
         raise ConfigError("quantization does not go with model_impl transformers", param="quantization")
     model = describe.describe(folder, reader)
     reason = "as model_impl says" if known else "troupellm has no family for it"
+    if is_gguf(folder):
+        reason += ", so that its weights are expanded"
     detail = f"{architecture_of(reader)} runs by the code of transformers, over our paged attention: {reason}"
     progress(LoadProgress(phase="resolve", detail=detail))
     return model

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
 from troupellm.models.early_check import INSTALL, has_transformers
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
 from troupellm.models.model_folder import check_file
 from troupellm.models.transformers_backend import attention
@@ -78,7 +79,7 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
 
 
 def hf_config(folder: Path) -> Any:
-    """config.json as `transformers` reads it; code that the folder may carry is never run.
+    """config.json, or what a GGUF file says instead, as `transformers` reads it; code in the folder is never run.
 
     Raises:
         ModelLoadError: it cannot be read, or is a link out of the folder.
@@ -88,6 +89,9 @@ def hf_config(folder: Path) -> Any:
     import transformers
 
     try:
+        if is_gguf(folder):
+            values = dict(ConfigReader.load(folder).values)
+            return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise ModelLoadError(f"{FILE} cannot be read by transformers: {_short(error)}") from error
