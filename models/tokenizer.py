@@ -98,7 +98,7 @@ class Tokenizer:
             backend = gguf_tokenizer(folder)
             definition = backend.to_str().encode()
         else:
-            backend, definition = load_backend(folder, config)
+            backend, definition, config = load_backend(folder, config)
         return cls(backend, definition, _eos_token_ids(folder, config, backend), token_text(config.get("bos_token")))
 
     def vocabulary(self) -> dict[str, int]:
