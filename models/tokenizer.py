@@ -19,7 +19,7 @@ from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
 from troupellm.models.model_documents import read_json
 from troupellm.models.panics import no_panics
-from troupellm.models.tokenizer_files import load_backend
+from troupellm.models.tokenizer_files import Loaded, load_backend
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
@@ -96,10 +96,11 @@ class Tokenizer:
         config = read_json(folder / "tokenizer_config.json")
         if is_gguf(folder):
             backend = gguf_tokenizer(folder)
-            definition = backend.to_str().encode()
+            loaded = Loaded(backend, backend.to_str().encode(), config)
         else:
-            backend, definition, config = load_backend(folder, config)
-        return cls(backend, definition, _eos_token_ids(folder, config, backend), token_text(config.get("bos_token")))
+            loaded = load_backend(folder, config)
+        bos = token_text(loaded.settings.get("bos_token"))
+        return cls(loaded.backend, loaded.definition, _eos_token_ids(folder, loaded), bos)
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's id by its form within the tokenizer."""
@@ -288,15 +289,15 @@ def told_ends(folder: Path) -> tuple[str, list[int]]:
     return "config.json", []
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
+def _eos_token_ids(folder: Path, loaded: Loaded) -> frozenset[int]:
     """The end tokens that the model's files tell and the tokenizer's own. A model that tells of none may have none.
 
     Raises:
         ModelLoadError: the tokenizer's own is no token of it, and no other is told: no text would ever end.
     """
     found = set(told_ends(folder)[1])
-    text = token_text(config.get("eos_token"))
-    own = None if text is None else backend.token_to_id(text)
+    text = token_text(loaded.settings.get("eos_token"))
+    own = None if text is None or text in loaded.invented else loaded.backend.token_to_id(text)
     if own is not None:
         found.add(own)
     elif text and not found:

@@ -17,6 +17,7 @@ from troupellm.models.model_folder import check_file, check_for_tokenizers
 from troupellm.models.panics import no_panics
 from troupellm.models.rank_files import tekken, tiktoken
 from troupellm.models.sentencepiece_model import BPE, build, read_model, special_pieces
+from troupellm.models.tokenizer_bombs import check_rules
 from troupellm.protocol.errors import ModelLoadError
 
 _FILE, _TEKKEN = "tokenizer.json", "tekken.json"
@@ -30,6 +31,8 @@ class Loaded(NamedTuple):
     """The tokenizer.json that makes an equal one, but for tokens that other files add."""
     settings: dict[str, Any]
     """tokenizer_config.json, with the special tokens that another format names."""
+    invented: frozenset[str] = frozenset()
+    """Special tokens that are only named: they got new ids, which the model has never seen."""
 
 
 class _Definition(msgspec.Struct):
@@ -69,8 +72,11 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> Loaded:
         if kind is not None:
             text = _with_rules(text, model, kind, settings, "added_tokens_decoder" in settings)
             found = msgspec.json.decode(text, type=_Definition)
+        check_rules(text, _FILE)
         with no_panics("tokenizers"):
             backend = Backend.from_buffer(text)
+    except ModelLoadError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise ModelLoadError(f"{_FILE} cannot be read: {error}") from error
     files = TokenFiles(
@@ -79,8 +85,7 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> Loaded:
         added=read_json(folder / "added_tokens.json"),
         stored=found.added_tokens,
     )
-    add_tokens(backend, files)
-    return Loaded(backend, text, settings)
+    return Loaded(backend, text, settings, add_tokens(backend, files))
 
 
 def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, Any], listed: bool) -> bytes:
@@ -94,8 +99,11 @@ def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, 
     return msgspec.json.encode(changed | ({"added_tokens": []} if listed else {}))
 
 
-def add_tokens(backend: Backend, files: TokenFiles) -> None:
+def add_tokens(backend: Backend, files: TokenFiles) -> frozenset[str]:
     """Add what the files name beside the vocabulary.
+
+    Returns:
+        tokens that got a new id, which no file gives them.
 
     Raises:
         ModelLoadError: a token would get another id than `added_tokens_decoder` or added_tokens.json gives it.
@@ -103,13 +111,16 @@ def add_tokens(backend: Backend, files: TokenFiles) -> None:
     before: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     added = tokens_to_add(files, backend.get_added_tokens_decoder())
     backend.add_tokens([token for token in added if token.content])
-    for number, token in files.by_number().items():
+    numbered = files.by_number()
+    for number, token in numbered.items():
         place = backend.token_to_id(token.content)
         if token.content not in before and place is not None and place != number:
             name = "tokenizer_config.json" if "added_tokens_decoder" in files.settings else "added_tokens.json"
             raise ModelLoadError(
                 f"{name}: added token {token.content[:80]!r} has the id {number}, but its place is {place}"
             )
+    listed = {token.content for token in numbered.values()}
+    return frozenset(token.content for token in added if token.content not in before and token.content not in listed)
 
 
 def _older(folder: Path, settings: dict[str, Any]) -> Loaded:
@@ -124,6 +135,7 @@ def _older(folder: Path, settings: dict[str, Any]) -> Loaded:
         with no_panics("tokenizers"):
             if path.name == _TEKKEN:
                 backend = tekken(data)
+                check_rules(backend.to_str().encode(), path.name)
                 settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True} | settings
             elif data[:1] == b"\n":
                 backend, settings, pieces = _sentencepiece(data, settings, config)
@@ -140,9 +152,9 @@ def _older(folder: Path, settings: dict[str, Any]) -> Loaded:
         added=read_json(folder / "added_tokens.json"),
         pieces=pieces or (),
     )
-    add_tokens(backend, files)
+    invented = add_tokens(backend, files)
     _add_ends(backend, settings)
-    return Loaded(backend, backend.to_str().encode(), settings)
+    return Loaded(backend, backend.to_str().encode(), settings, invented)
 
 
 def _vocabulary_file(folder: Path) -> Path | None:
