@@ -16,6 +16,7 @@ from tokenizers.decoders import DecodeStream
 
 from troupellm.models.added_tokens import AddedToken, check_added
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.gguf.published_tokenizer import published_tokenizer
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
 from troupellm.models.model_documents import read_json
 from troupellm.models.panics import no_panics
@@ -57,7 +58,19 @@ class Tokenizer:
         longest_token: bytes of the longest token.
     """
 
-    def __init__(self, backend: Backend, definition: bytes, eos_token_ids: frozenset[int], bos: str | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        definition: bytes,
+        eos_token_ids: frozenset[int],
+        bos: str | None,
+        *,
+        bos_once: bool = False,
+    ) -> None:
+        """
+        Args:
+            bos_once: whether a text that begins with BOS gets no second one.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -70,6 +83,7 @@ class Tokenizer:
         check_added(told.added_tokens, vocabulary)
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)
+        self._given_bos = bos if bos_once and bos is not None and self._adds(self.bos_token_id) else ""
         self.special_token_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -94,13 +108,10 @@ class Tokenizer:
             ModelLoadError: no tokenizer, or one that cannot be read.
         """
         config = read_json(folder / "tokenizer_config.json")
-        if is_gguf(folder):
-            backend = gguf_tokenizer(folder)
-            loaded = Loaded(backend, backend.to_str().encode(), config)
-        else:
-            loaded = load_backend(folder, config)
+        loaded = _gguf(folder, config) if is_gguf(folder) else load_backend(folder, config)
         bos = token_text(loaded.settings.get("bos_token"))
-        return cls(loaded.backend, loaded.definition, _eos_token_ids(folder, loaded), bos)
+        ends = _eos_token_ids(folder, loaded)
+        return cls(loaded.backend, loaded.definition, ends, bos, bos_once=is_gguf(folder))
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's id by its form within the tokenizer."""
@@ -132,10 +143,17 @@ class Tokenizer:
         Short texts keep to it because the first batch starts the library's own threads, which stay, and a program that
         forks later gets a warning about them.
         """
+        if add_special_tokens:
+            text = text.removeprefix(self._given_bos)
         with no_panics(_LIBRARY):
             if len(text) <= SHORT_LETTERS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens)
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+    def _adds(self, token_id: int | None) -> bool:
+        """Whether every text begins with this token."""
+        with no_panics(_LIBRARY):
+            return token_id is not None and self._backend.encode("a", add_special_tokens=True).ids[:1] == [token_id]
 
     def encode_pair(
         self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
@@ -227,6 +245,15 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
     if shorter + longer > most:
         shorter, longer = most // 2, most - most // 2
     return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def _gguf(path: Path, config: dict[str, Any]) -> Loaded:
+    """A GGUF file's tokenizer; special tokens, ends and templates are the file's in any case."""
+    beside = published_tokenizer(path)
+    if beside is not None:
+        return beside._replace(settings=config)
+    backend = gguf_tokenizer(path)
+    return Loaded(backend, backend.to_str().encode(), config)
 
 
 def _decoder_form(decoder: dict[str, Any] | None) -> DecoderForm:
