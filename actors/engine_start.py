@@ -29,7 +29,7 @@ from troupellm.models.model_folder import Followed
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.preload import frozen, import_beside
 from troupellm.models.read_errors import load_failure
-from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
+from troupellm.models.served_tokenizer import check_fit, fit_notes, tokenizer_folder
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig, ModelConfig
@@ -97,6 +97,8 @@ class Machinery:
             seat, ready = await self._load_worker(config, sink, factory, folder)
             if factory is None:  # a worker that somebody brings along may know other tokens
                 await self.pool.run(check_fit, tokenizer, folder, home, ready.vocab_width)
+                for note in fit_notes(tokenizer, ready.vocab_width):
+                    sink(LoadProgress(phase="resolve", detail=note))
         except TroupeError:
             raise
         except Exception as error:
