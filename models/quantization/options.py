@@ -20,12 +20,15 @@ MAKING = frozenset(
 AUTOROUND_MAKING = frozenset(
     {
         "iters", "nsamples", "seqlen", "lr", "minmax_lr", "batch_size", "amp", "low_gpu_mem_usage", "train_bs",
-        "autoround_version", "provider", "scale_dtype", "gradient_accumulate_steps", "enable_*", "model_free",
-        "quant_block_list", "to_quant_block_names", "block_name_to_quantize", "supported_types", "not_use_best_mse",
-        "lr_scheduler", "sampler", "seed", "dynamic_max_gap",
+        "autoround_version", "provider", "scale_dtype", "gradient_accumulate_steps", "model_free", "quant_block_list",
+        "to_quant_block_names", "block_name_to_quantize", "supported_types", "not_use_best_mse", "lr_scheduler",
+        "sampler", "seed", "dynamic_max_gap", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input",
+        "enable_torch_compile", "enable_alg_ext", "enable_deterministic_algorithms", "act_*",
     }
 )  # fmt: skip
-"""The same of AutoRound."""
+"""The same of AutoRound. Its settings of inputs say nothing where `act_bits` is 16, which `check_numbers` wants."""
+NUMBERS = frozenset({"data_type", "act_bits"})
+PLAIN_BITS = 16
 
 
 def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str] = ()) -> tuple[str, ...]:
@@ -43,6 +46,17 @@ def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str]
         if is_on(reader.values[key]) and not any(fnmatchcase(key, pattern) for pattern in harmless):
             raise reader.refuse(key, "is not supported")
     return ignored
+
+
+def check_numbers(reader: ConfigReader) -> None:
+    """Weights are whole numbers and inputs are not quantized, as far as `NUMBERS` say.
+
+    Raises:
+        ModelLoadError: they are something else.
+    """
+    reader.choice("data_type", ("int", "int_asym", "int_sym"), "int")
+    if reader.integer("act_bits", PLAIN_BITS) < PLAIN_BITS:
+        raise reader.refuse("act_bits", f"must be {PLAIN_BITS}: inputs keep their type")
 
 
 def ignored_note(reader: ConfigReader, keys: Collection[str]) -> tuple[str, ...]:

@@ -42,6 +42,17 @@ AUTOROUND = {
     "low_gpu_mem_usage": True, "block_name_to_quantize": "model.layers", "gradient_accumulate_steps": 1,
     "batch_size": 8, "minmax_lr": None, "supported_types": ["Linear"], "to_quant_block_names": None,
 }  # fmt: skip
+AUTOROUND_AWQ = {key: value for key, value in AUTOROUND.items() if key != "packing_format"} | {
+    "quant_method": "awq", "version": "gemm", "zero_point": True, "sym": False, "modules_to_not_convert": ["v_proj"],
+}  # fmt: skip
+OPTIMUM = {
+    "backend": "auto", "batch_size": 1, "bits": 4, "block_name_to_quantize": None, "cache_block_outputs": True,
+    "checkpoint_format": "gptq", "damp_percent": 0.1, "dataset": "wikitext2", "desc_act": False,
+    "exllama_config": {"version": 1}, "group_size": 32, "hyb_act": False, "max_input_length": None,
+    "meta": {"quantizer": ["optimum:1.24.0"]}, "model_seqlen": 2048, "module_name_preceding_first_block": None,
+    "modules_in_block_to_quantize": None, "pad_token_id": None, "quant_method": "gptq", "sym": True, "tokenizer": None,
+    "true_sequential": True, "use_cuda_fp16": True, "use_exllama": True,
+}  # fmt: skip
 MODELOPT_FILE = {
     "producer": {"name": "modelopt", "version": "0.23.0"},
     "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
@@ -172,15 +183,18 @@ def quantized_head(files: Files) -> None:
     files.config["quantization_config"] = GPTQ | {"lm_head": True}
 
 
-def fp8(section: dict[str, Any], scale: str, *inputs: str, channels: bool = False, block: bool = False) -> Change:
-    """e4m3 weights whose scales have that name, and calibrated scales of inputs."""
+def fp8(
+    section: dict[str, Any] | None, scale: str, *inputs: str, channels: bool = False, block: bool = False,
+    file: dict[str, Any] | None = None,
+) -> Change:  # fmt: skip
+    """e4m3 weights whose scales have that name, and calibrated scales of inputs; ModelOpt's file may lie beside."""
 
     def change(files: Files) -> None:
         files.store(lambda _, weight: e4m3_by_tensor(weight, scale, inputs, channels=channels, block=block))
-        if section.get("quant_method"):
+        if section is not None:
             files.config["quantization_config"] = section
-        else:
-            files.others["hf_quant_config.json"] = section
+        if file is not None:
+            files.others["hf_quant_config.json"] = file
 
     return change
 
@@ -236,6 +250,7 @@ LOADS: dict[str, Row] = {
     "file: quant_config.json": Row(awq(None, quant_config=AUTOAWQ)),
     "file: quantization_config.json": Row(gptq(None, quantization_config=AUTOROUND)),
     "file: text_config": Row(in_text_config),
+    "gptq: Optimum's settings": Row(gptq(OPTIMUM), r"dataset.* are ignored"),
     "file: two that agree": Row(gptq(GPTQMODEL, quantize_config=AUTOGPTQ | {"damp_percent": 0.5})),
     "file: another runtime's": Row(
         lambda files: files.others.update({"quantize_config.json": ONNX}),
@@ -245,6 +260,7 @@ LOADS: dict[str, Row] = {
     "auto-round: packed as GPTQ": Row(gptq(AUTOROUND), r"quantization_config\..*iters.* are ignored"),
     "auto-round: layers of other bits": Row(autoround_mixed),
     "auto-round: packed as AWQ": Row(awq(AUTOROUND | {"packing_format": "auto_round:auto_awq", "sym": False})),
+    "auto-round: AWQ's own format": Row(awq(AUTOROUND_AWQ), r"quantization_config\..*iters.* are ignored"),
     "head: stored quantized though tied": Row(
         quantized_head, r"lm_head\.qweight is used: the head is stored quantized", tied=True
     ),
@@ -254,7 +270,10 @@ LOADS: dict[str, Row] = {
     ),
     "fp8: blocks that nothing names": Row(fp8({"quant_method": "fp8"}, "weight_scale_inv", block=True)),
     "modelopt: hf_quant_config.json": Row(
-        fp8(MODELOPT_FILE, "weight_scale", "input_scale"), "calibrated scales of the KV cache are not used"
+        fp8(None, "weight_scale", "input_scale", file=MODELOPT_FILE), "calibrated scales of the KV cache are not used"
+    ),
+    "modelopt: beside the older words": Row(
+        fp8(STATIC | {"ignored_layers": ["lm_head"]}, "weight_scale", "input_scale", file=MODELOPT_FILE)
     ),
     "modelopt: config.json": Row(fp8(MODELOPT_SECTION, "weight_scale", "input_scale"), "producer.* are ignored"),
     "modelopt: a scale per output": Row(fp8(PER_OUTPUT, "weight_scale", channels=True)),
