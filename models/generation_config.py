@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from troupellm.models.hf_config import is_on, whole
-from troupellm.models.tokenizer import read_json
+from troupellm.models.model_documents import read_json
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
 from troupellm.protocol.sampling import SamplingParams
 

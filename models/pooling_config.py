@@ -9,8 +9,8 @@ import msgspec
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.hf_config import FILE, ConfigReader, whole
 from troupellm.models.json_file import read_value
+from troupellm.models.model_documents import read_json
 from troupellm.models.model_folder import check_file
-from troupellm.models.tokenizer import read_json
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.pooling import PoolingAbility, PoolingTask, PoolingType

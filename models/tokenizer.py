@@ -15,12 +15,11 @@ from tokenizers import Encoding, Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from troupellm.models.added_tokens import AddedToken, check_added
-from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
-from troupellm.models.json_file import read_object
-from troupellm.models.model_folder import check_file, check_for_tokenizers
+from troupellm.models.model_documents import read_json
 from troupellm.models.panics import no_panics
+from troupellm.models.tokenizer_files import load_backend
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
@@ -86,7 +85,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json`; without it, convert what the folder has with `transformers`, if that is installed.
+        """Read `tokenizer.json` and the files beside it, an older format, or a GGUF file.
 
         Args:
             folder: of the model, or a GGUF file.
@@ -95,21 +94,11 @@ class Tokenizer:
             ModelLoadError: no tokenizer, or one that cannot be read.
         """
         config = read_json(folder / "tokenizer_config.json")
-        path = folder / "tokenizer.json"
-        check_file(path)
         if is_gguf(folder):
             backend = gguf_tokenizer(folder)
             definition = backend.to_str().encode()
-        elif path.is_file():
-            definition = path.read_bytes()
-            try:
-                with no_panics(_LIBRARY):
-                    backend = Backend.from_buffer(definition)
-            except Exception as error:  # the library raises bare Exception
-                raise ModelLoadError(f"tokenizer.json cannot be read: {error}") from error
         else:
-            backend = _convert(folder)
-            definition = backend.to_str().encode()
+            backend, definition = load_backend(folder, config)
         return cls(backend, definition, _eos_token_ids(folder, config, backend), token_text(config.get("bos_token")))
 
     def vocabulary(self) -> dict[str, int]:
@@ -237,45 +226,6 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
     if shorter + longer > most:
         shorter, longer = most // 2, most - most // 2
     return (shorter, longer) if first <= second else (longer, shorter)
-
-
-def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
-    """A JSON object; empty when there is no such file. A GGUF file counts as the folder of what can be made from it.
-
-    Args:
-        folder: of the model, where the file is not right in it.
-
-    Raises:
-        ModelLoadError: not JSON, not an object, or a link out of the folder.
-    """
-    if is_gguf(path.parent):
-        return document(path.parent, path.name)
-    check_file(path, folder)
-    if not path.is_file():
-        return {}
-    return read_object(path)
-
-
-def _convert(folder: Path) -> Backend:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ModelLoadError(
-            "the model folder has no tokenizer.json",
-            hint="install `transformers`, which can convert older tokenizer files, or add tokenizer.json",
-        ) from error
-    check_for_tokenizers(folder)
-    try:
-        backend = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).backend_tokenizer
-    except Exception as error:  # anything may go wrong in the conversion of somebody's files
-        raise ModelLoadError(
-            f"the model folder has no tokenizer.json and its tokenizer cannot be converted: "
-            f"{str(error).replace(str(folder), folder.name)}",
-            hint="add tokenizer.json to the folder",
-        ) from error
-    if not isinstance(backend, Backend):
-        raise ModelLoadError("the model folder has no tokenizer.json and its tokenizer has no fast form")
-    return backend
 
 
 def _decoder_form(decoder: dict[str, Any] | None) -> DecoderForm:

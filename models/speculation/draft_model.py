@@ -17,7 +17,7 @@ from troupellm.models.layers.attention import KVPair
 from troupellm.models.memory import MemoryBudget, own_limit
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.registry import describe_decoder, is_encoder
-from troupellm.models.source import resolve_model
+from troupellm.models.served_tokenizer import tokenizer_folder
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
@@ -111,10 +111,7 @@ def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfi
 
 def _check_vocabulary(folder: Path, target: Target) -> None:
     """A token must mean the same to both."""
-    theirs = target.folder
-    if target.model.tokenizer is not None:
-        elsewhere = msgspec.structs.replace(target.model, model=target.model.tokenizer, tokenizer=None)
-        theirs = resolve_model(elsewhere, lambda _: None)
+    theirs = tokenizer_folder(target.folder, target.model)
     if folder.resolve() == theirs.resolve():
         return
     try:

@@ -15,7 +15,8 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.generation_config import load_generation_defaults
 from troupellm.models.gguf.word_models import merges_of
-from troupellm.models.tokenizer import Tokenizer as Ours, read_json
+from troupellm.models.model_documents import read_json
+from troupellm.models.tokenizer import Tokenizer as Ours
 from troupellm.protocol.errors import ModelLoadError
 
 TEXTS = (
