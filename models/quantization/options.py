@@ -1,5 +1,6 @@
 """Reading a quantization section: what cannot change the arithmetic is ignored and noted, the rest is refused."""
 
+import re
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
@@ -85,7 +86,9 @@ def pair(reader: ConfigReader, key: str) -> tuple[int, int]:
         ModelLoadError: something else.
     """
     value = reader.values.get(key)
-    if isinstance(value, Sequence) and len(value) == 2:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,6}x\d{1,6}", value):  # 128x128
+        value = [int(side) for side in value.split("x")]
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         first, second = map(whole, value)
         if all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in (first, second)):
             return first, second

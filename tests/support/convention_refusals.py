@@ -203,6 +203,9 @@ REFUSED: dict[str, Row] = {
         section(MODELOPT_SECTION | {"quantized_layers": {"a": {"quant_algo": "FP8"}}}),
         "quantized_layers is not supported",
     ),
+    "modelopt: sparse": Row(
+        section(MODELOPT_SECTION | {"sparsity_config": {"format": "sparse-24"}}), "sparsity_config is not supported"
+    ),
     "gptq: 3 bits": Row(section(GPTQMODEL | {"bits": 3}), r"quantization_config\.bits must be 4 or 8, got 3", INSTEAD),
     "gptq: 2 bits": Row(section(GPTQMODEL | {"bits": 2}), r"quantization_config\.bits must be 4 or 8, got 2", INSTEAD),
     "gptq: marlin": Row(

@@ -230,6 +230,9 @@ LOADS: dict[str, Row] = {
         config(rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0}),
         r"config\.json: rope_parameters\.llama_4_scaling_beta is ignored: it is off",
     ),
+    "json: sections of a rotation for images": Row(
+        config(rope_parameters=None, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]}, rope_theta=10000.0)
+    ),
     "architecture: the first name of one family": Row(two_heads, r"\w+ForCausalLM is served, of 2 names"),
     "architecture: an unknown name first": Row(unknown_first, r"\w+ForCausalLM is served, of 2 names"),
     "architecture: none, by model_type": Row(by_type, r"architectures is missing; model_type \w+ is served as \w+"),
