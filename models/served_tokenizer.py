@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from troupellm.models.gguf.header import is_gguf
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.hf_config import ConfigReader, whole
 from troupellm.models.model_documents import read_json
 from troupellm.models.source import resolve_model
 from troupellm.models.tokenizer import Tokenizer, token_text, told_ends
@@ -128,7 +128,7 @@ def _told_rows(folder: Path) -> int | None:
     nested = values.get("text_config")
     places: list[Mapping[str, Any]] = [nested, values] if isinstance(nested, dict) else [values]
     for place in places:
-        rows = place.get("vocab_size")
+        rows = whole(place.get("vocab_size"))
         if isinstance(rows, int) and not isinstance(rows, bool) and rows > 0:
             return rows
     return None
