@@ -11,7 +11,6 @@ from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short, work_on
 from troupellm.actors.prefix_keys import KEY_BYTES, PrefixHasher, namespace
 from troupellm.actors.prompts import count_tokens, tokenize
-from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
 from troupellm.protocol.intake import ChatPrompt, TextPrompt, TokensPrompt
@@ -319,7 +318,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(bench):
     ],
 )
 async def test_what_is_prepared_on_the_loop(prompt, short):
-    assert is_short(prompt, ChatTemplate({}, {})) is short
+    assert is_short(prompt) is short
 
 
 @pytest.mark.parametrize(
