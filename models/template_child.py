@@ -31,6 +31,7 @@ LONGEST_REASON = 300
 _AGAIN_SECONDS = 0.02
 """The signal comes again, in case that Python code swallowed the first one."""
 _KEPT_TEMPLATES = 32
+_METHODS = frozenset(dir(dict))
 
 
 class _Generation(jinja2.ext.Extension):
@@ -56,9 +57,17 @@ def _as_it_is(context: jinja2.runtime.Context, value: Any) -> Any:
     return value
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox does it, without an exception for every field of a message: three times as fast."""
+        if type(obj) is not dict or attribute in _METHODS:
+            return super().getattr(obj, attribute)
+        return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+
+
 def environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     """As `transformers` makes it. Nothing of a template runs when it is compiled: constants are not folded."""
-    made = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    made = _Environment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[jinja2.ext.loopcontrols, _Generation],
