@@ -8,18 +8,38 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 from troupellm.protocol.sampling import SamplingParams
 
-CONTROL, USER_DEFINED = 3, 4
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
+"""Kinds of tokens that `tokenizer.ggml.token_type` tells apart from ordinary ones."""
 _PREFIX = "tokenizer.ggml."
 _SPECIAL = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "sep_token": "seperator_token_id", "pad_token": "padding_token_id", "mask_token": "mask_token_id",
 }  # fmt: skip
 """Names in tokenizer_config.json and in the file, one of them misspelled in the format itself."""
+_DEFAULT_IDS = {
+    "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
+    "bert": {
+        "bos_token_id": 101, "unknown_token_id": 100, "seperator_token_id": 102, "padding_token_id": 0,
+        "mask_token_id": 103,
+    },
+    "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
+}  # fmt: skip
+"""By tokenizer model: ids that count where a file names none, as in llama.cpp. Byte-level models have none."""
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = frozenset(
-    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>"}
+    {
+        "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+        "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+        "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+    }
+)  # fmt: skip
+"""Tokens that end an answer even where the file does not name them; llama.cpp has the same list."""
+_NO_ENDS = (
+    ("<|end|>", ("<|return|>", "<|call|>")),
+    ("<|end|>", ("<|flush|>", "<|calls|>")),
+    ("</s>", ("<|tool_response>",)),
 )
-"""Control tokens that end an answer even where the file names only one of them; llama.cpp has the same rule."""
+"""A text that is no end where all of the others are tokens: `<|end|>` closes only a message of gpt-oss."""
 _SAMPLING = {
     "general.sampling.temp": "temperature", "general.sampling.top_k": "top_k", "general.sampling.top_p": "top_p",
     "general.sampling.min_p": "min_p", "general.sampling.penalty_repeat": "repetition_penalty",
@@ -27,7 +47,7 @@ _SAMPLING = {
 
 
 def vocabulary(header: Header) -> tuple[list[str], list[int]]:
-    """The tokens and what kind each of them is.
+    """The tokens and the kind of each.
 
     Raises:
         ModelLoadError: there are none, or a kind for some of them only.
@@ -44,12 +64,16 @@ def vocabulary(header: Header) -> tuple[list[str], list[int]]:
         raise ModelLoadError(f"{header.name}: {key} must be an array of integers")
     if len(kinds) != len(tokens):
         raise ModelLoadError(f"{header.name}: {key} is for {len(kinds)} of {len(tokens)} tokens")
-    return tokens, kinds.tolist()
+    found = kinds.tolist()
+    for index, token in enumerate(tokens):
+        if token.startswith("<|") and token in _END_TEXTS and found[index] == 1:
+            found[index] = CONTROL  # some converters mark it as an ordinary token
+    return tokens, found
 
 
 def _tokens(header: Header) -> list[str]:
-    """None where the file has no tokenizer."""
-    return _texts(header, f"{_PREFIX}tokens")
+    """Empty where the file has no tokenizer. An empty token is called as in llama.cpp, since no text can be empty."""
+    return [text or f"[EMPTY_{index}]" for index, text in enumerate(_texts(header, f"{_PREFIX}tokens"))]
 
 
 def _texts(header: Header, key: str) -> list[str]:
@@ -68,32 +92,36 @@ def _text(header: Header, key: str) -> str | None:
 
 
 def special_id(header: Header, key: str) -> int | None:
-    """A token id that the metadata names.
+    """A token id that the metadata names, or else the one that is usual for the tokenizer's model.
 
     Raises:
-        ModelLoadError: no token has it.
+        ModelLoadError: the metadata names an id that no token has.
     """
-    reader, tokens = ConfigReader(header.metadata, file=header.name), _tokens(header)
+    reader, size = ConfigReader(header.metadata, file=header.name), len(_tokens(header))
+    if not reader.has(f"{_PREFIX}{key}"):
+        kind = header.metadata.get(f"{_PREFIX}model")
+        usual = _DEFAULT_IDS.get(kind, {}).get(key) if isinstance(kind, str) else None
+        return usual if usual is not None and usual < size else None
     key = f"{_PREFIX}{key}"
-    if not reader.has(key):
-        return None
     found = reader.integer(key, least=0)
-    if found >= len(tokens):
-        raise reader.refuse(key, f"must be below {len(tokens)}, the number of tokens")
+    if found >= size:
+        raise reader.refuse(key, f"must be below {size}, the number of tokens")
     return found
 
 
 def end_ids(header: Header) -> list[int]:
-    """Tokens that end an answer."""
+    """Tokens that end an answer: those that the file names, and those with a text that is known to be an end."""
     named = {found for key in _ENDS if (found := special_id(header, key)) is not None}
-    if f"{_PREFIX}tokens" in header.metadata:
-        tokens, kinds = vocabulary(header)
-        named |= {
-            index
-            for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind in (CONTROL, USER_DEFINED) and token in _END_TEXTS
-        }
-    return sorted(named)
+    if f"{_PREFIX}tokens" not in header.metadata:
+        return sorted(named)
+    tokens, kinds = vocabulary(header)
+    ends = {
+        token: index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+        if kind in (CONTROL, USER_DEFINED) and token in _END_TEXTS
+    }
+    excepted = {ends.get(text) for text, others in _NO_ENDS if ends.keys() >= {*others}}
+    return sorted((named | set(ends.values())) - excepted)
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
@@ -103,9 +131,11 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
         index = special_id(header, key)
         if index is not None:
             found[name] = _tokens(header)[index]
-    templates = {"default": _text(header, "tokenizer.chat_template")}
-    for name in _texts(header, "tokenizer.chat_templates"):
-        templates[name] = _text(header, f"tokenizer.chat_template.{name}")
+    prefix = "tokenizer.chat_template"
+    templates = {"default": _text(header, prefix)}
+    for key in header.metadata:
+        if key.startswith(f"{prefix}."):
+            templates[key.removeprefix(f"{prefix}.")] = _text(header, key)
     named = [{"name": name, "template": text} for name, text in templates.items() if text is not None]
     return found | ({"chat_template": named} if named else {})
 

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.generation_config import load_generation_defaults
-from troupellm.models.gguf.tokenizer import merges_of
+from troupellm.models.gguf.word_models import merges_of
 from troupellm.models.tokenizer import Tokenizer as Ours, read_json
 from troupellm.protocol.errors import ModelLoadError
 

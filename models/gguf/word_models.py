@@ -1,0 +1,106 @@
+"""Tokenizer models of GGUF files other than byte-level BPE: SentencePiece's BPE and Unigram, BERT's WordPiece."""
+
+from array import array
+from collections.abc import Sequence
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from troupellm.models.gguf.special_tokens import BYTE, CONTROL, UNKNOWN, UNUSED
+from troupellm.models.hf_config import ConfigReader
+from troupellm.protocol.errors import ModelLoadError
+
+SPACE = "\u2581"
+LONGEST_PIECE = 256
+"""Characters of a token that merges are worked out for: their number grows with the length."""
+_NEVER_MERGED = frozenset({UNKNOWN, CONTROL, UNUSED, BYTE})
+
+
+def scores_of(reader: ConfigReader, file: str, tokens: Sequence[str]) -> list[float]:
+    """One score per token; best is highest.
+
+    Raises:
+        ModelLoadError: not as many numbers as tokens.
+    """
+    scores = reader.values.get("tokenizer.ggml.scores", array("f"))
+    if not isinstance(scores, array):
+        raise reader.refuse("tokenizer.ggml.scores", "must be an array of numbers")
+    if len(scores) != len(tokens):
+        raise ModelLoadError(f"{file}: tokenizer.ggml.scores is for {len(scores)} of {len(tokens)} tokens")
+    return scores.tolist()
+
+
+def sentence_pieces(
+    tokens: Sequence[str], merges: list[tuple[str, str]], unknown: int | None, *, leading_space: bool
+) -> Tokenizer:
+    """BPE over characters, with a token for each byte of a character that is no token.
+
+    Args:
+        leading_space: whether every piece of text between special tokens gets a space in front, as llama.cpp does it.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    name = None if unknown is None else tokens[unknown]
+    backend = Tokenizer(models.BPE(ids, merges, unk_token=name, fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces] if leading_space else [spaces])
+    strips = [decoders.Strip(" ", 1, 0)] if leading_space else []
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
+    )
+    return backend
+
+
+def scored_merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """The merges that build each ordinary token from two others, as SentencePiece joins neighbours."""
+    pieces = {token: index for index, token in enumerate(tokens) if kinds[index] not in _NEVER_MERGED}
+    return merges_of(pieces, scores)
+
+
+def merges_of(vocabulary: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of tokens that make a third one, best score of the third first."""
+    found = [
+        (-scores[index], vocabulary[piece[:cut]], vocabulary[piece[cut:]], piece[:cut], piece[cut:])
+        for piece, index in vocabulary.items()
+        if 1 < len(piece) <= LONGEST_PIECE
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocabulary and piece[cut:] in vocabulary
+    ]
+    found.sort(key=lambda merge: merge[:3])
+    return [(left, right) for _, _, _, left, right in found]
+
+
+def unigram(
+    reader: ConfigReader, tokens: Sequence[str], scores: Sequence[float], unknown: int, *, leading_space: bool
+) -> Tokenizer:
+    """SentencePiece's Unigram, as T5 has it; the normalization is the file's `precompiled_charsmap`."""
+    backend = Tokenizer(models.Unigram(list(zip(tokens, scores, strict=True)), unknown, byte_fallback=False))
+    steps: list[normalizers.Normalizer] = []
+    charsmap = reader.values.get("tokenizer.ggml.precompiled_charsmap")
+    if charsmap is not None:
+        if not isinstance(charsmap, array) or charsmap.itemsize != 1:
+            raise reader.refuse("tokenizer.ggml.precompiled_charsmap", "must be an array of bytes")
+        steps.append(normalizers.Precompiled(charsmap.tobytes()))
+    if reader.flag("tokenizer.ggml.remove_extra_whitespaces", False):
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if steps:
+        backend.normalizer = normalizers.Sequence(steps)
+    scheme = "first" if leading_space else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
+    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+    return backend
+
+
+def word_pieces(
+    tokens: Sequence[str], kinds: Sequence[int], unknown: str, *, lowercase: bool, strip_accents: bool
+) -> Tokenizer:
+    """BERT's WordPiece. The file marks the start of a word by U+2581; BERT marks what continues one by `##`."""
+    ids = {
+        token if kind in (CONTROL, UNKNOWN) else token[1:] if token.startswith(SPACE) else f"##{token}": index
+        for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
+    }
+    if len(ids) != len(tokens):
+        raise ModelLoadError("tokenizer.ggml.tokens has a token twice")
+    backend = Tokenizer(models.WordPiece(ids, unk_token=unknown))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
