@@ -110,6 +110,7 @@ class Builder:
             limits=company.limits,
             ready=company.ready,
             threads=company.pool,
+            clock=company.clock,
             randomness=company.randomness,
             rows=self._rows,
             hash_key=company.hash_key if self._caching else None,

@@ -19,8 +19,9 @@ import msgspec
 from troupellm.actors.door import Door
 from troupellm.actors.engine_admin import EngineAdmin
 from troupellm.actors.front_session import FrontSession
-from troupellm.actors.intake import render
+from troupellm.actors.intake import work_on
 from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.prompts import tokenize
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import Submission
 from troupellm.actors.submit import submit
@@ -80,7 +81,8 @@ class Engine(EngineAdmin, Door):
         """The token ids that a prompt becomes, off the event loop where it is long."""
         running = self._require()
         loaded, pool = running.loaded, running.machinery.pool
-        return await render(prompt, loaded.tokenizer, loaded.chat_template, pool, list)
+        work = partial(tokenize, prompt, loaded.tokenizer, loaded.chat_template, None)
+        return list((await work_on(prompt, loaded.chat_template, work, pool.run)).token_ids)
 
     # What is known of it.
 

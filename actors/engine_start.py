@@ -40,7 +40,8 @@ from troupellm.protocol.worker import LoadProgress, ProgressSink, Worker, Worker
 from troupellm.protocol.worker_abilities import HasIdleWork, HasMeanwhile, PreparesGuides
 from troupellm.protocol.worker_link import MODEL_WORKER, resolve
 
-POOL_SIZE = 2
+POOL_SIZE = 4
+"""Two of them for long texts at most: see `long_texts`."""
 HASH_KEY_BYTES = 32
 CLOSE_SECONDS = 30.0
 HUNG_SECONDS = 1.0

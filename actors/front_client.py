@@ -17,8 +17,9 @@ from troupellm.actors.demand import demand_of
 from troupellm.actors.door import Door
 from troupellm.actors.front_queries import Queries
 from troupellm.actors.front_session import front_half
-from troupellm.actors.intake import has_short_lists, is_short
+from troupellm.actors.intake import has_short_lists, is_short, letters_of
 from troupellm.actors.intake_pooling import PoolingPreparer
+from troupellm.actors.long_texts import LONG_LETTERS, LongTexts
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.stream import Stream
@@ -109,7 +110,7 @@ class RemoteEngine(Door):
         self._heard = clock.now()
         self._post = post
         self._on_loop = on_loop
-        self._threads = threads
+        self._long_texts = LongTexts(threads, clock)
         self._clock = clock
         self._randomness = randomness
         self._preparer = PoolingPreparer(tokenizer, chat_template, serving.limits, serving.ready, iter(()))
@@ -349,7 +350,8 @@ class RemoteEngine(Door):
             if is_short(submission.prompt, self.chat_template) and has_short_lists(submission.params):
                 with suppress(HeavyTemplate), self.chat_template.brief():
                     return self._checked(submission)
-            return await self._threads.run(self._checked, submission)
+            letters = letters_of(submission.prompt, LONG_LETTERS)
+            return await self._long_texts.run(submission.tenant, letters, self._checked, submission)
         except TroupeError:
             raise
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only

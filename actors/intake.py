@@ -8,7 +8,7 @@ Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler,
 On crash:  each request that it was preparing is answered; those in the mailbox wait for the next one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Never, TypeVar
 
@@ -18,10 +18,10 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.intake_core import Prepared
 from troupellm.actors.intake_pooling import PoolingPreparer
+from troupellm.actors.long_texts import LONG_LETTERS, LongTexts
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
-from troupellm.actors.ports import Randomness, Threads
+from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.prefix_keys import PrefixHasher
-from troupellm.actors.prompts import tokenize
 from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
@@ -66,6 +66,7 @@ class Intake:
         limits: Limits,
         ready: WorkerReady,
         threads: Threads,
+        clock: Clock,
         randomness: Randomness,
         rows: Iterator[int],
         hash_key: bytes | None = None,
@@ -79,7 +80,7 @@ class Intake:
         self._output = output
         self._scheduler = scheduler
         self._guide = guide
-        self._threads = threads
+        self._long_texts = LongTexts(threads, clock)
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
         self._template = chat_template
@@ -128,7 +129,8 @@ class Intake:
             if not in_thread:
                 with suppress(HeavyTemplate), self._template.brief():
                     return prepare(message, seed)
-            return await self._threads.run(prepare, message, seed)
+            letters = letters_of(message.prompt, LONG_LETTERS)
+            return await self._long_texts.run(message.tenant, letters, prepare, message, seed)
         except TroupeError as error:
             _refuse(message, error)
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
@@ -141,30 +143,21 @@ class Intake:
         self._scheduler.control(AbortRequest(message.request))
 
 
-async def render(
+async def work_on(
     prompt: Prompt,
-    tokenizer: Tokenizer,
     chat_template: ChatTemplate,
-    threads: Threads,
-    use: Callable[[Sequence[int]], T],
-    most_tokens: int | None = None,
+    work: Callable[[], T],
+    in_thread: Callable[[Callable[[], T]], Awaitable[T]],
 ) -> T:
-    """What `use` makes of the token ids that a prompt becomes, without a request; both in a thread where it is long.
-
-    Args:
-        most_tokens: a text that cannot fit into so many is refused before it is tokenized; None takes any.
+    """The result of `work`, which renders or tokenizes a prompt: on the event loop where the prompt is short.
 
     Raises:
         InvalidRequest: the prompt cannot be rendered or tokenized, or is too long.
     """
-
-    def work() -> T:
-        return use(tokenize(prompt, tokenizer, chat_template, most_tokens).token_ids)
-
     if is_short(prompt, chat_template):
         with suppress(HeavyTemplate), chat_template.brief():
             return work()
-    return await threads.run(work)
+    return await in_thread(work)
 
 
 def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:
@@ -180,19 +173,32 @@ def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:
             return len(text) + len(second) <= INLINE_CHARACTERS
         case ChatPrompt(messages=messages, tools=tools, documents=documents, template=template):
             few = not (tools or documents or template) and len(messages) <= _INLINE_MESSAGES
-            return few and not chat_template.heavy and _letters(messages) <= INLINE_CHARACTERS
+            return few and not chat_template.heavy and _letters(messages, INLINE_CHARACTERS) <= INLINE_CHARACTERS
 
 
 def has_short_lists(params: SamplingParams) -> bool:
     """Whether checking the parameters, and tokenizing the bad words twice each, takes about a millisecond at most."""
     num_ids = len(params.stop_token_ids or ()) + len(params.allowed_token_ids or ())
-    return num_ids <= _INLINE_IDS and 2 * _letters(params.bad_words or ()) <= INLINE_CHARACTERS
+    return num_ids <= _INLINE_IDS and 2 * _letters(params.bad_words or (), INLINE_CHARACTERS) <= INLINE_CHARACTERS
 
 
-def _letters(value: Any) -> int:
-    """Characters of all text inside a message, whatever its shape; stops counting where it is too much anyway."""
+def letters_of(prompt: Prompt, most: int) -> int:
+    """Characters of a prompt's text; behind `most` they are not counted."""
+    match prompt:
+        case TextPrompt(text=text):
+            return len(text) if isinstance(text, str) else 0
+        case PairPrompt(text=text, second=second):
+            return len(text) + len(second)
+        case ChatPrompt(messages=messages, tools=tools, documents=documents):
+            return _letters([messages, tools, documents], most)
+        case _:
+            return 0
+
+
+def _letters(value: Any, most: int) -> int:
+    """Characters of all text inside a value, whatever its shape, until they are more than `most`."""
     total, pending = 0, [value]
-    while pending and total <= INLINE_CHARACTERS:
+    while pending and total <= most:
         match pending.pop():
             case str() as text:
                 total += len(text)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.tokenizer import Tokenizer, TooManyTokens
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
 from troupellm.protocol.intake import (
     ChatPrompt,
@@ -51,25 +51,60 @@ def tokenize(
             if most_tokens is not None and num_tokens > most_tokens:
                 raise too_long(field, most_tokens, num_tokens, "has")
             return TokensPrompt([0] * num_tokens)
-        case TextPrompt(text=text, add_special_tokens=add_special_tokens, truncation=truncation):
-            if not isinstance(text, str):
-                raise InvalidRequest("prompt must be text", param=field, code="invalid_type")
-        case ChatPrompt(truncation=truncation):
-            text, add_special_tokens = _render(prompt, template), False
         case PairPrompt():
             raise InvalidRequest("two texts are for scoring, not for generating", param=field)
-    keep, letters = kept_tokens(truncation, most_tokens, answer_tokens), len(text)
-    if keep is not None and truncation is not None:
-        text = _cut(text, (keep + CUT_SLACK) * tokenizer.longest_token, truncation)
-    slack = 0 if keep is None else CUT_SLACK
+    text, add_special_tokens = _text(prompt, template)
+    keep, letters = kept_tokens(prompt.truncation, most_tokens, answer_tokens), len(text)
+    if keep is not None and prompt.truncation is not None:
+        text = _cut(text, (keep + CUT_SLACK) * tokenizer.longest_token, prompt.truncation)
+    check_length(field, text, tokenizer, most_tokens, slack=0 if keep is None else CUT_SLACK)
+    if keep is None or prompt.truncation is None:
+        try:
+            return TokensPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most_tokens))
+        except TooManyTokens as error:
+            assert most_tokens is not None
+            raise too_long(field, most_tokens, error.num_tokens, "has") from None
+    whole = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    kept = _cut_tokens(whole, text, tokenizer, keep, prompt.truncation, add_special_tokens=add_special_tokens)
+    return TokensPrompt(kept, truncated=len(kept) < len(whole) or len(text) < letters)
+
+
+def count_tokens(
+    prompt: TextPrompt | ChatPrompt, tokenizer: Tokenizer, template: ChatTemplate, most_tokens: int | None
+) -> int:
+    """How many tokens the whole prompt has. Slow for long texts, and makes no list of them.
+
+    Args:
+        most_tokens: a text that cannot fit into so many is refused before it is tokenized; None takes any.
+
+    Raises:
+        InvalidRequest: no such template, messages that it refuses, text that is no Unicode, or much too long.
+    """
+    text, add_special_tokens = _text(prompt, template)
+    check_length(prompt_field(prompt), text, tokenizer, most_tokens)
+    return tokenizer.count(text, add_special_tokens=add_special_tokens)
+
+
+def _text(prompt: TextPrompt | ChatPrompt, template: ChatTemplate) -> tuple[str, bool]:
+    """The text to tokenize, and whether special tokens go around it."""
+    if isinstance(prompt, ChatPrompt):
+        return _render(prompt, template), False
+    if not isinstance(prompt.text, str):
+        raise InvalidRequest("prompt must be text", param=prompt_field(prompt), code="invalid_type")
+    return prompt.text, prompt.add_special_tokens
+
+
+def check_length(field: str, text: str, tokenizer: Tokenizer, most_tokens: int | None, slack: int = 0) -> None:
+    """
+    Args:
+        slack: tokens beyond `most_tokens` that are cut off later.
+
+    Raises:
+        InvalidRequest: text that is no Unicode, or too long for so many tokens, however few of them it needs.
+    """
     if most_tokens is not None and len(text) > (most_tokens + slack) * tokenizer.longest_token:
         raise too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
     check_unicode(field, text)
-    if keep is None or truncation is None:
-        return TokensPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    whole = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    kept = _cut_tokens(whole, text, tokenizer, keep, truncation, add_special_tokens=add_special_tokens)
-    return TokensPrompt(kept, truncated=len(kept) < len(whole) or len(text) < letters)
 
 
 def prompt_field(prompt: Prompt) -> str:

@@ -19,11 +19,11 @@ import jinja2.nodes
 import jinja2.parser
 
 from troupellm.models.call_arguments import with_text_arguments
+from troupellm.models.model_documents import read_json
 from troupellm.models.model_folder import check_file
 from troupellm.models.template_meter import TemplateExhausted, TemplateLimit, used
 from troupellm.models.template_sandbox import Sandbox
 from troupellm.models.template_sizes import MAX_WIDTH, made
-from troupellm.models.tokenizer import read_json
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 RESERVED = frozenset(

@@ -1,6 +1,5 @@
 """Weights from a folder of safetensors files, read strictly: every tensor is asked for once, and none is left over."""
 
-import json
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,14 +14,13 @@ from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import FILE
 from troupellm.models.model_folder import check_file
 from troupellm.models.quantization.mxfp4 import BLOCKS, mx_experts
+from troupellm.models.quantization.section import FILES as QUANTIZATION_FILES
 from troupellm.models.read_errors import plain_name, why
-from troupellm.models.safetensors_header import check_names
+from troupellm.models.safetensors_header import check_header
 from troupellm.models.steady_files import SteadyFiles
+from troupellm.models.weight_files import INDEX, folder_homes, folder_weight_files
 from troupellm.protocol.errors import ModelLoadError
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_LONGEST_FILE_NAME = 255
 _COMPARED_ROWS = 4096
 READABLE = frozenset({"F32", "BF16", "F16"})
 DERIVED = (".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")
@@ -81,17 +79,17 @@ class Checkpoint:
         self._folder, self._dtype, self._taken = folder, dtype, taken
         self._files: dict[str, Any] = {}
         self._homes: dict[str, str] = {}
-        listed = files or weight_files(folder)
-        told: dict[str, str] = {} if files else told_homes(folder)
+        listed = files or folder_weight_files(folder)
+        told: dict[str, str] = {} if files else folder_homes(folder)
         self._steady = SteadyFiles(folder / file for file in listed)
         for file in listed:
             check_file(folder / file)
+            check_header(folder / file)
             try:
                 handle: Any = safe_open(folder / file, framework="pt")
                 names = [str(name) for name in handle.keys()]  # noqa: SIM118 - not a mapping
             except (OSError, SafetensorError) as error:
                 raise ModelLoadError(f"{file} cannot be read: {why(error)}") from error
-            check_names(folder / file)
             self._files[file] = handle
             for name in names:
                 if name in self._homes:
@@ -262,51 +260,6 @@ class RandomWeights:
         return True
 
 
-def weight_files(folder: Path) -> list[str]:
-    """Names of the weight files in a folder, from its index where it has one.
-
-    Raises:
-        ModelLoadError: there are none, or the index is damaged or names a file outside the folder.
-    """
-    if told := told_homes(folder):
-        return sorted(set(told.values()))
-    check_file(folder / SINGLE)
-    if (folder / SINGLE).is_file():
-        return [SINGLE]
-    if (pickle := next((path.name for pattern in PICKLES for path in folder.glob(pattern)), None)) is not None:
-        raise ModelLoadError(
-            f"{SINGLE} is missing; the folder has pickled weights only, such as {plain_name(pickle)}, "
-            "which can run code when they are read",
-            hint="convert them with the `safetensors` package, or look for a safetensors version of the model",
-        )
-    raise ModelLoadError(f"{SINGLE} is missing", hint="give a folder with safetensors weights")
-
-
-def told_homes(folder: Path) -> dict[str, str]:
-    """The file of each tensor, as the folder's index has it; empty where there is no index.
-
-    Raises:
-        ModelLoadError: the index is damaged, or names a file that is missing or outside the folder.
-    """
-    check_file(folder / INDEX)
-    if not (folder / INDEX).is_file():
-        return {}
-    try:
-        index = json.loads((folder / INDEX).read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{INDEX} cannot be read: {why(error)}") from error
-    names = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
-        raise ModelLoadError(f"{INDEX}: weight_map must map tensors to files")
-    for file in sorted(set(names.values())):
-        if Path(file).name != file or not file.endswith(".safetensors") or len(file) > _LONGEST_FILE_NAME:
-            raise ModelLoadError(f"{INDEX}: {plain_name(file)!r} is not the name of a safetensors file in this folder")
-        check_file(folder / file)
-        if not (folder / file).is_file():
-            raise ModelLoadError(f"{plain_name(file)} is missing, though {INDEX} names it")
-    return names
-
-
 @contextmanager
 def unchanged(folder: Path) -> Iterator[None]:
     """What a model is read from, its settings too, stays as it is while the block runs.
@@ -319,9 +272,9 @@ def unchanged(folder: Path) -> Iterator[None]:
     """
     files = [folder]
     if not is_gguf(folder):
-        files = [folder / FILE, folder / INDEX]
+        files = [folder / FILE, folder / INDEX, *(folder / name for name in QUANTIZATION_FILES)]
         with suppress(ModelLoadError):  # which says it again when it reads them, if it does
-            files += [folder / name for name in weight_files(folder)]
+            files += [folder / name for name in folder_weight_files(folder)]
     steady = SteadyFiles(files)
     yield
     steady.check()

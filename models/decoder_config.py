@@ -51,7 +51,7 @@ class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
     up: str = "up_proj"
     down: str = "down_proj"
     interleaved: bool = False
-    """All experts are in one tensor, with the rows of gate and up by turns; stored with inputs before outputs."""
+    """A tensor that holds all experts has the rows of gate and up by turns, and inputs before outputs."""
 
 
 class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):

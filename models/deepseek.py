@@ -19,7 +19,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         rotated=_even(reader, "qk_rope_head_dim", 64),
         plain=reader.integer("qk_nope_head_dim", 128),
         value=reader.integer("v_head_dim", 128),
-        query_latent=reader.integer("q_lora_rank") if reader.has("q_lora_rank") else None,
+        query_latent=reader.integer("q_lora_rank") if reader.is_on("q_lora_rank") else None,
     )
     bias = reader.flag("attention_bias", False)
     if bias and mla.query_latent is None:
@@ -60,7 +60,7 @@ def _experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
     if top_k > experts:
         raise reader.refuse("num_experts_per_tok", f"must be at most n_routed_experts ({experts})")
     size = reader.integer("moe_intermediate_size")
-    shared = reader.integer("n_shared_experts", 1 if third else 2) * size
+    shared = reader.integer("n_shared_experts", 1 if third else 2, least=0) * size
     if third:
         reader.choice("scoring_func", ("sigmoid",), "sigmoid")
         reader.choice("topk_method", ("noaux_tc",), "noaux_tc")

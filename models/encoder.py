@@ -53,11 +53,14 @@ class EncoderBatch:
 
 
 class Norm:
-    """Layer normalization with a gain and a bias."""
+    """Layer normalization with a gain and a bias, which checkpoints of TensorFlow's time call gamma and beta."""
 
     def __init__(self, name: str, config: EncoderConfig, source: WeightSource) -> None:
         size = (config.hidden_size,)
-        self.weight, self.bias = source.take(f"{name}.weight", size), source.take(f"{name}.bias", size)
+        self.weight, self.bias = (
+            source.take(f"{name}.{newer if source.has(f'{name}.{newer}') else older}", size)
+            for newer, older in (("weight", "gamma"), ("bias", "beta"))
+        )
         self.size, self.eps = size, config.layer_norm_eps
 
     def __call__(self, x: Tensor) -> Tensor:

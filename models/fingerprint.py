@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from troupellm.models.cache_layout import cache_layout
-from troupellm.models.checkpoint import weight_files
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf, read_header
 from troupellm.models.model_folder import check_file
 from troupellm.models.prefix_secret import secret_file
+from troupellm.models.quantization.section import FILES as QUANTIZATION_FILES
 from troupellm.models.rope import length_matters
+from troupellm.models.weight_files import folder_weight_files
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 
@@ -141,10 +142,14 @@ def _weights(folder: Path, config: EngineConfig) -> str:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Of the weights in a folder and its config.json, or of a GGUF file with all parts. Raises as `files_digest`."""
+    """Of a folder's weights, config.json and quantization files, or of a GGUF file with all parts.
+
+    Raises as `files_digest`.
+    """
     if is_gguf(folder):
         return files_digest(sorted({folder, *(tensor.file for tensor in read_header(folder).tensors.values())}))
-    return files_digest([folder / "config.json", *(folder / name for name in weight_files(folder))])
+    settings = [folder / "config.json", *(folder / name for name in QUANTIZATION_FILES if (folder / name).is_file())]
+    return files_digest([*settings, *(folder / name for name in folder_weight_files(folder))])
 
 
 def _parts(file: Path) -> Iterator[tuple[Path, int]]:

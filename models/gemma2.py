@@ -44,8 +44,8 @@ def describe(reader: ConfigReader) -> DecoderConfig:
 
 def windows_but_every(reader: ConfigReader, period: int) -> tuple[int | None, ...]:
     """`sliding_window` in all layers but each `period`-th; `layer_types` overrides."""
-    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
-    if reader.has("layer_types"):
+    window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
+    if reader.is_on("layer_types"):
         return layer_windows(reader, window)
     num_layers = reader.integer("num_hidden_layers")
     return tuple(window if (layer + 1) % period else None for layer in range(num_layers))

@@ -41,7 +41,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
         reader = ConfigReader({**text.values, **above}, "text_config.")
     reader = reader.with_defaults(**DEFAULTS)
     gemma2.refuse_both_directions(reader)
-    if reader.has("attn_logit_softcapping"):
+    if reader.is_on("attn_logit_softcapping"):
         raise reader.refuse("attn_logit_softcapping", "must be null")
     windows = gemma2.windows_but_every(reader, reader.integer("sliding_window_pattern"))
     everywhere, nearby = _ropes(reader)

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.tokenizer import read_json
+from troupellm.models.hf_config import is_on, whole
+from troupellm.models.model_documents import read_json
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
 from troupellm.protocol.sampling import SamplingParams
 
@@ -24,6 +25,10 @@ _FIELDS = {
     "skip_special_tokens": "skip_special_tokens",
     "max_new_tokens": "max_tokens",
 }
+_WHOLE = ("top_k", "max_new_tokens")
+_OFF_AT_ZERO = ("repetition_penalty", "max_new_tokens")
+_GREEDY_TOP_P = 1e-9
+"""`top_p` 0 keeps the most probable token alone, as in transformers; here the least value is above 0."""
 
 
 def load_generation_defaults(
@@ -84,6 +89,13 @@ def token_cap(overrides: Overrides) -> int | None:
 
 
 def _checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    defaults = {ours: settings[theirs] for theirs, ours in _FIELDS.items() if settings.get(theirs) is not None}
+    defaults = {}
+    for theirs, ours in _FIELDS.items():
+        value = settings.get(theirs)
+        if value is None or value == "" or (theirs in _OFF_AT_ZERO and not is_on(value)):
+            continue
+        defaults[ours] = whole(value) if theirs in _WHOLE else value
+    if defaults.get("top_p") == 0:
+        defaults["top_p"] = _GREEDY_TOP_P
     SamplingParams(**defaults)
     return defaults

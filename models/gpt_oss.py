@@ -27,7 +27,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     num_layers, bias = reader.integer("num_hidden_layers"), reader.flag("attention_bias", True)
     window = reader.integer("sliding_window", 128)
     windows = tuple(window if layer % 2 == 0 else None for layer in range(num_layers))
-    if reader.has("layer_types"):
+    if reader.is_on("layer_types"):
         windows = layer_windows(reader, window)
     config = decoder_config(reader, qkv_bias=bias, out_bias=bias, windows=windows)
     num_experts, top_k = expert_counts(reader, 128, 4)

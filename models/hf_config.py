@@ -1,4 +1,9 @@
-"""From a checkpoint's config.json to the description of a decoder."""
+"""From a checkpoint's config.json to the description of a decoder.
+
+The rule for keys, here and in quantization files: a key that cannot change the result is ignored and logged once; a key
+that can change it and is not supported is refused, with file, key and value. null and "" mean that a key is missing;
+0, false and empty lists turn a feature off.
+"""
 
 import json
 import sys
@@ -8,8 +13,8 @@ from typing import Any
 
 from troupellm.models.decoder_config import Activation, DecoderConfig, QKNorm, RopeConfig
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.json_file import read_object
 from troupellm.models.model_folder import check_file
-from troupellm.models.read_errors import why
 from troupellm.protocol.errors import ModelLoadError
 
 FILE = "config.json"
@@ -34,9 +39,18 @@ _ROPE_KEYS = frozenset(
 class ConfigReader:
     """Typed access to config.json, or what says the same; refusals are ModelLoadErrors naming the file and the key."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "", file: str = FILE) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], prefix: str = "", file: str = FILE,
+        elsewhere: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            prefix: of keys, in messages.
+            file: its name, in messages.
+            elsewhere: file and prefix of the sections that stand in another place, by their keys.
+        """
         self.values = values
-        self._prefix, self._file = prefix, file
+        self._prefix, self._file, self._elsewhere = prefix, file, elsewhere or {}
 
     @classmethod
     def load(cls, folder: Path) -> "ConfigReader":
@@ -47,29 +61,38 @@ class ConfigReader:
             return cls(document(folder, FILE), file=folder.name)
         check_file(folder / FILE)
         try:
-            values = json.loads((folder / FILE).read_bytes())
+            return cls(read_object(folder / FILE))
         except FileNotFoundError:
             raise ModelLoadError(f"{FILE} is missing", hint="give a folder in Hugging Face's format") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{FILE} cannot be read: {why(error)}") from error
-        if not isinstance(values, dict):
-            raise ModelLoadError(f"{FILE}: expected an object, got {type(values).__name__}")
-        return cls(values)
 
     def with_defaults(self, **defaults: Any) -> "ConfigReader":
         """The same, with values for keys that are not there; one that is there and null stays null."""
-        return ConfigReader({**defaults, **self.values}, self._prefix, self._file)
+        return self.like({**defaults, **self.values})
 
     def with_values(self, **values: Any) -> "ConfigReader":
         """The same, with other values for some keys."""
-        return ConfigReader({**self.values, **values}, self._prefix, self._file)
+        return self.like({**self.values, **values})
+
+    def with_section(self, key: str, values: Mapping[str, Any], file: str, prefix: str) -> "ConfigReader":
+        """The same, with a section that stands in another file, or under another key."""
+        places = {**self._elsewhere, key: (file, prefix)}
+        return ConfigReader({**self.values, key: values}, self._prefix, self._file, places)
+
+    def place_of(self, key: str) -> str:
+        """File and whole key, for messages."""
+        return f"{self._file}: {self._prefix}{key}"
 
     def has(self, key: str) -> bool:
-        return self.values.get(key) is not None
+        """Whether the key has a value, which may be 0 or false."""
+        return not _is_missing(self.values.get(key))
+
+    def is_on(self, key: str) -> bool:
+        """Whether the key has a value that turns something on: not 0, false or empty."""
+        return is_on(self.values.get(key))
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number of at least `least`; null counts as missing."""
-        value = self._value(key, default)
+        """A whole number of at least `least`, which may be written as 50.0; null counts as missing."""
+        value = whole(self._value(key, default))
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.refuse(key, f"must be an integer of at least {least}")
         if value > (most := _MOST_OF.get(key, MOST)):
@@ -84,11 +107,14 @@ class ConfigReader:
         return float(value)
 
     def optional(self, key: str) -> float | None:
-        """A number above zero, or None for null and for nothing."""
-        return self.number(key) if self.has(key) else None
+        """A number above zero, or None where it is missing or 0."""
+        return self.number(key) if self.is_on(key) else None
 
     def flag(self, key: str, default: bool) -> bool:
+        """true or false; 0 is false."""
         value = self._value(key, default)
+        if value == 0 and not isinstance(value, bool):
+            return False
         if not isinstance(value, bool):
             raise self.refuse(key, "must be true or false")
         return value
@@ -109,32 +135,48 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def section(self, key: str) -> "ConfigReader":
-        """A nested object; empty when it is missing or null."""
+        """A nested object; empty when it is missing, null, false or empty."""
         value = self.values.get(key)
-        if value is None:
-            value = {}
+        value = value if is_on(value) else {}
         if not isinstance(value, dict):
             raise self.refuse(key, "must be an object")
-        return ConfigReader(value, f"{self._prefix}{key}.", self._file)
+        file, prefix = self._elsewhere.get(key, (self._file, f"{self._prefix}{key}."))
+        return ConfigReader(value, prefix, file)
 
     def without(self, key: str) -> "ConfigReader":
         """The same, as if the key were missing."""
-        return ConfigReader(
-            {name: value for name, value in self.values.items() if name != key}, self._prefix, self._file
-        )
+        return self.like({name: value for name, value in self.values.items() if name != key})
 
-    def refuse(self, key: str, wanted: str) -> ModelLoadError:
+    def refuse(self, key: str, wanted: str, hint: str = "") -> ModelLoadError:
         """The error for a key with a wrong value."""
         got = json.dumps(self.values.get(key), default=str)[:80]
-        return ModelLoadError(f"{self._file}: {self._prefix}{key} {wanted}, got {got}")
+        return ModelLoadError(f"{self.place_of(key)} {wanted}, got {got}", hint=hint)
+
+    def like(self, values: Mapping[str, Any]) -> "ConfigReader":
+        """Other values in the same place."""
+        return ConfigReader(values, self._prefix, self._file, self._elsewhere)
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.values.get(key)
-        if value is not None:
+        if not _is_missing(value):
             return value
         if default is None:
-            raise ModelLoadError(f"{self._file}: {self._prefix}{key} is missing")
+            raise ModelLoadError(f"{self.place_of(key)} is missing")
         return default
+
+
+def is_on(value: Any) -> bool:
+    """Whether a value turns something on: not null, 0, false, "" or empty."""
+    return not (value is None or value == 0 or value in ("", [], {}))
+
+
+def whole(value: Any) -> Any:
+    """A number such as 50.0 as the whole number that it is; everything else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value == ""
 
 
 def _is_positive(value: Any) -> bool:
@@ -177,9 +219,9 @@ def decoder_config(
     if activation is None:
         activation = ACTIVATIONS[reader.choice("hidden_act", ("silu", "swish"), "silu")]
     hidden_size, num_heads = reader.integer("hidden_size"), reader.integer("num_attention_heads")
-    if not reader.has("head_dim") and hidden_size % num_heads:
+    if not reader.is_on("head_dim") and hidden_size % num_heads:
         raise reader.refuse("hidden_size", f"must be a multiple of num_attention_heads ({num_heads})")
-    head_dim = reader.integer("head_dim", hidden_size // num_heads)
+    head_dim = reader.integer("head_dim") if reader.is_on("head_dim") else hidden_size // num_heads
     if head_dim % 2:
         raise reader.refuse("head_dim", "must be even")
     num_kv_heads = reader.integer("num_key_value_heads", num_heads)
@@ -218,7 +260,7 @@ def layer_windows(reader: ConfigReader, window: int | None) -> tuple[int | None,
     """The sliding window of each layer, from `layer_types` where there is one, else the same for all."""
     num_layers = reader.integer("num_hidden_layers")
     kinds = reader.values.get("layer_types")
-    if kinds is None:
+    if not is_on(kinds):
         return (window,) * num_layers
     if not isinstance(kinds, list) or len(kinds) != num_layers:
         raise reader.refuse("layer_types", f"must be a list of {num_layers} names")
@@ -241,6 +283,16 @@ def _longest(reader: ConfigReader) -> int:
     if shared >= size:
         raise chunks.refuse("local_size", f"must be below chunk_size ({size})")
     return min(longest, size - shared)
+
+
+def ignored_rope_keys(reader: ConfigReader) -> list[str]:
+    """Notes on unknown keys for the rotation that are off."""
+    return [
+        f"{section.place_of(key)} is ignored: it is off"
+        for section in (reader.section("rope_parameters"), reader.section("rope_scaling"))
+        for key in section.values
+        if key not in _ROPE_KEYS and section.has(key) and not section.is_on(key)
+    ]
 
 
 def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:
@@ -294,7 +346,7 @@ def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotar
     """A rotary embedding whose scaling is in a section of its own."""
     key = "rope_type" if scaling.has("rope_type") else "type"
     kind = scaling.choice(key, ROPES, "default")
-    unknown = next((name for name in scaling.values if name not in _ROPE_KEYS and scaling.has(name)), None)
+    unknown = next((name for name in scaling.values if name not in _ROPE_KEYS and scaling.is_on(name)), None)
     if unknown is not None:
         raise scaling.refuse(unknown, "is not supported")
     if scaling.number("extrapolation_factor", 1.0) != 1.0:

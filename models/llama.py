@@ -1,4 +1,6 @@
-"""Llama: the plain decoder. `attention_bias` and `mlp_bias` add biases to all projections of their layer."""
+"""Llama: the plain decoder. `attention_bias` and `mlp_bias` add biases to all projections of their layer; InternLM 3's
+`qkv_bias` overrides the former for query, key and value.
+"""
 
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.hf_config import ConfigReader, decoder_config
@@ -9,4 +11,6 @@ ARCHITECTURES = ("LlamaForCausalLM",)
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     bias = reader.flag("attention_bias", False)
-    return decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=reader.flag("mlp_bias", False))
+    return decoder_config(
+        reader, qkv_bias=reader.flag("qkv_bias", bias), out_bias=bias, mlp_bias=reader.flag("mlp_bias", False)
+    )

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 from troupellm.kernels.native.build import to_be_built
 from troupellm.kernels.paged_attention.backends import Planner, choose
+from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.next_token_tensors import next_token_tensors
+from troupellm.models.read_errors import plain_name
+from troupellm.models.weight_names import StoredWeights
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 
@@ -21,6 +25,14 @@ def attention_note(attention: Planner) -> str:
     if choose(needs).name == without:
         return f"attention: {name}"
     return f"attention: {name}, token by token and without graphs for batch_invariant: much slower than {without}"
+
+
+def next_token_notes(stored: StoredWeights, model: DecoderConfig) -> list[str]:
+    """That the checkpoint's layers for further tokens are left out."""
+    names = next_token_tensors(stored.names(), model.num_layers) if isinstance(stored, Checkpoint) else []
+    if not names:
+        return []
+    return [f"{len(names)} tensors for multi-token prediction are left out, such as {plain_name(names[0])}"]
 
 
 def rope_notes(model: DecoderConfig, max_model_len: int) -> list[str]:

@@ -12,7 +12,7 @@ ARCHITECTURES = ("MixtralForCausalLM",)
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     reader = reader.with_defaults(rms_norm_eps=1e-5, rope_theta=1e6)
-    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+    window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
     config = decoder_config(reader, windows=layer_windows(reader, window))
     num_experts, top_k = expert_counts(reader, 8, 2)
     moe = MoeConfig(

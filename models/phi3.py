@@ -16,6 +16,6 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     if (stretch := rope_section(reader).values).get("rope_type", stretch.get("type")) == "yarn":
         # What the models' own code once called so is not YaRN.
         reader = reader.without("rope_scaling").with_values(rope_parameters={**stretch, "rope_type": "longrope"})
-    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+    window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
     plain = decoder_config(reader, windows=layer_windows(reader, window), rotary=1.0)
     return msgspec.structs.replace(plain, qkv_name="qkv_proj", gate_up_name="gate_up_proj")

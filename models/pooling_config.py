@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.hf_config import FILE, ConfigReader
+from troupellm.models.hf_config import FILE, ConfigReader, whole
+from troupellm.models.json_file import read_value
+from troupellm.models.model_documents import read_json
 from troupellm.models.model_folder import check_file
-from troupellm.models.tokenizer import read_json
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.pooling import PoolingAbility, PoolingTask, PoolingType
@@ -64,7 +65,7 @@ def max_sequence_length(folder: Path) -> int | None:
     Raises:
         ModelLoadError: it is no positive integer.
     """
-    value = read_json(folder / LENGTHS).get("max_seq_length")
+    value = whole(read_json(folder / LENGTHS).get("max_seq_length"))
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ModelLoadError(f"{LENGTHS}: max_seq_length must be a positive integer")
     return value
@@ -189,10 +190,9 @@ def _read_modules(folder: Path) -> _Modules | None:
     check_file(path)
     if not path.is_file():
         return None
-    try:
-        listed = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{MODULES}: {error}") from error
+    listed = read_value(path)
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+        raise ModelLoadError(f"{MODULES}: expected a list of objects")
     pooling_type: PoolingType | None = None
     normalize = False
     for module in listed:

@@ -14,10 +14,10 @@ def describe(reader: ConfigReader) -> DecoderConfig:
 def upper_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """`sliding_window` from layer `max_window_layers` up when `use_sliding_window` is set; `layer_types` overrides."""
     num_layers = reader.integer("num_hidden_layers")
-    if not reader.flag("use_sliding_window", False) or not reader.has("sliding_window"):
+    if not reader.flag("use_sliding_window", False) or not reader.is_on("sliding_window"):
         return (None,) * num_layers
     window = reader.integer("sliding_window")
-    if reader.has("layer_types"):
+    if reader.is_on("layer_types"):
         return layer_windows(reader, window)
     first = reader.integer("max_window_layers", 28, least=0)
     return tuple(window if layer >= first else None for layer in range(num_layers))

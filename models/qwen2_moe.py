@@ -28,10 +28,10 @@ def describe(reader: ConfigReader) -> DecoderConfig:
 def lower_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     """With `use_sliding_window` every other layer below `max_window_layers`; `layer_types` overrides."""
     num_layers = reader.integer("num_hidden_layers")
-    if not reader.flag("use_sliding_window", False) or not reader.has("sliding_window"):
+    if not reader.flag("use_sliding_window", False) or not reader.is_on("sliding_window"):
         return (None,) * num_layers
     window = reader.integer("sliding_window")
-    if reader.has("layer_types"):
+    if reader.is_on("layer_types"):
         return layer_windows(reader, window)
     end = reader.integer("max_window_layers", 28, least=0)
     return tuple(window if layer < end and layer % 2 == 0 else None for layer in range(num_layers))

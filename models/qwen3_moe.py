@@ -12,7 +12,7 @@ ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     bias = reader.flag("attention_bias", False)
-    windowed = reader.flag("use_sliding_window", False) and reader.has("sliding_window")
+    windowed = reader.flag("use_sliding_window", False) and reader.is_on("sliding_window")
     window = reader.integer("sliding_window") if windowed else None
     windows = (window,) * reader.integer("num_hidden_layers")
     config = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)

@@ -1,7 +1,6 @@
 """Which family file describes which architecture."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -27,6 +26,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder_config import ENCODERS
 from troupellm.models.hf_config import FILE, ConfigReader, architecture_of
 from troupellm.models.pooling_config import read_labels
+from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 Describe = Callable[[ConfigReader], DecoderConfig]
@@ -71,15 +71,6 @@ CLASSIFIERS = _architectures("CLASSIFIERS", "ForSequenceClassification")
 """And with a classifier that reads the last token."""
 
 
-def describe_model(folder: Path) -> DecoderConfig:
-    """Read and check config.json of a decoder.
-
-    Raises:
-        ModelLoadError: no such file, an architecture that no family claims, or a wrong value.
-    """
-    return describe_decoder(ConfigReader.load(folder))
-
-
 def has_family(reader: ConfigReader) -> bool:
     """Whether a family claims the architecture."""
     architecture = architecture_of(reader)
@@ -87,7 +78,11 @@ def has_family(reader: ConfigReader) -> bool:
 
 
 def describe_decoder(reader: ConfigReader) -> DecoderConfig:
-    """The same, of a file that was read."""
+    """Check config.json of a decoder.
+
+    Raises:
+        ModelLoadError: an architecture that no family claims, or a wrong value.
+    """
     architecture = architecture_of(reader)
     if architecture in FAMILIES:
         return FAMILIES[architecture](reader)
@@ -97,8 +92,13 @@ def describe_decoder(reader: ConfigReader) -> DecoderConfig:
         labels = read_labels(reader)
         return msgspec.structs.replace(CLASSIFIERS[architecture](reader), head="score", num_labels=len(labels))
     supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS)
+    if reader.is_on("auto_map"):
+        raise ModelLoadError(
+            f"{FILE}: {plain_name(architecture)} needs its own Python code (auto_map), which is never run",
+            hint=f"supported: {', '.join(supported)}",
+        )
     raise ModelLoadError(
-        f"{FILE}: architecture {architecture} is not supported", hint=f"supported: {', '.join(supported)}"
+        f"{FILE}: architecture {plain_name(architecture)} is not supported", hint=f"supported: {', '.join(supported)}"
     )
 
 

@@ -1,79 +1,168 @@
-"""Hub files, downloaded so that a run that was killed goes on where it stopped.
+"""One file of the hub, downloaded so that a killed process resumes at the last byte that it wrote.
 
-`huggingface_hub` throws a partial file away when its process ends. Here the bytes gather in `<etag>.partial` beside the
-cache's blobs; once whole they become the blob, and `huggingface_hub` only has to link it.
+`huggingface_hub` throws a partial file away when its process ends, and fetches no new file over 50 GB by plain HTTP.
+Here the bytes gather in `ETAG.partial` beside the cache's blobs and are asked for in ranges; once they are whole and
+their digest is right, the file becomes the blob.
 """
 
 import hashlib
 import os
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO, Protocol
 
 from troupellm.protocol.errors import ModelLoadError
 
-_SAFE_ETAG = re.compile(r"[0-9A-Za-z_-]{8,128}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+RANGE_BYTES = 16 * 2**30
+"""Of one request: signed addresses expire, and CDNs refuse greater ones."""
+SECONDS = 10.0
+"""Without a byte from the server."""
+_FIRST_RETRIES, _RETRIES = 2, 5
+"""Before the first byte a failure is an answer to the user, later it is an interruption."""
+_LONGEST_WAIT = 8.0
+_TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})
+_SHA256, _SHA1 = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
 
 
-class Bar(Protocol):
-    """The part of a tqdm bar that `huggingface_hub` uses."""
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
 
-    def update(self, n: float | None = 1) -> None:
-        """So many bytes more; fewer than 0 when a server starts over."""
+    def hexdigest(self) -> str: ...
+
+
+class Damaged(Exception):
+    """What arrives is not the file; the text says why."""
 
 
 def fetch_blob(
-    repo: str,
-    name: str,
-    *,
-    revision: str,
-    cache: Path,
-    token: str | None,
-    endpoint: str | None,
-    bar: Callable[[int], Bar],
+    url: str, blob: Path, size: int, digest: str | None, headers: dict[str, str], report: Callable[[int], None]
 ) -> None:
-    """Make sure that the cache has the blob of a file; leaves files without a usable etag to `huggingface_hub`.
+    """Download a file to `blob`, which does not exist. A damaged one is removed and fetched again, once.
 
     Args:
-        revision: commit hash.
-        bar: makes the progress bar of this file, given how many bytes are there already.
+        url: on the hub; may redirect to another host, which does not get the `Authorization` header.
+        size: bytes that the hub announces.
+        digest: SHA-256 of the file, or SHA-1 of it as a git blob, as hex; None: only the size is compared.
+        headers: of the request, with the user's token.
+        report: is told how many bytes are here.
 
     Raises:
-        ModelLoadError: what arrived is not what the hub announced.
-        OSError: or the HTTP library's errors, when the connection fails for good.
+        ModelLoadError: the file was damaged twice.
+        OSError: or the HTTP library's errors, when the connection fails for good; the bytes so far stay.
     """
-    import huggingface_hub
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import WeakFileLock, build_hf_headers
-
-    url = huggingface_hub.hf_hub_url(repo, name, revision=revision, endpoint=endpoint)
-    metadata = huggingface_hub.get_hf_file_metadata(url, token=token)
-    if not metadata.size or not metadata.etag or not _SAFE_ETAG.fullmatch(metadata.etag):
-        return
-    owner = f"models--{repo.replace('/', '--')}"
-    blob = cache / owner / "blobs" / metadata.etag
-    lock = cache / ".locks" / owner / f"{metadata.etag}.lock"
-    for folder in (blob.parent, lock.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(lock):
-        if blob.exists():
-            return
-        partial = blob.with_name(f"{metadata.etag}.partial")
-        with partial.open("ab") as file:
-            start = file.tell()
-            if start > metadata.size:
-                start = 0
-                file.truncate(0)
-            headers = build_hf_headers(token=token)
-            http_get(url, file, resume_size=start, headers=headers, expected_size=metadata.size, _tqdm_bar=bar(start))
-        if start and _SHA256.fullmatch(metadata.etag) and _digest(partial) != metadata.etag:
-            partial.unlink()  # two different beginnings and ends; the next start begins anew
-            raise ModelLoadError(f"{name} was damaged in the download", hint="start again")
+    partial = blob.with_name(f"{blob.name}.partial")
+    reason = ""
+    for _ in range(2):
+        try:
+            with partial.open("a+b") as file:
+                _Transfer(file, url, size, digest, headers, report).run()
+        except Damaged as error:
+            partial.unlink()
+            reason = str(error)
+            continue
         os.replace(partial, blob)
+        return
+    raise ModelLoadError(
+        f"{url.rpartition('/')[2]} was damaged in the download, twice: {reason}", hint="start again later"
+    )
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class _Transfer:
+    """One attempt at a file, with the bytes of earlier ones."""
+
+    def __init__(
+        self, file: BinaryIO, url: str, size: int, digest: str | None, headers: dict[str, str],
+        report: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._file, self._url, self._size, self._digest = file, url, size, digest
+        self._headers = headers | {"Accept-Encoding": "identity"}
+        self._report = report
+        self._at = 0
+        self._hash = self._new_hash()
+
+    def run(self) -> None:
+        """Raises Damaged, or the HTTP library's errors."""
+        self._read_earlier_bytes()
+        first, furthest, failures = self._at, self._at, 0
+        while self._at < self._size:
+            try:
+                self._request()
+                error: Exception | None = None
+            except Exception as caught:
+                if not _is_transient(caught):
+                    raise
+                error = caught
+            if self._at > furthest:
+                furthest, failures = self._at, 0
+                continue
+            failures += 1
+            if failures > (_RETRIES if furthest > first else _FIRST_RETRIES):
+                raise error or Damaged(f"the server sends {self._at} of {self._size} bytes")
+            self._file.flush()
+            time.sleep(min(_LONGEST_WAIT, 0.5 * 2 ** (failures - 1)))
+        if self._digest is not None and self._hash.hexdigest() != self._digest:
+            raise Damaged(f"its digest is {self._hash.hexdigest()}, the hub says {self._digest}")
+
+    def _read_earlier_bytes(self) -> None:
+        if self._file.tell() > self._size:
+            self._file.truncate(0)
+        self._file.seek(0)
+        while chunk := self._file.read(2**20):
+            self._hash.update(chunk)
+            self._at += len(chunk)
+            self._report(self._at)
+
+    def _request(self) -> None:
+        """Ask for the next range."""
+        from huggingface_hub.utils import get_session, hf_raise_for_status
+
+        last = min(self._at + RANGE_BYTES, self._size) - 1
+        headers = self._headers | {"Range": f"bytes={self._at}-{last}"}
+        with get_session().stream(
+            "GET", self._url, headers=headers, timeout=SECONDS, follow_redirects=True
+        ) as response:
+            hf_raise_for_status(response)
+            self._check_answer(response)
+            for chunk in response.iter_bytes():
+                if self._at + len(chunk) > self._size:
+                    raise Damaged(f"the server sends more than {self._size} bytes")
+                self._file.write(chunk)
+                self._hash.update(chunk)
+                self._at += len(chunk)
+                self._report(self._at)
+
+    def _check_answer(self, response: Any) -> None:
+        if str(response.headers.get("Content-Type", "")).startswith("text/html"):
+            raise Damaged("the server sends a page of HTML instead")
+        if response.status_code != 206:  # the whole file, whatever was asked for
+            self._restart()
+            return
+        begin = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        if begin is None or int(begin[1]) != self._at:
+            raise Damaged(f"the server sends another range than from byte {self._at}")
+
+    def _restart(self) -> None:
+        self._file.truncate(0)
+        self._at, self._hash = 0, self._new_hash()
+        self._report(0)
+
+    def _new_hash(self) -> _Hash:
+        if self._digest is not None and _SHA1.fullmatch(self._digest):
+            return hashlib.sha1(b"blob %d\0" % self._size, usedforsecurity=False)
+        return hashlib.sha256()
+
+
+def is_digest(text: str) -> bool:
+    """Whether this is a SHA-256, which large files are named by."""
+    return _SHA256.fullmatch(text) is not None
+
+
+def _is_transient(error: Exception) -> bool:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        wait = error.response.headers.get("Retry-After", "")
+        return error.response.status_code in _TRANSIENT and not (wait.isdecimal() and int(wait) > _LONGEST_WAIT)
+    return isinstance(error, errors.HTTPError)

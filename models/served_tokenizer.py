@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.model_documents import read_json
 from troupellm.models.source import resolve_model
-from troupellm.models.tokenizer import Tokenizer, read_json, token_text, told_ends
+from troupellm.models.tokenizer import Tokenizer, token_text, told_ends
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
@@ -39,6 +40,7 @@ def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink =
         download_dir=config.download_dir,
         hf_token=config.hf_token,
         allow_model_links=config.allow_model_links,
+        load_format="dummy",  # its weights are not read
     )
     return resolve_model(elsewhere, progress)
 

@@ -41,8 +41,8 @@ def rotated_layers(reader: ConfigReader) -> tuple[bool, ...]:
 
 def _windows(reader: ConfigReader, turned: tuple[bool, ...]) -> tuple[int | None, ...]:
     """`layer_types` decides, and without it `use_sliding_window`: then layers without rotation have a window."""
-    window = reader.integer("sliding_window") if reader.has("sliding_window") else None
-    if reader.has("layer_types"):
+    window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
+    if reader.is_on("layer_types"):
         return layer_windows(reader, window)
     if not reader.flag("use_sliding_window", False):
         return (None,) * len(turned)

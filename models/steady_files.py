@@ -25,10 +25,16 @@ class SteadyFiles:
         for file in files or self._states:
             before, now = self._states.get(file), _state(file)
             if before is not None and now != before:
-                what = "has gone" if now is None else "has changed"
                 raise ModelLoadError(
-                    f"{file.name} {what} while the model was read from it", hint="start again when the files are whole"
+                    f"{file.name} {_change(before[0], now)} while the model was read from it",
+                    hint="start again when the files are whole",
                 )
+
+
+def _change(size: int, now: tuple[int, int] | None) -> str:
+    if now is None:
+        return "has gone"
+    return "has changed" if now[0] == size else f"has changed from {size:,} to {now[0]:,} bytes"
 
 
 def _state(file: Path) -> tuple[int, int] | None:

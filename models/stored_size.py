@@ -12,8 +12,9 @@ from troupellm.kernels.quantized.gguf import LAYOUTS, blocks_outline
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.gguf.config import EMBEDDING as EMBEDDING_BLOCKS
-from troupellm.models.gguf.header import StoredTensor, is_gguf, read_header
+from troupellm.models.gguf.header import is_gguf, read_header
+from troupellm.models.gguf.metadata import EMBEDDING as EMBEDDING_BLOCKS
+from troupellm.models.gguf.sizes import tensors_bytes
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
 from troupellm.models.quantization.mxfp4 import BLOCKS, SCALES, experts_outline
 from troupellm.models.quantization.on_load import TURNED
@@ -48,7 +49,7 @@ def stored_size(
     copy = model.vocab_size * model.hidden_size * dtype.itemsize if tied and packs_copies(device, dtype) else 0
     if is_gguf(folder):
         tensors = read_header(folder).tensors
-        total = sum(_blocks_bytes(name, tensor, dtype, device) for name, tensor in tensors.items())
+        total = tensors_bytes(tensors, (EMBEDDING_BLOCKS,), dtype, device)
         embedding = tensors.get(EMBEDDING_BLOCKS)
         if tied and embedding is not None and embedding.type in LAYOUTS:  # the head is in its blocks
             copy = held_bytes(blocks_outline(embedding.type, *embedding.shape), device, dtype)
@@ -90,10 +91,3 @@ def _tensor_bytes(stored: Checkpoint, name: str, dtype: torch.dtype, device: tor
     if name.endswith(SCALES) and stored.has(name.removesuffix(SCALES) + BLOCKS):
         return 0
     return prod(shape) * dtype.itemsize
-
-
-def _blocks_bytes(name: str, tensor: StoredTensor, dtype: torch.dtype, device: torch.device) -> int:
-    """Of a tensor of a GGUF file."""
-    if tensor.type not in LAYOUTS or name == EMBEDDING_BLOCKS or len(tensor.shape) != 2:
-        return prod(tensor.shape) * dtype.itemsize
-    return held_bytes(blocks_outline(tensor.type, *tensor.shape), device, dtype)

@@ -1,6 +1,7 @@
 """Whether a model's head is its embedding: as config.json says, unless a checkpoint stores both and they differ.
 
-Fine-tuning and merging leave such checkpoints. `transformers` does not tie what differs either (`tie_weights`).
+Fine-tuning and merging leave such checkpoints. `transformers` does not tie what differs either (`tie_weights`). A head
+that is stored quantized is the head as well: its tool made it from the embedding.
 """
 
 from pathlib import Path
@@ -12,6 +13,7 @@ from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.quantization.unsaid import PACKED
 from troupellm.models.weight_names import FIRST, HEAD, TEXT_PARTS
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
@@ -19,7 +21,7 @@ PLACES = ((FIRST, HEAD), *TEXT_PARTS)
 
 
 def settle_head(folder: Path, model: DecoderConfig, progress: ProgressSink) -> DecoderConfig:
-    """The model with a head of its own, where one is stored that is not its embedding.
+    """The model with a head of its own, where one is stored that is quantized or differs from its embedding.
 
     Raises:
         ModelLoadError: a file is missing or damaged.
@@ -29,6 +31,11 @@ def settle_head(folder: Path, model: DecoderConfig, progress: ProgressSink) -> D
     stored = Checkpoint(folder, torch.float32)
     for body, head in PLACES:
         pair = EMBEDDING.replace(FIRST, body, 1), f"{head}.weight"
+        packed = [f"{head}{end}" for end in PACKED if stored.has(f"{head}{end}")]
+        if stored.has(pair[0]) and packed:
+            note = f"{packed[0]} is used: the head is stored quantized, although tie_word_embeddings is true"
+            progress(LoadProgress(phase="resolve", detail=note))
+            return msgspec.structs.replace(model, tie_word_embeddings=False)
         if not all(map(stored.has, pair)) or stored.equal(*pair):
             continue
         if stored.shape_of(pair[0]) != stored.shape_of(pair[1]):

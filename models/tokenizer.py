@@ -11,22 +11,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from tokenizers import Tokenizer as Backend
+from tokenizers import Encoding, Tokenizer as Backend
 from tokenizers.decoders import DecodeStream
 
 from troupellm.models.added_tokens import AddedToken, check_added
-from troupellm.models.gguf.documents import document
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
-from troupellm.models.model_folder import check_file, check_for_tokenizers
+from troupellm.models.model_documents import read_json
 from troupellm.models.panics import no_panics
+from troupellm.models.tokenizer_files import load_backend
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
 
 MOST_TOKENS = 2**24
+SHORT_LETTERS = 1_000
+"""Characters of a text that is encoded under the interpreter's lock: under a millisecond."""
 _LIBRARY = "tokenizers"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TooManyTokens(Exception):
+    """A text has more tokens than its caller can use."""
+
+    def __init__(self, num_tokens: int) -> None:
+        super().__init__(num_tokens)
+        self.num_tokens = num_tokens
 
 
 class _Definition(msgspec.Struct):
@@ -75,7 +85,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Read `tokenizer.json`; without it, convert what the folder has with `transformers`, if that is installed.
+        """Read `tokenizer.json` and the files beside it, an older format, or a GGUF file.
 
         Args:
             folder: of the model, or a GGUF file.
@@ -84,21 +94,11 @@ class Tokenizer:
             ModelLoadError: no tokenizer, or one that cannot be read.
         """
         config = read_json(folder / "tokenizer_config.json")
-        path = folder / "tokenizer.json"
-        check_file(path)
         if is_gguf(folder):
             backend = gguf_tokenizer(folder)
             definition = backend.to_str().encode()
-        elif path.is_file():
-            definition = path.read_bytes()
-            try:
-                with no_panics(_LIBRARY):
-                    backend = Backend.from_buffer(definition)
-            except Exception as error:  # the library raises bare Exception
-                raise ModelLoadError(f"tokenizer.json cannot be read: {error}") from error
         else:
-            backend = _convert(folder)
-            definition = backend.to_str().encode()
+            backend, definition = load_backend(folder, config)
         return cls(backend, definition, _eos_token_ids(folder, config, backend), token_text(config.get("bos_token")))
 
     def vocabulary(self) -> dict[str, int]:
@@ -106,10 +106,35 @@ class Tokenizer:
         found: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return found
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        with no_panics(_LIBRARY):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """The token ids of a text. A text of more than `SHORT_LETTERS` is encoded without the interpreter's lock.
+
+        Args:
+            most: token ids that the caller can use; None is any number. Making the list holds the lock.
+
+        Raises:
+            TooManyTokens: the text has more than `most`; no list was made.
+        """
+        encoding = self._encoding(text, add_special_tokens=add_special_tokens)
+        if most is not None and len(encoding) > most:
+            raise TooManyTokens(len(encoding))
+        ids: list[int] = encoding.ids
         return ids
+
+    def count(self, text: str, *, add_special_tokens: bool) -> int:
+        """How many tokens a text has, without a list of them."""
+        return len(self._encoding(text, add_special_tokens=add_special_tokens))
+
+    def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
+        """`Tokenizer.encode` holds the interpreter's lock and also computes offsets; batches do neither.
+
+        Short texts keep to it because the first batch starts the library's own threads, which stay, and a program that
+        forks later gets a warning about them.
+        """
+        with no_panics(_LIBRARY):
+            if len(text) <= SHORT_LETTERS:
+                return self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_pair(
         self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
@@ -125,8 +150,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: not even the special tokens fit.
         """
-        with no_panics(_LIBRARY):
-            parts = [self._backend.encode(text, add_special_tokens=False) for text in (first, second)]
+        parts = [self._encoding(text, add_special_tokens=False) for text in (first, second)]
         cut = False
         if most is not None:
             special = self._backend.num_special_tokens_to_add(True)
@@ -135,9 +159,9 @@ class Tokenizer:
                     f"truncate_prompt_tokens must be at least {special + 1}: {special} tokens are special ones",
                     param="truncate_prompt_tokens",
                 )
-            lengths = _shares(len(parts[0].ids), len(parts[1].ids), most - special)
+            lengths = _shares(len(parts[0]), len(parts[1]), most - special)
             for part, length in zip(parts, lengths, strict=True):
-                cut = cut or length < len(part.ids)
+                cut = cut or length < len(part)
                 part.truncate(length, direction=side)
         with no_panics(_LIBRARY):
             whole = self._backend.post_process(parts[0], parts[1], True)
@@ -202,48 +226,6 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
     if shorter + longer > most:
         shorter, longer = most // 2, most - most // 2
     return (shorter, longer) if first <= second else (longer, shorter)
-
-
-def read_json(path: Path, folder: Path | None = None) -> dict[str, Any]:
-    """A JSON object; empty when there is no such file. A GGUF file counts as the folder of what can be made from it.
-
-    Args:
-        folder: of the model, where the file is not right in it.
-
-    Raises:
-        ModelLoadError: not JSON, not an object, or a link out of the folder.
-    """
-    if is_gguf(path.parent):
-        return document(path.parent, path.name)
-    check_file(path, folder)
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (ValueError, RecursionError) as error:  # not UTF-8 is no error of msgspec's own kind
-        raise ModelLoadError(f"{path.name} is not a JSON object: {error}") from error
-
-
-def _convert(folder: Path) -> Backend:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise ModelLoadError(
-            "the model folder has no tokenizer.json",
-            hint="install `transformers`, which can convert older tokenizer files, or add tokenizer.json",
-        ) from error
-    check_for_tokenizers(folder)
-    try:
-        backend = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False).backend_tokenizer
-    except Exception as error:  # anything may go wrong in the conversion of somebody's files
-        raise ModelLoadError(
-            f"the model folder has no tokenizer.json and its tokenizer cannot be converted: "
-            f"{str(error).replace(str(folder), folder.name)}",
-            hint="add tokenizer.json to the folder",
-        ) from error
-    if not isinstance(backend, Backend):
-        raise ModelLoadError("the model folder has no tokenizer.json and its tokenizer has no fast form")
-    return backend
 
 
 def _decoder_form(decoder: dict[str, Any] | None) -> DecoderForm:

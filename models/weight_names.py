@@ -6,6 +6,7 @@ from troupellm.kernels.quantized import Weight
 from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.weights import GgufWeights
+from troupellm.models.next_token_tensors import next_token_tensors
 
 StoredWeights = Checkpoint | GgufWeights
 FIRST = "model."
@@ -58,8 +59,9 @@ def decoder_weights(model: DecoderConfig, checkpoint: StoredWeights, embedding: 
     if model.tie_word_embeddings:
         for head in (HEAD, f"language_model.{HEAD}"):
             checkpoint.ignore(f"{head}.weight")
-    if model.mla is not None:  # layers behind the last one draft further tokens
-        checkpoint.ignore_all(f"model.layers.{model.num_layers}.")
+    if isinstance(checkpoint, Checkpoint):
+        for name in next_token_tensors(checkpoint.names(), model.num_layers):
+            checkpoint.ignore(name)
     if model.text_part:
         for prefix in OTHER_PARTS:
             checkpoint.ignore_all(prefix)

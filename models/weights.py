@@ -12,11 +12,12 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.weights import GgufWeights
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.load_notes import rope_notes
+from troupellm.models.load_notes import next_token_notes, rope_notes
 from troupellm.models.memory import MemoryBudget
 from troupellm.models.quantization.checkpoint import Format, QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import ANY_STORED, QuantizeOnLoad
+from troupellm.models.quantization.unsaid import check_plain
 from troupellm.models.weight_names import StoredWeights, decoder_weights
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError
@@ -27,9 +28,12 @@ CPU = torch.device("cpu")
 
 def read_decoder(
     folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype,
-    budget: MemoryBudget, progress: ProgressSink, device: torch.device = CPU,
+    budget: MemoryBudget, progress: ProgressSink, device: torch.device = CPU, *, drafts_itself: bool = False,
 ) -> RunnableDecoder:  # fmt: skip
     """Make the decoder from what is stored, or from random numbers, on a device.
+
+    Args:
+        drafts_itself: the checkpoint's own layers for further tokens are read by a drafter.
 
     Raises:
         ModelLoadError: a file is missing or damaged, or its tensors are not those of the model.
@@ -51,9 +55,10 @@ def read_decoder(
         done += size
         progress(LoadProgress(phase="weights", done=done, total=budget.weight_bytes))
 
-    for note in (*rope_notes(model, budget.max_model_len), *(() if form is None else form.notes())):
-        progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
     stored = open_weights(folder, model, form, dtype, taken)
+    left_out = [] if drafts_itself else next_token_notes(stored, model)
+    for note in (*rope_notes(model, budget.max_model_len), *(() if form is None else form.notes()), *left_out):
+        progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=note))
     source: WeightSource = decoder_weights(model, stored, EMBEDDING)
     if device.type != "cpu":
         source = OnDevice(source, device)
@@ -72,6 +77,8 @@ def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Fo
     form, file = read_format(reader), is_gguf(folder)
     if config.load_format == "safetensors" and file:
         raise ConfigError("load_format safetensors does not fit a GGUF file; use auto", param="load_format")
+    if form is None and not file and config.load_format != "dummy":
+        check_plain(Checkpoint(folder, torch.float32))
     if (form is not None or file) and config.quantization not in (None, *ANY_STORED):
         raise ConfigError("quantization must be int8: this checkpoint is quantized already", param="quantization")
     return form

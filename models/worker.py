@@ -12,6 +12,7 @@ import torch
 from troupellm.kernels import paged_attention
 from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.kernels.linear import batch_invariant
+from troupellm.models.architecture import open_config
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import unchanged
@@ -116,7 +117,7 @@ class ModelWorker:
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker)
         tell_compiling(progress, on_cpu=gpu is None)
-        reader = ConfigReader.load(self._folder)
+        reader = open_config(self._folder, progress)
         dtype = DTYPES.get(config.model.dtype, torch.float32)  # auto; on a GPU the place decides
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)
@@ -144,12 +145,12 @@ class ModelWorker:
         )  # fmt: skip
         progress(LoadProgress(phase="weights", total=budget.weight_bytes, detail=budget.table()))
         same = same_model(self._folder, model, config, dtype, cached, budget.max_model_len, drafting.digests)
+        read = partial(
+            read_decoder, self._folder, model, form, config.model, dtype, budget, device=device,
+            drafts_itself=drafting.drafts_itself,
+        )  # fmt: skip
         parts = self._parts = Parts[RunnableDecoder, KVCache](
-            lambda sink: _read(
-                partial(read_decoder, self._folder, model, form, config.model, dtype, budget, sink, device),
-                same,
-                invariant=invariant,
-            ),
+            lambda sink: _read(partial(read, progress=sink), same, invariant=invariant),
             lambda: _make_cache(place, model, budget, config, cached, drafting.needs),
         )
         decoder = parts.read(progress)

@@ -21,3 +21,11 @@ def human_int(text: str) -> int:
     if value != int(value):
         raise ValueError(f"{text} is no whole number")
     return int(value)
+
+
+def human_size(size: int) -> str:
+    """Bytes in decimal units, as file sizes are published: `512 B`, `1.2 MB`, `4.7 GB`."""
+    value, units = float(size), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 999.5 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} {units[0]}" if value >= 100 or units[0] == "B" else f"{value:.1f} {units[0]}"

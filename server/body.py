@@ -24,9 +24,6 @@ INLINE_BYTES = 65_536
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A JSON string. Possessive, and the closing quote may be missing: linear on any input."""
-
 
 class BodyReader:
     """Reads a body piece by piece, for those who do not want it whole."""
@@ -145,7 +142,10 @@ def _bare(raw: bytes) -> bytes:
     # Two for each string, or one where it ends with a backslash of its own; quotes inside of strings are none of them.
     if raw.count(b'"') - raw.count(b'\\"') > 2 * MAX_STRINGS:
         raise invalid_json(f"the request body has more than {MAX_STRINGS} strings")
-    bare = _STRING.sub(b"", raw)
+    # Without escapes every other part between quotes is outside of strings. Each of these calls holds the interpreter's
+    # lock for a few milliseconds per 8 MiB; a regular expression holds it for ten times as long, in one call.
+    unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    bare = b"".join(unescaped.split(b'"')[::2])
     if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
         raise invalid_json(f"the request body has more than {MAX_CONTAINERS} objects and lists")
     return bare

@@ -1,63 +1,93 @@
-"""What only counts tokens: one at a time, on a thread that no prompt to be answered waits for, with a bounded line.
+"""What only counts tokens: on threads that no prompt to be answered waits for, with a bounded line.
 
 Nothing else bounds it: admission is for what is to be generated, and what is counted may be longer than the context.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar, TypeVarTuple, Unpack
+from functools import partial
+from typing import TypeVar
 
 import anyio
 
-from troupellm.actors.intake import render
+from troupellm.actors.guide_turns import Turns
+from troupellm.actors.intake import letters_of, work_on
+from troupellm.actors.long_texts import LONG_LETTERS, PARALLEL
+from troupellm.actors.ports import SystemClock
+from troupellm.actors.prompts import count_tokens, tokenize
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
-from troupellm.protocol.intake import Prompt
+from troupellm.protocol.intake import ChatPrompt, TextPrompt
 from troupellm.server.offload import offload
 from troupellm.server.served import ServedEngine
 
 T = TypeVar("T")
-ArgsT = TypeVarTuple("ArgsT")
 
 MOST_WAITING = 64
-"""Beside the one that is counted: more are told to come again."""
+"""Beside those that are counted: more are told to come again."""
 WAIT_SECONDS = 30.0
 """The longest body takes some seconds."""
 
 
 class Counting:
-    """Of one process. Implements `Threads`."""
+    """Of one process: two calls at once, the keys in turn."""
 
     def __init__(self) -> None:
         self.inside = 0
-        """Calls that wait, and the one that runs."""
-        self._turn = anyio.CapacityLimiter(1)
+        """Calls that wait, and those that run."""
+        self._turns = Turns(PARALLEL, SystemClock())
+        self._threads = anyio.CapacityLimiter(PARALLEL)
 
-    async def of(
-        self, engine: ServedEngine, prompt: Prompt, use: Callable[[Sequence[int]], T], most_tokens: int | None = None
-    ) -> T:
-        """What `use` makes of the token ids that a prompt becomes; on the thread as well, where the prompt is long.
+    async def number(
+        self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, most_tokens: int | None = None
+    ) -> int:
+        """How many tokens a prompt has.
 
         Args:
+            tenant: the key of the request.
             most_tokens: a text that cannot fit into so many is not tokenized; None takes any.
 
         Raises:
             InvalidRequest: the prompt cannot be rendered or tokenized, or is too long.
             EngineOverloaded, QueueTimeout: see `run`.
         """
-        return await render(prompt, engine.tokenizer, engine.speaker.template, self, use, most_tokens)
+        template = engine.speaker.template
+        work = partial(count_tokens, prompt, engine.tokenizer, template, most_tokens)
+        return await work_on(prompt, template, work, partial(self.run, tenant, letters_of(prompt, LONG_LETTERS)))
 
-    async def run(self, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
-        """Call on the one thread, after those who came before. Whoever leaves while it runs holds it until it ends.
+    async def tokens(
+        self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, use: Callable[[Sequence[int]], T]
+    ) -> T:
+        """What `use` makes of the token ids of a prompt; on the thread as well, where the prompt is long.
+
+        Raises:
+            InvalidRequest: the prompt cannot be rendered or tokenized.
+            EngineOverloaded, QueueTimeout: see `run`.
+        """
+        template = engine.speaker.template
+
+        def work() -> T:
+            return use(tokenize(prompt, engine.tokenizer, template, None).token_ids)
+
+        return await work_on(prompt, template, work, partial(self.run, tenant, letters_of(prompt, LONG_LETTERS)))
+
+    async def run(self, tenant: str, size: int, function: Callable[[], T]) -> T:
+        """Call on a thread when the turn has come. A call that its caller leaves keeps its turn until it ends.
+
+        Args:
+            size: characters of the text; among the calls of one key the shorter ones go first.
 
         Raises:
             EngineOverloaded: too many wait already.
             QueueTimeout: the others took too long.
         """
-        if self.inside > MOST_WAITING:
+        if self.inside >= MOST_WAITING + PARALLEL:
             raise EngineOverloaded(f"{MOST_WAITING} requests wait for their tokens to be counted, which is the most")
         self.inside += 1
         try:
-            with anyio.move_on_after(WAIT_SECONDS):  # of the wait alone: a call that runs is shielded
-                return await offload(function, *args, limiter=self._turn)
+            with anyio.move_on_after(WAIT_SECONDS) as wait:
+                async with self._turns.turn(self._turns.queue(tenant, size)):
+                    wait.deadline = math.inf
+                    return await offload(function, limiter=self._threads)
         finally:
             self.inside -= 1
         raise QueueTimeout(f"the request waited longer than {WAIT_SECONDS:g} seconds for its tokens to be counted")

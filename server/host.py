@@ -1,7 +1,6 @@
 """The engine as the server sees it: perhaps loading, perhaps lent by a host application, perhaps draining."""
 
 import hashlib
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -22,13 +21,11 @@ from troupellm.server.counting import Counting
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
+from troupellm.server.load_log import LoadLog
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.skipped import Skipped
 from troupellm.server.vitals import Vitals
-
-logger = logging.getLogger("troupellm.server")
-
 
 STREAM_DEFAULTS = {
     "flush_interval": 0.02, "wakes_per_second": 1600, "most_wakes_per_second": 12_800, "stall_timeout": 60.0,
@@ -62,6 +59,7 @@ class EngineHost:
         self.failure: str | None = None
         """Client-safe reason why the engine could not start."""
         self.progress: LoadProgress | None = None
+        self.load_log = LoadLog()
         self.vitals: Vitals | None = None
         """Of a process that is ours; a host application has its own."""
         self.counts = HttpCounts()
@@ -149,8 +147,7 @@ class EngineHost:
     def report(self, progress: LoadProgress) -> None:
         """The progress sink of an engine that is being loaded."""
         self.progress = progress
-        for line in progress.detail.splitlines():
-            logger.info("%s", line)
+        self.load_log.report(progress)
 
     def require(self) -> ServedEngine:
         """The engine, if requests may use it now.

@@ -18,6 +18,7 @@ from troupellm.server.guard import guard_of
 from troupellm.server.host import EngineHost
 from troupellm.server.keys import read_keys
 from troupellm.server.listener import bind_unix
+from troupellm.server.load_log import LoadLog, terminal
 from troupellm.server.vitals import Vitals
 
 
@@ -70,6 +71,7 @@ class LocalSide:
         """
         self.host = EngineHost(config)
         self.host.loading = True
+        self.host.load_log = LoadLog(terminal())
         self.host.vitals = Vitals(config.loop_lag_warning)
         app = App(self.host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
         self._front = HttpFront(app, config, listener)

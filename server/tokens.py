@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import Prompt, TextPrompt
+from troupellm.protocol.intake import ChatPrompt, TextPrompt
 from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from troupellm.protocol.tools import check_tools
 from troupellm.server.body import is_large
@@ -34,7 +34,7 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
         return msgspec.json.encode(response)
 
     prompt = await offload(_prompt, request) if is_large(exchange) else _prompt(request)
-    await exchange.respond(200, await host.counting.of(engine, prompt, encode))
+    await exchange.respond(200, await host.counting.tokens(engine, exchange.key, prompt, encode))
 
 
 async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRequest) -> None:
@@ -49,11 +49,15 @@ async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRe
         text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return msgspec.json.encode(DetokenizeResponse(text))
 
-    body = decode() if len(request.tokens) <= INLINE_TOKENS else await host.counting.run(decode)
+    body = (
+        decode()
+        if len(request.tokens) <= INLINE_TOKENS
+        else await host.counting.run(exchange.key, len(request.tokens), decode)
+    )
     await exchange.respond(200, body)
 
 
-def _prompt(request: TokenizeRequest) -> Prompt:
+def _prompt(request: TokenizeRequest) -> TextPrompt | ChatPrompt:
     if request.messages is not None:
         if request.prompt is not None:
             raise InvalidRequest("give either prompt or messages, not both", param="prompt")

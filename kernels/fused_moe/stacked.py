@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.fused_moe.spec import Swiglu
-from troupellm.kernels.quantized import Fp8, Mx, QuantizedWeight, Weight
+from troupellm.kernels.quantized import Fp8, QuantizedWeight, Weight
 from troupellm.kernels.quantized.coded import Coded, coded
+from troupellm.kernels.quantized.gguf import GgufBlocks, mx_of
 from troupellm.kernels.quantized.kept import stack_keeps
 
 Kind = Literal["plain", "fp8", "fp8_blocks", "int8", "mx", "int4"]
@@ -82,8 +83,8 @@ def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | Non
         values = torch.stack([weight.values.view(torch.uint8) for weight in fp8]).view(fp8[0].values.dtype)
         scales = torch.stack([weight.row_scale() for weight in fp8])
         return StackedWeight("fp8" if outline.groups == 1 else "fp8_blocks", values, scales, *shape)
-    mx = [weight for weight in weights if isinstance(weight, Mx)]
-    if mx:
+    if outline.code == "mxfp4":
+        mx = [mx_of(weight) if isinstance(weight, GgufBlocks) else weight for weight in weights]
         codes, exponents = (torch.stack([getattr(weight, name) for weight in mx]) for name in ("codes", "exponents"))
         return StackedWeight("mx", codes, exponents, *shape)
     found = [codes for codes in map(coded, weights) if codes is not None]

@@ -97,7 +97,8 @@ struct Activations {
 
     void fit(const Layer& layer, int64_t rows, int64_t num_kept) {
         const int64_t width = layer.heads->heads * layer.heads->head_dim;
-        grow(wide, rows * std::max(layer.qkv.outs(), layer.gate_up.outs() / 2));
+        // A row may be kept twice, so that more are kept than there are.
+        grow(wide, std::max(rows, num_kept) * std::max(layer.qkv.outs(), layer.gate_up.outs() / 2));
         grow(attended, rows * width);
         grow(kept, num_kept * width);
     }

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from troupellm.kernels.quantized import gguf_basic, gguf_i_quants, gguf_k_quants
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
-from troupellm.kernels.quantized.gguf_fields import Fields, counting_from
+from troupellm.kernels.quantized.gguf_fields import Fields, counting_from, unpack_nibbles
+from troupellm.kernels.quantized.mx import Mx
 from troupellm.kernels.quantized.outline import Code, Outline
 
 SLAB_WEIGHTS = 2**20
@@ -67,6 +68,14 @@ class GgufBlocks(QuantizedWeight):
         return (self.data,)
 
 
+def mx_of(weight: GgufBlocks) -> Mx:
+    """MXFP4 as the same weight in the layout of the OCP MX specification; there an exponent of 255 is no number."""
+    require(weight.layout == "MXFP4", f"{weight.layout} is not MXFP4")
+    blocks = weight.data.view(weight.shape[0], -1, LAYOUTS["MXFP4"].size)
+    codes = unpack_nibbles(blocks[..., 1:].flatten(0, 1), 16).view(weight.shape)
+    return Mx(codes[:, ::2] | codes[:, 1::2] << 4, blocks[..., 0], "fp4_e2m1", dtype=weight.dtype)
+
+
 def blocks_outline(layout: str, rows: int, columns: int) -> Outline:
     """Of a weight in such blocks, as the codes that products compute with."""
     code, group, offsets = _form(layout)
@@ -79,6 +88,8 @@ def _form(layout: str) -> tuple[Code, int, bool]:
     block = LAYOUTS[layout]
     fields = block.read(torch.zeros(1, block.size, dtype=torch.uint8))
     group = block.weights // fields.scale.shape[1]
+    if layout == "MXFP4":
+        return "mxfp4", group, False
     if fields.table is None:
         return "int8", group, fields.offset is not None
     counts = torch.equal(fields.table, counting_from(int(fields.table[0])))

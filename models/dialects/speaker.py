@@ -16,7 +16,8 @@ from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
-from troupellm.models.tokenizer import Tokenizer, read_json
+from troupellm.models.model_documents import read_json
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec

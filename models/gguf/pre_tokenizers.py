@@ -120,7 +120,7 @@ def pre_tokenizer(reader: ConfigReader) -> PreTokenizer:
         ModelLoadError: the file names none, and models of its architecture differ; or it names one that is not known.
     """
     key, hint = "tokenizer.ggml.pre", "name a folder with the model's tokenizer.json by --tokenizer"
-    name = reader.values.get(key, "default")
+    name = reader.values.get(key) or "default"
     if name == "default":
         architecture = reader.values.get("general.architecture")
         name = _OF_ARCHITECTURE.get(architecture) if isinstance(architecture, str) else None

@@ -91,9 +91,7 @@ def _merges(reader: ConfigReader) -> list[tuple[str, str]]:
     for merge in merges:
         cut = merge.find(" ", 1)
         if cut < 0:
-            raise ModelLoadError(
-                reader.refuse(key, f"has {merge!r:.80}, no pair of tokens").message
-            )
+            raise reader.refuse(key, f"must be pairs of tokens, and {merge!r:.80} is none")
         pairs.append((merge[:cut], merge[cut + 1 :]))
     return pairs
 

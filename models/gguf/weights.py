@@ -2,29 +2,47 @@
 
 import re
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized import GgufBlocks, QuantizedWeight, Weight
-from troupellm.models.gguf.config import EMBEDDING, ROPE_FACTORS
-from troupellm.models.gguf.header import StoredTensor, read_header
+from troupellm.models.gguf.config import architecture_of
+from troupellm.models.gguf.header import Header, StoredTensor, read_header
+from troupellm.models.gguf.metadata import EMBEDDING
+from troupellm.models.gguf.rope import ALL_FACTORS
 from troupellm.models.steady_files import SteadyFiles
 from troupellm.protocol.errors import ModelLoadError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_INNER = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_NEIGHBOURS = frozenset({"llama"})
-"""Architectures whose queries and keys are stored for rotations of neighbours instead of halves."""
+_PREFIX = re.compile(r"model\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
+_EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
+_WHOLE = {
+    "self_attn.sinks": "attn_sinks.weight", "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
+    "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
+    "mlp.experts.down_proj": "ffn_down_exps.weight",
+}  # fmt: skip
+"""Names within a layer that do not end in .weight or .bias."""
+_EXACT = ("exp_probs_b.bias",)
+"""Kept in float32: such numbers are large beside their differences, which choose experts."""
 _ROTATED = (".attn_q.", ".attn_k.")
+_NORM = "norm.weight"
+_MERGED, _KEYS, _VALUES = "attn_kv_b", "attn_k_b", "attn_v_b"
+
+
+def _without_drafting(header: Header, architecture: str) -> dict[str, StoredTensor]:
+    """The tensors but those of the last layers that draft further tokens (`nextn_predict_layers`)."""
+    blocks, drafting = (
+        header.metadata.get(f"{architecture}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
+    )
+    left_out = tuple(f"blk.{layer}." for layer in range(blocks - drafting, blocks))
+    return {name: tensor for name, tensor in header.tensors.items() if not name.startswith(left_out)}
 
 
 class GgufWeights:
@@ -44,10 +62,12 @@ class GgufWeights:
         """
         header = read_header(path)
         self._file, self._dtype, self._head_dim, self._taken = header.name, dtype, head_dim, taken
-        self._tensors = dict(header.tensors)
+        name, self._architecture = architecture_of(header)
+        self._tensors = _without_drafting(header, name)
+        self._experts: dict[str, set[int]] = {}
+        """Of tensors with all experts, which of them were taken."""
         self._steady = SteadyFiles({tensor.file for tensor in header.tensors.values()})
         self._embedding = header.tensors.get(EMBEDDING)
-        self._turned = header.metadata.get("general.architecture") in _NEIGHBOURS
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read one tensor.
@@ -55,34 +75,50 @@ class GgufWeights:
         Raises:
             ModelLoadError: it is missing (or was taken before), or has another shape.
         """
-        weight = self._weight(self._name(name), shape)
-        return weight.dequantize(self._dtype) if isinstance(weight, QuantizedWeight) else weight
+        there = self._name(name)
+        shift = self._architecture.norm_offset if there.endswith(_NORM) else 0.0
+        dtype = torch.float32 if shift or there.endswith(_EXACT) else self._dtype
+        weight = self._weight(there, shape, dtype)
+        whole = weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
+        return (whole - shift).to(self._dtype) if shift else whole
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `take`, of a layer's weight, in the blocks that are stored."""
-        return self._weight(self._name(f"{name}.weight"), shape)
+        there = self._name(f"{name}.weight")
+        if _MERGED in there and there not in self._tensors:
+            return self._merged(there, shape)
+        return self._weight(there, shape, self._dtype)
 
     def tied(self, embedding: Tensor) -> Weight:
         """The embedding once more, in its blocks if it has any."""
         if self._embedding is None or self._embedding.type in _PLAIN:
             return embedding
-        return self._decoded(self._embedding)
+        return self._decoded(self._embedding, self._dtype)
 
     def stacked(self, name: str, shape: tuple[int, int, int], *, transposed: bool = False) -> list[Weight] | None:
-        """There are none: models with experts are refused before."""
-        return None
+        """The weights of all experts, where gate and up are in one tensor; None where each has its own.
+
+        Args:
+            name, shape: as of `WeightSource.stacked`.
+            transposed: of families whose gate and up alternate, which these files do not have in one tensor.
+        """
+        there = self._name(name)
+        if transposed or there not in self._tensors:
+            return None
+        return [self._weight(f"{there}@{expert}", shape[1:], self._dtype) for expert in range(shape[0])]
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor that was not taken yet."""
-        return self._name(name) in self._tensors
+        return self._name(name).partition("@")[0] in self._tensors
 
     def ignore(self, name: str) -> None:
         """Accept a tensor that the model does not need."""
         self._tensors.pop(self._name(name), None)
 
     def ignore_all(self, prefix: str) -> None:
-        """As `ignore`, of all tensors whose own names begin so."""
-        for name in [name for name in self._tensors if name.startswith(prefix)]:
+        """As `ignore`, of all tensors whose names begin so."""
+        there = _PREFIX.sub(r"blk.\1.", prefix)
+        for name in [name for name in self._tensors if name.startswith(there)]:
             del self._tensors[name]
 
     def finish(self) -> None:
@@ -92,38 +128,83 @@ class GgufWeights:
             ModelLoadError: a tensor was not asked for, or a file has changed meanwhile.
         """
         self._steady.check()
-        unknown = [name for name in self._tensors if name != ROPE_FACTORS]
+        unknown = [name for name in self._tensors if name not in ALL_FACTORS]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ModelLoadError(f"{self._file}: unknown tensor {unknown[0]:.80}{more}")
 
     def _name(self, name: str) -> str:
-        """From the name in Hugging Face's format."""
+        """From the name in Hugging Face's format; `tensor@number` is one expert of a tensor that holds all."""
+        name = name.replace(".block_sparse_moe.", ".mlp.", 1)
+        if (layer := _PREFIX.match(name)) is not None and (inner := name[layer.end() :]) in _WHOLE:
+            return f"blk.{layer[1]}.{_WHOLE[inner]}"
         match = _LAYER.fullmatch(name)
-        if match is not None:
-            return f"blk.{match[1]}.{_INNER.get(match[2], match[2])}.{match[3]}"
-        outer, _, last = name.rpartition(".")
-        return f"{_OUTER.get(outer, outer)}.{last}"
+        if match is None:
+            outer, _, last = name.rpartition(".")
+            return f"{_OUTER.get(outer, outer)}.{last}"
+        number, inner, last = match.groups()
+        if (expert := _EXPERT.fullmatch(inner)) is None or expert[2] not in _EXPERT_PARTS:
+            return f"blk.{number}.{self._architecture.tensor(inner)}.{last}"
+        part, number = f"blk.{number}.ffn_{_EXPERT_PARTS[expert[2]]}", expert[1]
+        older = f"{part}.{number}.{last}"  # of files from before all experts shared a tensor
+        return older if older in self._tensors else f"{part}_exps.{last}@{number}"
 
-    def _weight(self, name: str, shape: tuple[int, ...]) -> Weight:
-        stored = self._tensors.pop(name, None)
-        if stored is None:
-            raise ModelLoadError(f"{self._file}: tensor {name} is missing")
-        if stored.shape != shape:
+    def _weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
+        stored = self._stored(name)
+        if shape not in (stored.shape, (1, *stored.shape)):  # a table of one row is stored without its first size
             raise ModelLoadError(f"{self._file}: tensor {name} has shape {list(stored.shape)}, expected {list(shape)}")
-        weight = self._decoded(stored)
-        if not self._turned or not any(mark in name for mark in _ROTATED):
+        weight = self._decoded(stored._replace(shape=shape), dtype)
+        if not self._architecture.turned or not any(mark in name for mark in _ROTATED):
             return weight
         order = torch.arange(shape[0]).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()
         return weight.rows(order) if isinstance(weight, QuantizedWeight) else weight[order]
 
-    def _decoded(self, stored: StoredTensor) -> Weight:
+    def _stored(self, name: str) -> StoredTensor:
+        """Where a tensor, or one expert of it, lies; it is not there any more afterwards."""
+        whole, _, expert = name.partition("@")
+        stored = self._tensors.get(whole)
+        if stored is None:
+            raise ModelLoadError(f"{self._file}: tensor {whole} is missing")
+        if not expert:
+            return self._tensors.pop(whole)
+        number, taken = int(expert), self._experts.setdefault(whole, set())
+        if len(stored.shape) != 3 or number >= stored.shape[0] or number in taken:
+            raise ModelLoadError(
+                f"{self._file}: tensor {whole} has shape {list(stored.shape)}, without expert {number}"
+            )
+        taken.add(number)
+        if len(taken) == stored.shape[0]:
+            del self._tensors[whole]
+        size = stored.nbytes // stored.shape[0]
+        return stored._replace(shape=stored.shape[1:], offset=stored.offset + number * size, nbytes=size)
+
+    def _merged(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """What makes all heads' keys and values of a latent vector, of two tensors by head [heads, latent, key] and
+        [heads, value, latent]."""
+        parts = []
+        for part in (_KEYS, _VALUES):
+            there = name.replace(_MERGED, part)
+            stored = self._stored(there)
+            if len(stored.shape) != 3:
+                raise ModelLoadError(f"{self._file}: tensor {there} has shape {list(stored.shape)}, expected 3 sizes")
+            weight = self._decoded(stored, self._dtype)
+            assert isinstance(weight, Tensor)
+            parts.append(weight.transpose(1, 2) if part == _KEYS else weight)
+        keys, values = parts
+        if keys.shape[::2] != values.shape[::2] or keys.shape[2] != shape[1]:
+            raise ModelLoadError(f"{self._file}: {name.replace(_MERGED, _KEYS)} and {_VALUES} do not fit each other")
+        merged = torch.cat(parts, dim=1).flatten(0, 1)
+        if merged.shape != shape:
+            raise ModelLoadError(f"{self._file}: tensor {name} has shape {list(merged.shape)}, expected {list(shape)}")
+        return merged
+
+    def _decoded(self, stored: StoredTensor, dtype: torch.dtype) -> Weight:
         data = self._bytes(stored)
         self._taken(data.nbytes)
         if stored.type in _PLAIN:
-            return data.view(_PLAIN[stored.type]).view(stored.shape).to(self._dtype)
-        rows = data.view(stored.shape[0] if len(stored.shape) > 1 else 1, -1)
-        blocks = GgufBlocks(rows, stored.type, dtype=self._dtype)
+            return data.view(_PLAIN[stored.type]).view(stored.shape).to(dtype)
+        rows = data.view(prod(stored.shape[:-1]), -1)
+        blocks = GgufBlocks(rows, stored.type, dtype=dtype)
         return blocks if len(stored.shape) == 2 else blocks.dequantize().view(stored.shape)
 
     def _bytes(self, stored: StoredTensor) -> Tensor:

@@ -32,21 +32,24 @@ def scores_of(reader: ConfigReader, file: str, tokens: Sequence[str]) -> list[fl
 def sentence_pieces(
     tokens: Sequence[str], merges: list[tuple[str, str]], unknown: int | None, *, leading_space: bool
 ) -> Tokenizer:
-    """BPE over characters, with a token for each byte of a character that is no token.
-
-    Args:
-        leading_space: whether every piece of text between special tokens gets a space in front, as llama.cpp does it.
-    """
+    """BPE over characters, with a token for each byte of a character that is no token."""
     ids = {token: index for index, token in enumerate(tokens)}
     name = None if unknown is None else tokens[unknown]
     backend = Tokenizer(models.BPE(ids, merges, unk_token=name, fuse_unk=True, byte_fallback=True))
-    spaces = normalizers.Replace(" ", SPACE)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces] if leading_space else [spaces])
-    strips = [decoders.Strip(" ", 1, 0)] if leading_space else []
+    backend.normalizer = normalizers.Sequence(_spaces(leading_space))
     backend.decoder = decoders.Sequence(
-        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strips]
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *_strips(leading_space)]
     )
     return backend
+
+
+def _spaces(leading: bool) -> list[normalizers.Normalizer]:
+    """Spaces become U+2581, and one goes in front of each text between special tokens, as llama.cpp does it."""
+    return [*([normalizers.Prepend(SPACE)] if leading else []), normalizers.Replace(" ", SPACE)]
+
+
+def _strips(leading: bool) -> list[decoders.Decoder]:
+    return [decoders.Strip(" ", 1, 0)] if leading else []
 
 
 def scored_merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
@@ -81,11 +84,8 @@ def unigram(
         steps.append(normalizers.Precompiled(charsmap.tobytes()))
     if reader.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if steps:
-        backend.normalizer = normalizers.Sequence(steps)
-    scheme = "first" if leading_space else "never"
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=False)
-    backend.decoder = decoders.Metaspace(SPACE, prepend_scheme=scheme)
+    backend.normalizer = normalizers.Sequence([*steps, *_spaces(leading_space)])
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), *_strips(leading_space)])
     return backend
 
 

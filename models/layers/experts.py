@@ -15,6 +15,7 @@ from troupellm.models.decoder_config import DecoderConfig, MoeConfig
 from troupellm.protocol.errors import ModelLoadError
 
 Shared = Callable[[Tensor, int], Tensor]
+_APART = ("gate_proj", "up_proj")
 
 
 def block_prefix(moe: MoeConfig, layer: str, source: WeightSource) -> str:
@@ -69,11 +70,12 @@ def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: Wei
     """All experts of one layer, from a tensor per expert and projection or from one for all experts."""
     hidden, size, count, names = config.hidden_size, moe.intermediate_size, moe.num_experts, moe.names
     gate_ups = source.stacked(f"{prefix}.gate_up_proj", (count, 2 * size, hidden), transposed=names.interleaved)
+    merged = gate_ups is not None
     if gate_ups is not None:
         downs = source.stacked(f"{prefix}.down_proj", (count, hidden, size), transposed=names.interleaved)
         if downs is None:
             raise ModelLoadError(f"tensor {prefix}.down_proj is missing")
-    elif names.interleaved:
+    elif names.interleaved and not source.has(f"{prefix}.0.{names.gate}.weight"):
         raise ModelLoadError(f"tensor {prefix}.gate_up_proj is missing")
     else:
         experts = [f"{prefix}.{expert}" for expert in range(count)]
@@ -83,14 +85,22 @@ def take_experts(config: DecoderConfig, moe: MoeConfig, prefix: str, source: Wei
             for expert in experts
         ]
         downs = [source.linear(f"{expert}.{names.down}", (hidden, size)) for expert in experts]
-    gate_up_bias = source.take(f"{prefix}.gate_up_proj_bias", (count, 2 * size)) if moe.bias else None
+    gate_up_bias = _gate_up_bias(moe, prefix, source, merged=merged) if moe.bias else None
     down_bias = source.take(f"{prefix}.down_proj_bias", (count, hidden)) if moe.bias else None
-    if names.interleaved:
+    if names.interleaved and merged:
         order = torch.cat((torch.arange(0, 2 * size, 2), torch.arange(1, 2 * size, 2)))
         gate_ups = [_rows(weight, order) for weight in gate_ups]
         gate_up_bias = None if gate_up_bias is None else gate_up_bias[:, order]
     swiglu = Swiglu(alpha=moe.swiglu_alpha, limit=moe.swiglu_limit)
     return pack_experts(gate_ups, downs, swiglu, gate_up_bias, down_bias)
+
+
+def _gate_up_bias(moe: MoeConfig, prefix: str, source: WeightSource, *, merged: bool) -> Tensor:
+    """[experts, 2 * size]; merged: whether the checkpoint has it in one tensor."""
+    count, size = moe.num_experts, moe.intermediate_size
+    if merged:
+        return source.take(f"{prefix}.gate_up_proj_bias", (count, 2 * size))
+    return torch.cat([source.take(f"{prefix}.{name}_bias", (count, size)) for name in _APART], dim=1)
 
 
 def _rows(weight: Weight, order: Tensor) -> Weight:

@@ -6,22 +6,17 @@ w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
 from troupellm.kernels.quantized import Int4Group, Outline, Weight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
-from troupellm.models.quantization.options import only, texts
+from troupellm.models.quantization.options import MAKING, ignored_note, only, texts
 from troupellm.models.quantization.unpack import unpack_awq
 from troupellm.protocol.errors import ModelLoadError
 
 _READ = frozenset(
     {
         "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format",
-        "modules_to_not_convert", "checkpoint_format",
+        "modules_to_not_convert", "checkpoint_format", "pack_dtype", "lm_head",
     }
 )  # fmt: skip
-_ABOUT_MAKING = frozenset(
-    {"backend", "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "desc_act", "dataset",
-     "damp_percent", "tokenizer", "true_sequential", "batch_size", "cache_block_outputs", "act_group_aware", "meta",
-     "pad_token_id", "max_input_length", "model_seqlen", "block_name_to_quantize", "modules_in_block_to_quantize",
-     "module_name_preceding_first_block"}
-)  # fmt: skip
+_HARMLESS = frozenset({*MAKING, "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "desc_act"})
 
 
 class Awq:
@@ -35,7 +30,8 @@ class Awq:
         Raises:
             ModelLoadError: a setting is wrong or not supported.
         """
-        only(reader, _READ | _ABOUT_MAKING)
+        self._notes = ignored_note(reader, only(reader, _READ, _HARMLESS))
+        reader.choice("pack_dtype", ("int32",), "int32")
         bits = "w_bit" if reader.has("w_bit") else "bits"
         if reader.integer(bits, 4) != 4:
             raise reader.refuse(bits, "must be 4")
@@ -74,4 +70,4 @@ class Awq:
         return Outline("int4", 8 * words, columns, -(-columns // max(1, groups)), offsets=self._has_zeros)
 
     def notes(self) -> tuple[str, ...]:
-        return ()
+        return self._notes

@@ -3,16 +3,19 @@
 from collections.abc import Callable
 
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.autoround import AutoRound
 from troupellm.models.quantization.awq import Awq
 from troupellm.models.quantization.checkpoint import Format
 from troupellm.models.quantization.compressed_tensors import CompressedTensors
 from troupellm.models.quantization.fp8 import Fp8Format
 from troupellm.models.quantization.gptq import Gptq
+from troupellm.models.quantization.modelopt import ModelOpt
 from troupellm.models.quantization.mx import Mxfp4
 from troupellm.models.quantization.quark import Quark
+from troupellm.models.quantization.section import KEY, METHOD, OLDER_KEY
+from troupellm.protocol.errors import ModelLoadError
 
-KEYS = ("quantization_config", "compression_config")
-"""The second is compressed-tensors' older name."""
+INSTEAD = "serve the checkpoint that it was made from; --quantization int8, int4 or fp8 quantizes it while it is read"
 METHODS: dict[str, Callable[[ConfigReader], Format]] = {
     "compressed-tensors": CompressedTensors,
     "gptq": Gptq,
@@ -20,6 +23,8 @@ METHODS: dict[str, Callable[[ConfigReader], Format]] = {
     "fp8": Fp8Format,
     "quark": Quark,
     "mxfp4": Mxfp4,
+    "modelopt": ModelOpt,
+    "auto-round": AutoRound,
 }
 
 
@@ -29,8 +34,11 @@ def read_format(reader: ConfigReader) -> Format | None:
     Raises:
         ModelLoadError: a method or a setting that is not supported, by its key.
     """
-    key = next((key for key in KEYS if reader.has(key)), None)
+    key = next((key for key in (KEY, OLDER_KEY) if reader.has(key)), None)
     if key is None:
         return None
     section = reader.section(key)
-    return METHODS[section.choice("quant_method", tuple(METHODS))](section)
+    try:
+        return METHODS[section.choice(METHOD, tuple(METHODS))](section)
+    except ModelLoadError as error:
+        raise ModelLoadError(error.message, hint=error.hint or INSTEAD) from error

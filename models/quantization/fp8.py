@@ -1,6 +1,6 @@
 """Checkpoints with `quant_method` fp8: one scale for a weight, one per output, or one per block of 128 by 128.
 
-w = value * weight_scale_inv of its block (DeepSeek's name), or * weight_scale
+w = value * weight_scale_inv of its block, or of the whole weight (DeepSeek's and transformers' name), or * weight_scale
 """
 
 import torch
@@ -9,11 +9,13 @@ from torch import Tensor
 from troupellm.kernels.quantized import Fp8, Outline, Weight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
-from troupellm.models.quantization.options import only, pair, texts
+from troupellm.models.quantization.options import ignored_note, only, pair, texts
 from troupellm.protocol.errors import ModelLoadError
 
 TYPES = ("F8_E4M3", "F8_E5M2")
 EXPONENTS = ("F8_E8M0", "U8")
+USUAL_BLOCK = (128, 128)
+_INPUT_SCALES = ("input_scale", "activation_scale")
 _READ = frozenset(
     {
         "quant_method", "activation_scheme", "weight_block_size", "modules_to_not_convert", "ignored_layers",
@@ -33,11 +35,12 @@ class Fp8Format:
         Raises:
             ModelLoadError: a setting is wrong or not supported.
         """
-        only(reader, _READ)
+        self._notes = ignored_note(reader, only(reader, _READ))
         self._static = reader.choice("activation_scheme", ("dynamic", "static"), "dynamic") == "static"
         self._block = pair(reader, "weight_block_size") if reader.has("weight_block_size") else None
         self._kv_cache = reader.has("kv_cache_scheme") or reader.has("kv_cache_quant_method")
-        reader.choice("fmt", ("e4m3",), "e4m3")
+        self._unsaid = "weight_block_size" not in reader.values
+        reader.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
         reader.choice("scale_fmt", ("float", "ue8m0"), "float")
         reader.choice("expert_dtype", ("fp8",), "fp8")
         self._plain = {*texts(reader, "modules_to_not_convert"), *texts(reader, "ignored_layers")}
@@ -48,31 +51,42 @@ class Fp8Format:
             return stored.plain(name, shape)
         if name in self._plain:
             raise ModelLoadError(f"{weight} has an eight-bit type, though the list of layers to keep names it")
-        values, inverse = stored.raw(weight, shape, *TYPES), f"{name}.weight_scale_inv"
-        if self._block is None:
-            if stored.has(inverse):
-                raise ModelLoadError(f"{inverse} is there, though weight_block_size is not set")
-            scale = whole_scale(stored, name, shape[0])
-        else:
-            wanted = (-(-shape[0] // self._block[0]), -(-shape[1] // self._block[1]))
-            scale = numbers(stored.raw(inverse, wanted, *FLOATS, *EXPONENTS))
-        input_scale = f"{name}.input_scale"
-        if self._static and not stored.has(input_scale):
-            raise ModelLoadError(f"{input_scale} is missing, though activation_scheme is static")
-        stored.ignore(input_scale)
-        return stored.build(
-            name, lambda: Fp8(values, scale, block=self._block, eight_bit_inputs=True, dtype=stored.dtype)
+        values, inverse, block = (
+            stored.raw(weight, shape, *TYPES),
+            f"{name}.weight_scale_inv",
+            self._blocks(stored, name),
         )
+        if block is not None:
+            wanted = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+            scale = numbers(stored.raw(inverse, wanted, *FLOATS, *EXPONENTS))
+        elif stored.has(inverse):
+            scale = stored.scalar_or(inverse, ((), (1,), (1, 1))).float().reshape(())
+        else:
+            scale = whole_scale(stored, name, shape[0])
+        input_scales = [f"{name}.{key}" for key in _INPUT_SCALES]
+        if self._static and not any(map(stored.has, input_scales)):
+            raise ModelLoadError(f"{input_scales[0]} is missing, though activation_scheme is static")
+        for input_scale in input_scales:
+            stored.ignore(input_scale)
+        return stored.build(name, lambda: Fp8(values, scale, block=block, eight_bit_inputs=True, dtype=stored.dtype))
 
     def outline(self, stored: QuantizedCheckpoint, name: str) -> Outline | None:
         if stored.type_of(f"{name}.weight") not in TYPES:
             return None
-        return fp8_outline(stored, name, self._block, eight_bit_inputs=True)
+        return fp8_outline(stored, name, self._blocks(stored, name), eight_bit_inputs=True)
 
     def notes(self) -> tuple[str, ...]:
-        return tuple(
-            f"fp8: {note}" for holds, note in ((self._static, STATIC_INPUTS), (self._kv_cache, KV_CACHE)) if holds
-        )
+        said = ((self._static, STATIC_INPUTS), (self._kv_cache, KV_CACHE))
+        return (*self._notes, *(f"fp8: {note}" for holds, note in said if holds))
+
+    def _blocks(self, stored: QuantizedCheckpoint, name: str) -> tuple[int, int] | None:
+        """Rows and columns that have a scale together; None where the weight has one scale, or one per output.
+
+        Where config.json does not say it, scales in two dimensions are those of the blocks that transformers assumes.
+        """
+        if self._block is None and self._unsaid and min(stored.sides(f"{name}.weight_scale_inv")) > 0:
+            return USUAL_BLOCK
+        return self._block
 
 
 def fp8_outline(

@@ -14,27 +14,21 @@ from troupellm.kernels.quantized import Int4Group, Int8WeightOnly, Outline, Quan
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
 from troupellm.models.quantization.names import safe_pattern
-from troupellm.models.quantization.options import only
+from troupellm.models.quantization.options import AUTOROUND_MAKING, MAKING, ignored_note, only
 from troupellm.models.quantization.unpack import WORD, unpack_rows, unpack_words
 from troupellm.protocol.errors import ModelLoadError
 
 _SKIP, _CHANGE = "-:", "+:"
 _OWN = frozenset({"bits", "group_size", "sym", "desc_act"})
-_ABOUT_MAKING = frozenset(
+_HARMLESS = frozenset(
     {
-        "quant_method", "dataset", "tokenizer", "damp_percent", "damp_auto_increment", "true_sequential",
-        "static_groups",
-        "model_name_or_path", "model_file_base_name", "quantizer", "meta", "batch_size", "backend", "model_seqlen",
-        "block_name_to_quantize", "cache_block_outputs", "max_input_length", "module_name_preceding_first_block",
-        "pad_token_id", "use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "act_group_aware", "mse",
-        "version", "hyb_act", "modules_in_block_to_quantize", "offload_to_disk", "iters", "nsamples", "seqlen", "lr",
-        "minmax_lr", "enable_minmax_tuning", "enable_quanted_input", "low_gpu_mem_usage", "autoround_version",
-        "provider", "scale_dtype", "gradient_accumulate_steps", "amp", "train_bs", "quant_block_list",
-        "to_quant_block_names", "enable_norm_bias_tuning", "supported_types",
+        *MAKING, *AUTOROUND_MAKING, "use_cuda_fp16", "use_exllama", "exllama_config", "disable_exllama", "version",
+        "hyb_act",
     }
 )  # fmt: skip
-"""How the checkpoint was made, which does not change what its tensors mean."""
-_READ = frozenset({"checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", "data_type", *_OWN})
+_READ = frozenset(
+    {"quant_method", "checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", "data_type", *_OWN}
+)
 
 
 class Settings(NamedTuple):
@@ -56,7 +50,7 @@ class Gptq:
         Raises:
             ModelLoadError: a setting is wrong or not supported.
         """
-        only(reader, _READ | _ABOUT_MAKING)
+        self._notes = ignored_note(reader, only(reader, _READ, _HARMLESS))
         key = "checkpoint_format" if reader.has("checkpoint_format") else "format"
         self._stored_minus = 0 if reader.choice(key, ("gptq", "gptq_v2"), "gptq") == "gptq_v2" else 1
         reader.choice("pack_dtype", ("int32",), "int32")
@@ -115,7 +109,7 @@ class Gptq:
         return Outline("int4" if bits == 4 else "int8", rows, columns, size, offsets=True, ordered=ordered)
 
     def notes(self) -> tuple[str, ...]:
-        return ()
+        return self._notes
 
     def _settings_of(self, name: str) -> Settings:
         for pattern, skip, text in self._rules:

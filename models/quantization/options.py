@@ -1,21 +1,53 @@
-"""Reading `quantization_config`: nothing in it is passed over that might change the arithmetic."""
+"""Reading a quantization section: what cannot change the arithmetic is ignored and noted, the rest is refused."""
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from fnmatch import fnmatchcase
 
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.hf_config import ConfigReader, is_on, whole
 
 MOST_NAMES = 65_536
+MAKING = frozenset(
+    {
+        "method", "dataset", "tokenizer", "damp_*", "true_sequential", "static_groups", "model_name_or_path",
+        "model_file_base_name", "quantizer", "meta", "batch_size", "backend", "model_seqlen", "block_name_to_quantize",
+        "cache_block_outputs", "max_input_length", "module_name_preceding_first_block", "pad_token_id",
+        "act_group_aware", "mse", "modules_in_block_to_quantize", "pack_impl", "gptaq*", "hessian", "fallback",
+        "failsafe", "offload_*", "vram_strategy", "gc_mode", "uri", "mock_quantization",
+        "wait_for_submodule_finalizers", "auto_forward_data_parallel",
+    }
+)  # fmt: skip
+"""How AutoGPTQ, GPTQModel, Optimum and AutoAWQ made a checkpoint, which does not change what its tensors mean."""
+AUTOROUND_MAKING = frozenset(
+    {
+        "iters", "nsamples", "seqlen", "lr", "minmax_lr", "batch_size", "amp", "low_gpu_mem_usage", "train_bs",
+        "autoround_version", "provider", "scale_dtype", "gradient_accumulate_steps", "enable_*", "model_free",
+        "quant_block_list", "to_quant_block_names", "block_name_to_quantize", "supported_types", "not_use_best_mse",
+        "lr_scheduler", "sampler", "seed", "dynamic_max_gap",
+    }
+)  # fmt: skip
+"""The same of AutoRound."""
 
 
-def only(reader: ConfigReader, known: Collection[str]) -> None:
-    """
+def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str] = ()) -> tuple[str, ...]:
+    """The settings that are ignored: the harmless ones, and unknown ones that are off.
+
+    Args:
+        known: settings that are read.
+        harmless: settings of the tool that cannot change what the tensors mean; `damp_*` is all that begin so.
+
     Raises:
-        ModelLoadError: there is a setting beside those that are known.
+        ModelLoadError: there is another setting.
     """
-    unknown = next((key for key, value in reader.values.items() if key not in known and _says_something(value)), None)
-    if unknown is not None:
-        raise reader.refuse(unknown, "is not supported")
+    ignored = tuple(key for key in reader.values if key not in known and reader.values[key] is not None)
+    for key in ignored:
+        if is_on(reader.values[key]) and not any(fnmatchcase(key, pattern) for pattern in harmless):
+            raise reader.refuse(key, "is not supported")
+    return ignored
+
+
+def ignored_note(reader: ConfigReader, keys: Collection[str]) -> tuple[str, ...]:
+    """One line for the load log about settings that are ignored; none where there are none."""
+    return (f"{reader.place_of('')}{', '.join(keys)} cannot change the result and are ignored",) if keys else ()
 
 
 def texts(reader: ConfigReader, key: str) -> tuple[str, ...]:
@@ -25,7 +57,7 @@ def texts(reader: ConfigReader, key: str) -> tuple[str, ...]:
         ModelLoadError: something else.
     """
     value = reader.values.get(key)
-    if value is None:
+    if not is_on(value):
         return ()
     if not isinstance(value, list) or len(value) > MOST_NAMES or not all(isinstance(item, str) for item in value):
         raise reader.refuse(key, f"must be a list of at most {MOST_NAMES} texts")
@@ -39,14 +71,8 @@ def pair(reader: ConfigReader, key: str) -> tuple[int, int]:
         ModelLoadError: something else.
     """
     value = reader.values.get(key)
-    if (
-        not isinstance(value, Sequence)
-        or len(value) != 2
-        or not all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in value)
-    ):
-        raise reader.refuse(key, "must be two integers of at least 1")
-    return value[0], value[1]
-
-
-def _says_something(value: Any) -> bool:
-    return value is not None and value is not False and value != [] and value != {}
+    if isinstance(value, Sequence) and len(value) == 2:
+        first, second = map(whole, value)
+        if all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in (first, second)):
+            return first, second
+    raise reader.refuse(key, "must be two integers of at least 1")

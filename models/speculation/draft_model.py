@@ -7,6 +7,7 @@ import msgspec
 from torch import Tensor
 
 from troupellm.kernels.linear import batch_invariant
+from troupellm.models.architecture import read_config
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.decoder import Decoder
 from troupellm.models.decoder_config import DecoderConfig
@@ -16,7 +17,7 @@ from troupellm.models.layers.attention import KVPair
 from troupellm.models.memory import MemoryBudget, own_limit
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.registry import describe_decoder, is_encoder
-from troupellm.models.source import resolve_model
+from troupellm.models.served_tokenizer import tokenizer_folder
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
@@ -98,7 +99,7 @@ def _folder(config: SpeculativeConfig, target: Target) -> Path:
 
 
 def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfig]:
-    reader = ConfigReader.load(folder)
+    reader = read_config(folder).reader
     if is_encoder(reader):
         raise refuse(f"model {folder.name} is an encoder, which does not write", "name a smaller model that does")
     described = settle_head(folder, describe_decoder(reader), lambda _: None)
@@ -110,10 +111,7 @@ def _described(folder: Path, target: Target) -> tuple[ConfigReader, DecoderConfi
 
 def _check_vocabulary(folder: Path, target: Target) -> None:
     """A token must mean the same to both."""
-    theirs = target.folder
-    if target.model.tokenizer is not None:
-        elsewhere = msgspec.structs.replace(target.model, model=target.model.tokenizer, tokenizer=None)
-        theirs = resolve_model(elsewhere, lambda _: None)
+    theirs = tokenizer_folder(target.folder, target.model)
     if folder.resolve() == theirs.resolve():
         return
     try:

@@ -30,7 +30,7 @@ def drafter_folder(method: str, model: str | None, target: ModelConfig, progress
         ModelLoadError: there is no such drafter, or it could not be fetched.
     """
     if model is not None and model != SHIPPED:
-        wanted = msgspec.structs.replace(target, model=model, revision=None, load_format="auto")
+        wanted = msgspec.structs.replace(target, model=model, revision=None, tokenizer=None, load_format="auto")
         return resolve_model(wanted, progress)
     if not _is_builtin(target):
         raise ModelLoadError(

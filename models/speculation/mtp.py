@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from troupellm.kernels.linear import batch_invariant, linear, pack
 from troupellm.kernels.rms_norm import rms_norm
+from troupellm.models.architecture import read_config
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.checkpoint import WeightSource
 from troupellm.models.decoder import Decoder
@@ -117,7 +118,7 @@ def _described(target: Target) -> tuple[ConfigReader, DecoderConfig, str]:
             f"method mtp: {model.architecture} has no layers for further tokens here",
             f"those of {', '.join(FAMILIES)} are read, from safetensors; see the other methods",
         )
-    reader = ConfigReader.load(target.folder)
+    reader = read_config(target.folder).reader
     if not reader.integer(COUNT, 0, least=0):
         raise refuse(f"method mtp: {COUNT} is 0 in the model's config.json", "see the other methods")
     moe = None if model.moe is None else msgspec.structs.replace(model.moe, layers=(True,))

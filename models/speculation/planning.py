@@ -26,6 +26,11 @@ class Drafting:
     folder: Path | None = None
     """Of a drafter whose keys and values lie in the model's blocks, where it has one of its own."""
 
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the model's own layers for further tokens draft."""
+        return self.config is not None and self.config.method == "mtp"
+
     def digests(self, longest: int) -> Sequence[str]:
         """What the content of blocks depends on beside the model; reads the drafter's files.
 

@@ -7,13 +7,14 @@ from typing import Final
 import msgspec
 import torch
 
-from troupellm.models.checkpoint import SINGLE, Checkpoint, WeightSource
+from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.speculation.needs import Target
+from troupellm.models.weight_files import SINGLE
 from troupellm.models.weight_names import RenamedWeights
 from troupellm.models.weights import stored_format
 from troupellm.protocol.config import ModelConfig

@@ -8,15 +8,15 @@ from torch import Tensor
 from torch.nn import Module
 
 from troupellm.kernels.linear import batch_invariance
-from troupellm.models.checkpoint import SINGLE, weight_files
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.model_folder import check_file
-from troupellm.models.safetensors_header import check_names
+from troupellm.models.safetensors_header import check_header
 from troupellm.models.speculation.proposer import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
+from troupellm.models.weight_files import SINGLE, folder_weight_files
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 STRETCHED = ("dynamic", "longrope")
@@ -150,8 +150,8 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return prepared(found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype))
-    for file in weight_files(folder):  # refuses what may hold code, with a hint
-        check_names(folder / file)
+    for file in folder_weight_files(folder):  # refuses what may hold code, with a hint
+        check_header(folder / file)
     for file in ("generation_config.json", SINGLE):  # which the library looks for, whatever an index says
         check_file(folder / file)
     bar = logging.is_progress_bar_enabled()

@@ -30,6 +30,16 @@ def knows(reader: ConfigReader) -> bool:
     return is_installed() and _model_class(architecture_of(reader)) is not None
 
 
+def causal_architecture(model_type: str) -> str | None:
+    """The decoder that writes of that type; None where `transformers` is missing or has none. Imports it."""
+    if not is_installed():
+        return None
+    from transformers.models.auto import modeling_auto
+
+    name = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    return name if isinstance(name, str) else None
+
+
 def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
     """Describe a decoder that `transformers` runs.
 

@@ -130,11 +130,13 @@ async def _run(
     from troupellm.server.errors import flatten
     from troupellm.server.host import EngineHost
     from troupellm.server.inside import Inside
+    from troupellm.server.load_log import LoadLog, terminal
 
     worker = engine_config.worker
     if worker.worker_process is None:
         worker = msgspec.structs.replace(worker, worker_process=True, spare_worker=False)
-    async with Engine(config=msgspec.structs.replace(engine_config, worker=worker)) as engine:
+    progress = None if hidden else LoadLog(terminal()).report
+    async with Engine(config=msgspec.structs.replace(engine_config, worker=worker), progress=progress) as engine:
         host = EngineHost(config, engine)
         begun = len(files.known)
         # Without a terminal there is none.

@@ -32,6 +32,7 @@ from troupellm.server.errors import flatten
 from troupellm.server.fronts.member import FrontDied, Member
 from troupellm.server.http_counts import HttpCounts
 from troupellm.server.keys import read_keys
+from troupellm.server.load_log import LoadLog, terminal
 from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
@@ -59,6 +60,7 @@ class FrontFleet:
         self._admin_keys = admin_keys(config.admin_api_key)
         self.engine: Engine | None = None
         self.progress: LoadProgress | None = None
+        self._load_log = LoadLog(terminal())
         self._config = config
         self._listener = listener
         self._created = int(time.time())
@@ -109,8 +111,7 @@ class FrontFleet:
 
     def report(self, progress: LoadProgress) -> None:
         self.progress = progress
-        for line in progress.detail.splitlines():
-            logger.info("%s", line)
+        self._load_log.report(progress)
         self._post(Loading(progress))
 
     async def open(self, engine: Engine) -> None:

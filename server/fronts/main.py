@@ -58,7 +58,8 @@ REPORT_SECONDS = 0.25
 FAREWELL_SECONDS = 0.5
 """What streams get to take the news that the engine's process is gone."""
 _FLUSH_SECONDS = 0.3
-_POOL_SIZE = 2
+_POOL_SIZE = 4
+"""Two of them for long texts at most: see `long_texts`."""
 
 
 class Front:

@@ -36,7 +36,7 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
     host.check_model(request.model)
     try:
         prompt, *_ = await prepare(host, translated.chat)
-        tokens = await host.counting.of(engine, prompt, len)
+        tokens = await host.counting.number(engine, exchange.key, prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))

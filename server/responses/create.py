@@ -30,7 +30,7 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
     try:
         chat = bounded(host, plan.chat)
         if request.truncation == "auto":
-            chat = await truncated(host, chat)
+            chat = await truncated(host, exchange.key, chat)
         await answer_within(exchange, chat, partial(_answer, host, jobs, exchange, plan))
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
@@ -57,7 +57,7 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     plan = await make_plan(host, exchange, request)
     try:
         prompt, *_ = await prepare(host, plan.chat)
-        tokens = await host.counting.of(host.require(), prompt, len)
+        tokens = await host.counting.number(host.require(), exchange.key, prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))

@@ -10,7 +10,7 @@ from troupellm.server.host import EngineHost
 from troupellm.server.turn import prepare
 
 
-async def truncated(host: EngineHost, chat: ChatRequest) -> ChatRequest:
+async def truncated(host: EngineHost, tenant: str, chat: ChatRequest) -> ChatRequest:
     """The request with as many of its last turns as fit beside the answer that it allows.
 
     System messages at the start stay. A turn goes whole, from a user's message to the next one, so no tool's result is
@@ -23,7 +23,7 @@ async def truncated(host: EngineHost, chat: ChatRequest) -> ChatRequest:
     async def fits(kept: Sequence[ChatMessage]) -> bool:
         prompt, *_ = await prepare(host, msgspec.structs.replace(chat, messages=list(kept)))
         try:
-            return await host.counting.of(engine, prompt, len, room) <= room
+            return await host.counting.number(engine, tenant, prompt, room) <= room
         except ContextLengthExceeded:
             return False
 

@@ -1,5 +1,6 @@
 import itertools
 from array import array
+from functools import partial
 
 import anyio
 import msgspec
@@ -7,8 +8,9 @@ import pytest
 import text_models
 from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
-from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short, render
+from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short, work_on
 from troupellm.actors.prefix_keys import KEY_BYTES, PrefixHasher, namespace
+from troupellm.actors.prompts import count_tokens, tokenize
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
@@ -207,7 +209,7 @@ async def test_template_arguments_cannot_replace_ours(bench, name):
 
 
 async def test_what_breaks_a_tokenizer_breaks_this_request_only(bench, monkeypatch):
-    def broken(self, text, *, add_special_tokens):
+    def broken(self, text, **options):
         raise ValueError("secret")
 
     monkeypatch.setattr(Tokenizer, "encode", broken)
@@ -281,22 +283,27 @@ async def test_the_output_actor_hears_of_a_request_before_the_scheduler(tmp_path
         bench.inbox.close()
 
 
-async def test_render_gives_the_tokens_alone(bench):
-    arguments = (bench.tokenizer, bench.template, bench.threads)
-    tokens = bench.tokenizer.encode("the fox", add_special_tokens=True)
-    assert await render(TextPrompt("the fox"), *arguments, list) == tokens
-    bench.threads.gate.set()
-    assert await render(TextPrompt("fox " * 1000), *arguments, len) > CONTEXT
-    assert bench.threads.calls == 1
+async def test_short_prompts_are_worked_on_where_they_are_and_long_ones_in_a_thread(bench):
+    async def in_thread(work):
+        threads.append(work)
+        return work()
+
+    threads: list = []
+    for text, calls in (("the fox", 0), ("fox " * 1000, 1)):
+        prompt = TextPrompt(text)
+        work = partial(count_tokens, prompt, bench.tokenizer, bench.template, None)
+        expected = bench.tokenizer.encode(text, add_special_tokens=True)
+        assert await work_on(prompt, bench.template, work, in_thread) == len(expected)
+        assert len(threads) == calls
+        assert tokenize(prompt, bench.tokenizer, bench.template, None).token_ids == expected
 
 
-async def test_render_does_not_tokenize_what_cannot_fit(bench):
-    arguments = (bench.tokenizer, bench.template, bench.threads)
+def test_a_text_that_cannot_fit_is_not_tokenized(bench):
     limit = CONTEXT * bench.tokenizer.longest_token
-    bench.threads.gate.set()
-    assert await render(TextPrompt("a" * limit), *arguments, len, CONTEXT) > 0
-    with pytest.raises(ContextLengthExceeded):
-        await render(TextPrompt("a" * (limit + 1)), *arguments, len, CONTEXT)
+    arguments = (bench.tokenizer, bench.template, CONTEXT)
+    assert count_tokens(TextPrompt("a" * limit), *arguments) > 0
+    with pytest.raises(ContextLengthExceeded, match="has at least"):
+        count_tokens(TextPrompt("a" * (limit + 1)), *arguments)
 
 
 @pytest.mark.parametrize(

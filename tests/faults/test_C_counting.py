@@ -1,4 +1,4 @@
-"""Row C6 of the fault table for what only counts: texts of any length, on a thread that no prompt waits for."""
+"""Row C6 of the fault table for what only counts: texts of any length, on threads that no prompt waits for."""
 
 import threading
 from functools import partial
@@ -9,9 +9,10 @@ from canary import under_attack
 from every_route import COUNTING, content_with
 from front_pair import front_pair
 from serving import eventually, running_server
+from tokenizers import Encoding
 
-from troupellm.actors.engine_start import POOL_SIZE
 from troupellm.actors.intake import INLINE_CHARACTERS
+from troupellm.actors.long_texts import PARALLEL
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.server import completions, counting
 from troupellm.server.pooling import vectors
@@ -59,15 +60,15 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gate = threading.Event()
         self.waiting = 0
-        encode = Tokenizer.encode
+        encode = Tokenizer._encoding
 
-        def held(tokenizer: Tokenizer, text: str, **options: bool) -> list[int]:
+        def held(tokenizer: Tokenizer, text: str, **options: bool) -> Encoding:
             if MARK in text and not self.gate.is_set():
                 self.waiting += 1
                 assert self.gate.wait(60)
             return encode(tokenizer, text, **options)
 
-        monkeypatch.setattr(Tokenizer, "encode", held)
+        monkeypatch.setattr(Tokenizer, "_encoding", held)
         monkeypatch.setattr(counting, "WAIT_SECONDS", 600.0)  # however slow the machine is
 
 
@@ -78,9 +79,9 @@ async def counts_while_a_prompt_is_answered(client, host, held: Held) -> None:
         answer = await client.post(path, content=content_with(path, TEXT, **more), headers=JSON)
         statuses.append(answer.status_code)
 
-    asked = POOL_SIZE * len(COUNTING) + 1
+    asked = 2 * PARALLEL * len(COUNTING) + 1
     async with anyio.create_task_group() as group:
-        for path in POOL_SIZE * COUNTING:
+        for path in 2 * PARALLEL * COUNTING:
             group.start_soon(ask, path)
         group.start_soon(partial(ask, "/v1/responses", truncation="auto"))
         try:
@@ -92,7 +93,7 @@ async def counts_while_a_prompt_is_answered(client, host, held: Held) -> None:
         finally:
             held.gate.set()
     assert statuses == [200] * asked
-    assert held.waiting == 1
+    assert held.waiting == PARALLEL
 
 
 async def test_C6_what_only_counts_holds_no_thread_of_prompts(tiny_engine, monkeypatch):
@@ -121,9 +122,10 @@ async def test_C6_a_full_line_is_refused_and_short_texts_pass_it(tiny_engine, mo
         anyio.create_task_group() as group,
     ):
         send = partial(attacked.client.post, headers=JSON)
-        group.start_soon(partial(send, "/tokenize", content=content_with("/tokenize", TEXT)))
+        for _ in range(PARALLEL):
+            group.start_soon(partial(send, "/tokenize", content=content_with("/tokenize", TEXT)))
         try:
-            await eventually(lambda: held.waiting > 0, 30)
+            await eventually(lambda: held.waiting == PARALLEL, 30)
             for path in COUNTING:
                 full = await send(path, content=content_with(path, TEXT))
                 assert full.status_code == 429, (path, full.text)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from troupellm.models.architecture import describe_model
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.registry import describe_model
 from troupellm.protocol.errors import ModelLoadError
 
 PLAIN: dict[str, Any] = {

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 from troupellm.models import memory
+from troupellm.models.architecture import describe_model
 from troupellm.models.memory import CPU_KV_LIMIT, available_memory, block_bytes, plan_memory
-from troupellm.models.registry import describe_model
 from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError

@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm
+from troupellm.models.architecture import describe_model
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.layers.norm import take_norm
-from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.weight_names import decoder_weights
 

@@ -10,9 +10,9 @@ from held_memory import held_by
 from quantized_llama import load
 
 from troupellm.kernels.quantized import QuantizedWeight
+from troupellm.models.architecture import describe_model
 from troupellm.models.quantization.on_load import QUANTIZE, outline_on_load
 from troupellm.models.quantization.sizes import weight_bytes
-from troupellm.models.registry import describe_model
 from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import OnLoad
 

@@ -101,7 +101,7 @@ def test_unknown_tensors_are_refused_and_buffers_are_not(folder: Path) -> None:
 
 def test_pickles_are_never_read(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match="pickled weights only"):
+    with pytest.raises(ModelLoadError, match="only pickled weights"):
         load(folder)
 
 
@@ -132,7 +132,7 @@ def test_modes_of_sentence_transformers(folder: Path, settings: dict[str, Any], 
 @pytest.mark.parametrize("text", [b"{}", b'[{"type": "\xff"}]', b'[{"type": ' + b"[" * 100_000])
 def test_a_damaged_list_of_modules_is_named(folder: Path, text: bytes) -> None:
     (folder / "modules.json").write_bytes(text)
-    with pytest.raises(ModelLoadError, match=r"^modules\.json: "):
+    with pytest.raises(ModelLoadError, match=r"^modules\.json"):
         load(folder)
 
 

@@ -1,5 +1,6 @@
 """What a quantized checkpoint takes: what is held once it is loaded, in codes or dequantized, and no more."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from transformers import LlamaConfig
 
 from troupellm.kernels.quantized import Int8Channel
 from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.gguf.header import StoredTensor
+from troupellm.models.gguf.sizes import tensors_bytes
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.memory import plan_memory
 from troupellm.models.quantization.formats import read_format
@@ -56,6 +59,11 @@ def mxfp4(_: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": codes, "weight_scale": torch.full((rows, columns // 32), 120, dtype=torch.uint8)}, weight
 
 
+GGUF = {
+    "plain": {"attn_v": Kind.F16, "ffn_up": Kind.BF16},
+    "mixed": {"attn_v": Kind.Q5_1, "attn_k": Kind.IQ3_S, "ffn_up": Kind.Q2_K, "token_embd": Kind.Q5_K},
+}
+"""Products of parts that differ; plain parts have the others dequantized."""
 STORES = {"fp8": (fp8, FP8), "compressed-tensors": (int8, INT8), "quark": (mxfp4, MXFP4)}
 
 
@@ -64,7 +72,7 @@ def write(folder: Path, name: str) -> Path:
     method, _, special = name.partition("_")
     if method == "gguf":
         config = LlamaConfig(**SIZES | {"num_hidden_layers": 3}, tie_word_embeddings=special == "tied")
-        return Written(folder / "a.gguf", config, {"": Kind.Q4_K, "ffn_down": Kind.Q6_K}).path
+        return Written(folder / "a.gguf", config, {"": Kind.Q4_K, "ffn_down": Kind.Q6_K} | GGUF.get(special, {})).path
     model = tiny_llama(**SHAPES)
     if method == "gptq":
         config = GPTQ | ({"desc_act": True} if special == "ordered" else {})
@@ -80,7 +88,7 @@ def sized(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Decoder
     return model, size
 
 
-NAMES = ("gptq", "gguf", "gguf_tied", *STORES)
+NAMES = ("gptq", "gguf", "gguf_tied", "gguf_plain", "gguf_mixed", *STORES)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -128,6 +136,27 @@ def test_codes_that_stay_on_a_gpu_count_as_codes(tmp_path: Path, name: str) -> N
 
     assert fits(size)
     assert not fits(StoredSize("dequantized", full))
+
+
+def test_experts_of_a_gguf_file_count_as_they_are_held() -> None:
+    """A GPU stacks experts, gate and up as one, which keeps their blocks where both are of one type."""
+    pytest.importorskip("triton")
+
+    def size(device: torch.device, **types: str) -> int:
+        tensors = {
+            f"blk.0.ffn_{part}_exps.weight": StoredTensor(kind, (8, 512, 256), Path(), 0, 0)
+            for part, kind in types.items()
+        }
+        return tensors_bytes(tensors, (), torch.float32 if device == CPU else torch.bfloat16, device)
+
+    weights = 8 * 512 * 256
+    if shutil.which("g++") is not None:
+        assert size(CPU, gate="Q4_K", up="Q6_K", down="Q5_K") == pytest.approx(weights * (6 + 10 + 10) / 8, rel=0.01)
+    assert size(CPU, gate="Q4_K", up="F16") == 2 * 4 * weights
+    assert size(GPU, gate="Q4_K", up="Q4_K") == 2 * weights * 6 / 8
+    assert size(GPU, gate="Q4_K", up="Q6_K") == 2 * 2 * weights
+    assert size(GPU, gate="MXFP4", up="MXFP4") == 2 * weights * 4.25 / 8
+    assert size(GPU, down="IQ4_XS") == 2 * weights
 
 
 def test_experts_in_mxfp4_count_as_they_are_stored(tmp_path: Path) -> None:

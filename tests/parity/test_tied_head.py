@@ -11,7 +11,7 @@ from decoder_pairs import FAMILIES, SIZES, Pair, make_prompt
 from safetensors.torch import load_file, save_file
 
 from troupellm.models import checkpoint
-from troupellm.models.registry import describe_model
+from troupellm.models.architecture import describe_model
 from troupellm.models.tied_head import settle_head
 from troupellm.protocol.worker import LoadProgress
 

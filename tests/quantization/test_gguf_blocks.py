@@ -8,10 +8,11 @@ import pytest
 import torch
 from gguf_blocks import dequantized, hostile_blocks, random_blocks
 
+from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized import GgufBlocks, GgufMixture, held_bytes, merge, stays
 from troupellm.kernels.quantized.coded import coded
-from troupellm.kernels.quantized.gguf import LAYOUTS, SLAB_WEIGHTS, blocks_outline
+from troupellm.kernels.quantized.gguf import LAYOUTS, SLAB_WEIGHTS, blocks_outline, mx_of
 
 CPU = torch.device("cpu")
 HELD_BITS = {
@@ -100,9 +101,9 @@ def test_a_type_is_merged_with_every_other_one(layout: str) -> None:
 
 
 def test_weights_of_several_slabs_are_put_together() -> None:
-    weight = blocks("Q4_K", 3 * SLAB_WEIGHTS // 512 + 5)
+    weight = blocks("Q4_K", SLAB_WEIGHTS // 512 + 5)
     expected = torch.cat([part for place, _ in weight.slabs() for part in [weight.rows(place).dequantize()]])
-    assert sum(1 for _ in weight.slabs()) == 4
+    assert sum(1 for _ in weight.slabs()) == 2
     assert torch.equal(weight.dequantize(), expected)
     assert weight.dequantize(torch.bfloat16).dtype == torch.bfloat16
 
@@ -113,6 +114,23 @@ def test_a_table_that_counts_up_is_told_from_others() -> None:
     assert {name for name, code in found.items() if code == "int4"} == {
         "Q4_0", "Q4_1", "Q4_K", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0",
     }  # fmt: skip
-    assert {name for name, code in found.items() if code == "table4"} == {
-        name for name in LAYOUTS if name.startswith(("IQ", "MX"))
-    }
+    assert {name for name, code in found.items() if code == "table4"} == {name for name in LAYOUTS if name[:2] == "IQ"}
+    assert found["MXFP4"] == "mxfp4"
+
+
+def test_mxfp4_is_the_same_weight_in_the_layout_of_the_specification() -> None:
+    data = random_blocks((6, 512), "MXFP4")
+    data[0, ::17] = range(16)  # down to subnormal numbers
+    weight = GgufBlocks(torch.from_numpy(data), "MXFP4")
+    assert torch.equal(mx_of(weight).dequantize(), weight.dequantize())
+    with pytest.raises(ValueError, match="Q8_0 is not MXFP4"):
+        mx_of(blocks("Q8_0", 2))
+
+
+def test_experts_in_blocks_are_stacked_as_they_are() -> None:
+    """As a GPU has them: all of one type in their codes, others dequantized."""
+    for layout, kind in (("Q4_K", "int4"), ("Q5_0", "int8"), ("MXFP4", "mx"), ("IQ4_XS", "plain")):
+        stacked = stack([blocks(layout, 16, seed=seed) for seed in range(3)])
+        assert (stacked.kind, stacked.experts) == (kind, 3)
+    mixed = stack([merge([blocks("Q4_K", 16), blocks("Q6_K", 16)])])
+    assert mixed.kind == "plain"

@@ -212,10 +212,10 @@ def copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"llama.expert_count": 8}, "llama.expert_count is not supported"),
+        ({"llama.expert_shared_count": 1}, "llama.expert_shared_count is not supported"),
         ({"llama.attention.causal": True, "llama.logit_scale": 0.5}, "llama.logit_scale is not supported"),
         ({"llama.attention.causal": False}, "llama.attention.causal is not supported"),
-        ({"llama.attention.sliding_window": 64}, "llama.attention.sliding_window is not supported"),
+        ({"llama.rope.scaling.yarn_log_multiplier": 0.1}, "llama.rope.scaling.yarn_log_multiplier is not supported"),
         ({"llama.rope.dimension_count": 32}, "llama.rope.dimension_count must be 64"),
         ({"llama.rope.scaling.type": "longrope"}, "llama.rope.scaling.type must be one of none, linear, yarn"),
     ],

@@ -15,7 +15,8 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.generation_config import load_generation_defaults
 from troupellm.models.gguf.word_models import merges_of
-from troupellm.models.tokenizer import Tokenizer as Ours, read_json
+from troupellm.models.model_documents import read_json
+from troupellm.models.tokenizer import Tokenizer as Ours
 from troupellm.protocol.errors import ModelLoadError
 
 TEXTS = (
@@ -190,12 +191,13 @@ def add_pair(writer: gguf.GGUFWriter, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model must be one of gpt2, llama"),
+        ({"model": "rwkv"}, 'tokenizer.ggml.model must be one of gpt2, llama, gemma4, bert, t5, got "rwkv"'),
         ({"model": "llama"}, "tokenizer.ggml.scores is for 0 of 3 tokens"),
-        ({"pre": "chatglm-bpe"}, "tokenizer.ggml.pre must be one of default, gpt-2"),
+        ({"pre": "superbpe"}, "tokenizer.ggml.pre must be one of llama3, "),
         ({"tokens": ["a", "a", "ab"]}, "tokenizer.ggml.tokens has a token twice"),
         ({"types": [1, 1]}, "tokenizer.ggml.token_type is for 2 of 3 tokens"),
-        ({"merges": ["a"]}, "tokenizer.ggml.merges must be pairs of tokens"),
+        ({"pre": "default"}, "tokenizer.ggml.pre does not say how text is cut into words, nor does architecture llama"),
+        ({"merges": ["a"]}, "tokenizer.ggml.merges must be pairs of tokens, and 'a' is none"),
         ({"merges": ["x y"]}, "the tokenizer cannot be built"),
         ({"eos": 9}, "tokenizer.ggml.eos_token_id must be below 3"),
     ],

@@ -136,7 +136,10 @@ QUARK: dict[str, Any] = {
 }  # fmt: skip
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 CONFIGS = {"compressed-tensors": COMPRESSED, "quark": QUARK, "gptq": GPTQ, "awq": AWQ, "fp8": FP8,
-           "mxfp4": {"quant_method": "mxfp4"}}  # fmt: skip
+           "mxfp4": {"quant_method": "mxfp4"}, "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+           "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True,
+                          "packing_format": "auto_round:auto_gptq",
+                          "extra_config": {"lm_head": {"bits": 16}}}}  # fmt: skip
 
 
 @FUZZ

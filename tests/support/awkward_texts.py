@@ -18,9 +18,9 @@ NUMBERS = (
 SPACES = (
     "", " ", "  ", "   ", "\t", "\n", "\n\n", "\n\n\n", "\r\n", "\r\n\r\n", " \n", "\n ", " \n \n ", "a\n", "\na",
     "a  b", "a   b    c", " leading", "trailing ", "  both  ", "tab\tseparated\t\tvalues", "\t\tindented",
-    "line\r\nline\r\n\r\nline", "mixed \t \n \r\n x", " ", "x", "x", " ", "non\u00a0breaking\u00a0space",
-    "ideographic\u3000space", "zero\u200bwidth\u200djoiner", "a\u2028b\u2029c", "\u0085next", "a \n\n  b",
-    "...\n\n...", "end.\n  \n\tstart", "\v\f",
+    "line\r\nline\r\n\r\nline", "mixed \t \n \r\n x", "                    x", "x                                 ",
+    "non\u00a0breaking\u00a0space", "ideographic\u3000space", "zero\u200bwidth\u200djoiner", "a\u2028b\u2029c",
+    "\u0085next", "a \n\n  b", "...\n\n...", "end.\n  \n\tstart", "\v\f",
 )  # fmt: skip
 SYMBOLS = (
     "!!!", "?!?!", "...", "---", "===", "(a)(b)[c]{d}", "<tag attr=\"v\">x</tag>", "a+b=c*d/e^f",

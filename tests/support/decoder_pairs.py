@@ -14,10 +14,10 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from watched_logits import watched_logits
 
+from troupellm.models.architecture import describe_model
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.tied_head import settle_head
 from troupellm.models.weight_names import decoder_weights
@@ -119,6 +119,11 @@ FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         **SIZES, embedding_multiplier=7.0, residual_multiplier=0.4, attention_multiplier=0.05, logits_scaling=5.0
     ),
     "olmo2": lambda: transformers.Olmo2Config(**SIZES),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **SIZES | {"num_hidden_layers": 4},
+        sliding_window=20,
+        rope_parameters={"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
     "glm": lambda: transformers.GlmConfig(**SIZES, head_dim=32),
     "glm4": lambda: transformers.Glm4Config(**SIZES, head_dim=16, attention_bias=False),
     "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2),

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from troupellm.kernels.sampling.noise import stream_key
+from troupellm.models.architecture import describe_model
 from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.registry import describe_model
 from troupellm.models.speculation.needs import Target
 from troupellm.models.speculation.paging import Paging, positions_of
 from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Sleeper, Taps

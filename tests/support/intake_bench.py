@@ -9,6 +9,7 @@ import text_models
 
 from troupellm.actors.intake import Intake
 from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.ports import SystemClock
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
@@ -84,6 +85,7 @@ class Bench:
             limits=Limits(vocab_width=VOCAB_WIDTH, max_model_len=CONTEXT),
             ready=ready,
             threads=self.threads,
+            clock=SystemClock(),
             randomness=FixedSeeds(),
             rows=itertools.count(100),
             hash_key=self.hash_key,

@@ -157,5 +157,5 @@ def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path) -> N
     empty.mkdir()
     (empty / "config.json").write_text(json.dumps(own))
     (empty / "medusa_lm_head.pt").write_bytes(b"x")
-    with pytest.raises(ModelLoadError, match="pickled weights only"):
+    with pytest.raises(ModelLoadError, match="only pickled weights"):
         DraftBench(target, SpeculativeConfig(method="medusa", model=str(empty)))

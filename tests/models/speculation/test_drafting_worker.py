@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_model import write_tiny_model
 
+from troupellm.models.architecture import describe_model
 from troupellm.models.decoder_config import MlaConfig
-from troupellm.models.registry import describe_model
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.ngram import NgramProposer
 from troupellm.models.speculation.planning import plan_drafting

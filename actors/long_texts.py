@@ -1,0 +1,47 @@
+"""Turns of texts that take long to tokenize: a few at once, and the keys one after another."""
+
+from collections.abc import Callable
+from typing import TypeVar, TypeVarTuple, Unpack
+
+import anyio
+
+from troupellm.actors.guide_turns import TooManyWaiting, Turns
+from troupellm.actors.ports import Clock, Threads
+from troupellm.protocol.errors import EngineOverloaded
+
+T = TypeVar("T")
+ArgsT = TypeVarTuple("ArgsT")
+
+LONG_LETTERS = 65_536
+"""Longer texts take turns; this many take some 30 ms."""
+PARALLEL = 2
+"""Of them at once. The threads are more, so that shorter texts overtake."""
+
+
+class LongTexts:
+    """Of one process. A call that its caller leaves keeps its turn until it ends, since its thread goes on."""
+
+    def __init__(self, threads: Threads, clock: Clock) -> None:
+        self._threads = threads
+        self._turns = Turns(PARALLEL, clock)
+
+    async def run(self, tenant: str, letters: int, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
+        """Call on a thread, where the text is long after its turn has come.
+
+        Args:
+            tenant: whose text it is; "" where keys are not told apart.
+            letters: characters of the text.
+
+        Raises:
+            EngineOverloaded: too many of the tenant's texts wait already.
+        """
+        if letters <= LONG_LETTERS:
+            return await self._threads.run(function, *args)
+        try:
+            ticket = self._turns.queue(tenant, letters)
+        except TooManyWaiting:
+            raise EngineOverloaded("too many long texts of this key wait to be tokenized; try again later") from None
+        async with self._turns.turn(ticket):
+            with anyio.CancelScope(shield=True):
+                result = await self._threads.run(function, *args)
+        return result

@@ -1,0 +1,121 @@
+"""Which architecture a config.json is for, and what its quantization section is, wherever that stands."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.encoder_config import ENCODERS
+from troupellm.models.gguf.header import is_gguf
+from troupellm.models.hf_config import ConfigReader, ignored_rope_keys, is_on
+from troupellm.models.quantization.section import find_section
+from troupellm.models.read_errors import plain_name
+from troupellm.models.registry import BARE, CLASSIFIERS, FAMILIES, Describe, describe_decoder
+from troupellm.models.spellings import SPELLINGS
+from troupellm.protocol.worker import LoadProgress, ProgressSink
+
+_KEY = "architectures"
+_BY_TYPE = {"gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM"}
+"""Types whose architectures do not begin like them."""
+
+
+class ModelConfigFile(NamedTuple):
+    """A config.json as it is served."""
+
+    reader: ConfigReader
+    """Names one architecture; its quantization section is the one that holds for the weights."""
+    notes: tuple[str, ...]
+    """For the load log."""
+
+
+def read_config(folder: Path) -> ModelConfigFile:
+    """Read config.json, or what a GGUF file says instead.
+
+    Raises:
+        ModelLoadError: a file is missing or damaged, names architectures of two families or none, or disagrees with
+            another file about the quantization.
+    """
+    reader = ConfigReader.load(folder)
+    if is_gguf(folder):
+        return ModelConfigFile(reader, ())
+    named, notes = settle_architecture(reader)
+    quantized, more = find_section(folder, named)
+    return ModelConfigFile(quantized, (*notes, *more, *ignored_rope_keys(quantized)))
+
+
+def open_config(folder: Path, progress: ProgressSink) -> ConfigReader:
+    """The same, with its notes in the load log."""
+    reader, notes = read_config(folder)
+    for note in notes:
+        progress(LoadProgress(phase="resolve", detail=note))
+    return reader
+
+
+def describe_model(folder: Path) -> DecoderConfig:
+    """Read and check config.json of a decoder.
+
+    Raises:
+        ModelLoadError: no such file, an architecture that no family claims, or a wrong value.
+    """
+    return describe_decoder(read_config(folder).reader)
+
+
+def settle_architecture(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, ...]]:
+    """The same config with one architecture: the first that has a family, else the first, else by `model_type`.
+
+    Raises:
+        ModelLoadError: names of two families, or none and an unknown type.
+    """
+    names = reader.values.get(_KEY)
+    if not is_on(names):
+        return _by_type(reader)
+    if not isinstance(names, list) or len(names) > 16 or not all(isinstance(name, str) for name in names):
+        raise reader.refuse(_KEY, "must be a list of names")
+    families = {name: family for name in names if (family := _family_of(_usual(name))) is not None}
+    if len(set(families.values())) > 1:
+        raise reader.refuse(_KEY, "must name one family", hint="leave only the name that the weights are for")
+    name = next(iter(families), names[0])
+    notes = []
+    if len(names) > 1:
+        notes.append(f"config.json: {_KEY}: {plain_name(name)} is served, of {len(names)} names")
+    if (spelling := SPELLINGS.get(name)) is None:
+        return reader.with_values(architectures=[name]), tuple(notes)
+    notes.append(f"config.json: {_KEY}: {name} is served as {spelling.architecture}")
+    moved = {ours: reader.values[theirs] for theirs, ours in spelling.renamed if reader.has(theirs)}
+    return reader.with_defaults(**moved).with_values(architectures=[spelling.architecture]), tuple(notes)
+
+
+def _usual(name: str) -> str:
+    return SPELLINGS[name].architecture if name in SPELLINGS else name
+
+
+def _family_of(architecture: str) -> Describe | str | None:
+    """The same value for all architectures of a family; None where there is no family."""
+    for families in (FAMILIES, BARE, CLASSIFIERS):
+        if architecture in families:
+            return families[architecture]
+    return ENCODERS[architecture][0] if architecture in ENCODERS else None
+
+
+def _by_type(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, ...]]:
+    kind = reader.values.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise reader.refuse(_KEY, "must name one architecture", hint="write the name that transformers has for it")
+    from troupellm.models.transformers_backend.describe import causal_architecture
+
+    name = _own_name(kind) or causal_architecture(kind)
+    if name is None:
+        raise reader.refuse("model_type", f"is not known, and {_KEY} is missing", hint=f"add {_KEY} to config.json")
+    note = f"config.json: {_KEY} is missing; model_type {kind} is served as {name}"
+    return reader.with_values(architectures=[name]), (note,)
+
+
+def _own_name(kind: str) -> str | None:
+    """The architecture of a family with a head, or of an encoder, whose name is the type's."""
+    if kind in _BY_TYPE:
+        return _BY_TYPE[kind]
+    wanted = kind.replace("_", "").replace("-", "").lower()
+    for names, ending in ((FAMILIES, "ForCausalLM"), (ENCODERS, "Model")):
+        for name in names:
+            if name.endswith(ending) and name.removesuffix(ending).lower() == wanted:
+                return name
+    return None

@@ -1,0 +1,72 @@
+"""The architectures of GGUF files that are read: keys, names of tensors, and how those are stored."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from troupellm.models.gguf import dense, sparse
+from troupellm.models.gguf.metadata import Metadata
+
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}  # fmt: skip
+"""Names within a layer, from Hugging Face's format to GGUF."""
+_BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
+_GEMMA2 = _BEHIND | {"pre_feedforward_layernorm": "ffn_norm"}
+_GLM4 = {
+    "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
+    "mlp.gate_up_proj": "ffn_up",
+}  # fmt: skip
+_GPT_OSS = {"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"}
+_DEEPSEEK = {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_b_proj": "attn_kv_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How the files of one value of `general.architecture` are read.
+
+    Attributes:
+        config: config.json from the metadata.
+        names: within a layer, beside and instead of `LAYER_NAMES`.
+        turned: rows of queries and keys are stored for rotations of neighbours instead of halves.
+        norm_offset: number that was added to every norm's weight.
+    """
+
+    config: Callable[[Metadata], dict[str, Any]]
+    names: Mapping[str, str] = field(default_factory=dict)
+    turned: bool = False
+    norm_offset: float = 0.0
+
+    def tensor(self, name: str) -> str:
+        """A name within a layer, from Hugging Face's format to GGUF."""
+        return self.names.get(name) or LAYER_NAMES.get(name, name)
+
+
+ARCHITECTURES = {
+    "llama": Architecture(dense.llama, turned=True),
+    "qwen2": Architecture(dense.qwen2),
+    "qwen3": Architecture(dense.qwen3),
+    "qwen2moe": Architecture(sparse.qwen2moe),
+    "qwen3moe": Architecture(sparse.qwen3moe),
+    "gemma2": Architecture(dense.gemma2, _GEMMA2, norm_offset=1.0),
+    "gemma3": Architecture(dense.gemma3, _GEMMA2, norm_offset=1.0),
+    "phi3": Architecture(dense.phi3, {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}),
+    "granite": Architecture(dense.granite, turned=True),
+    "smollm3": Architecture(dense.smollm3, turned=True),
+    "olmo2": Architecture(dense.olmo2, _BEHIND),
+    "glm4": Architecture(dense.glm4, _GLM4),
+    "gpt-oss": Architecture(sparse.gpt_oss, _GPT_OSS),
+    "deepseek2": Architecture(sparse.deepseek2, _DEEPSEEK),
+}
+"""By `general.architecture`."""

@@ -1,0 +1,59 @@
+"""Which files of a repository are read beside its weights; no other file is fetched."""
+
+import re
+from collections.abc import Collection
+from pathlib import PurePosixPath
+
+from troupellm.models.weight_files import INDEX
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+_MODEL = frozenset(
+    {
+        CONFIG, INDEX, "generation_config.json", "quantize_config.json", "quant_config.json",
+        "quantization_config.json", "hf_quant_config.json", "modules.json", "sentence_bert_config.json",
+    }
+)  # fmt: skip
+_TEXT = frozenset(
+    {
+        TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+        "chat_template.json",
+    }
+)  # fmt: skip
+_VOCABULARIES = frozenset({"tekken.json", "vocab.json", "vocab.txt", "merges.txt", "dict.txt", "bpe.codes"})
+_VOCABULARY_SUFFIXES = (".model", ".tiktoken", ".spm")
+"""Read where there is no tokenizer.json."""
+_POOLING = re.compile(r"[0-9]{1,2}_Pooling/config\.json")
+"""Of sentence-transformers: how a vector is made."""
+_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
+
+
+def small_files(names: Collection[str], *, with_tokenizer: bool = True) -> list[str]:
+    """The files that are read beside the weights, config.json first.
+
+    Args:
+        names: of all files of the repository.
+        with_tokenizer: whether its tokenizer and chat template are read, too.
+    """
+    found = [name for name in names if name in _MODEL or _POOLING.fullmatch(name)]
+    if with_tokenizer:
+        found += [name for name in names if name in _TEXT or _TEMPLATES.fullmatch(name)]
+        if TOKENIZER not in names:
+            found += [name for name in names if is_vocabulary(name)]
+    return sorted(found, key=lambda name: (name != CONFIG, name))
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a tokenizer can be made of this file, where there is no tokenizer.json."""
+    return name in _VOCABULARIES or (name.endswith(_VOCABULARY_SUFFIXES) and "/" not in name)
+
+
+def has_tokenizer(names: Collection[str]) -> bool:
+    """Whether a snapshot can have its tokenizer."""
+    return TOKENIZER in names or any(is_vocabulary(name) and name != "merges.txt" for name in names)
+
+
+def is_safe_path(name: str) -> bool:
+    """Whether a path that the hub lists stays in its repository."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name

@@ -1,0 +1,46 @@
+"""The JSON files of a model, all read in one way.
+
+A byte order mark, NaN and Infinity are accepted: editors and Python's own writer leave them in published files.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from troupellm.models.read_errors import plain_name, why
+from troupellm.protocol.errors import ModelLoadError
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""First bytes of the text that Git leaves in a file's place where Git LFS did not run."""
+
+
+def read_value(path: Path) -> Any:
+    """The value in a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ModelLoadError: it is not JSON, or a Git LFS pointer.
+    """
+    name = plain_name(path.name)
+    try:
+        content = path.read_bytes()
+        if content.startswith(LFS_POINTER):
+            raise lfs_pointer(name)
+        return json.loads(content)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8 is a ValueError
+        raise ModelLoadError(f"{name} cannot be read: {why(error)}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The same, of a file that must hold an object."""
+    values = read_value(path)
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{plain_name(path.name)}: expected an object, got {type(values).__name__}")
+    return values
+
+
+def lfs_pointer(name: str) -> ModelLoadError:
+    """The error for a file that Git LFS has not fetched."""
+    return ModelLoadError(f"{name} is a Git LFS pointer, not the file itself", hint="run git lfs pull in the folder")

@@ -1,0 +1,80 @@
+"""Files of a local model folder that are something else than they should be: pointers, adapters, pickles."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from troupellm.models.hub.files import CONFIG, small_files
+from troupellm.models.model_folder import check_file
+from troupellm.models.read_errors import plain_name
+from troupellm.models.weight_files import PICKLES, is_weight_file, no_weights
+from troupellm.protocol.errors import ModelLoadError
+from troupellm.protocol.sizes import human_size
+
+ADAPTER_CONFIG = "adapter_config.json"
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_MOST_POINTER_BYTES = 1024
+_MOST_ADAPTER_BYTES = 2**20
+
+
+def check_folder(folder: Path, *, with_weights: bool) -> None:
+    """Refuse a folder that a model cannot be read from, with the reason.
+
+    Args:
+        with_weights: whether weights are read, too.
+
+    Raises:
+        ModelLoadError: it has Git LFS pointers instead of files, a LoRA adapter, or pickled weights only.
+    """
+    names = sorted(path.relative_to(folder).as_posix() for path in (*folder.glob("*"), *folder.glob("*/*")))
+    if CONFIG not in names and ADAPTER_CONFIG in names:
+        raise adapter_refusal(folder.name, folder)
+    weights = [name for name in names if is_weight_file(name)]
+    check_pointers(folder, [*small_files(names), *weights])
+    if with_weights and not weights and any(name.endswith(PICKLES) for name in names if "/" not in name):
+        raise no_weights(names)
+
+
+def check_pointers(folder: Path, names: Iterable[str]) -> None:
+    """Links out of the folder are passed over: their reader decides about them, and Git LFS makes none.
+
+    Raises:
+        ModelLoadError: a file is a Git LFS pointer.
+    """
+    home = folder.resolve()
+    for name in names:
+        path = (folder / name).resolve()
+        if not path.is_relative_to(home) or not path.is_file() or path.stat().st_size > _MOST_POINTER_BYTES:
+            continue
+        text = path.read_bytes()
+        if text.startswith(_POINTER):
+            raise ModelLoadError(
+                f"{plain_name(name)} is a Git LFS pointer; the file itself{_size(text)} was not downloaded",
+                hint="run `git lfs pull` in the folder",
+            )
+
+
+def adapter_refusal(model: str, folder: Path) -> ModelLoadError:
+    """Why an adapter's folder is refused, with the base model that its adapter_config.json names."""
+    path = folder / ADAPTER_CONFIG
+    check_file(path, folder)
+    base = None
+    try:
+        if path.stat().st_size <= _MOST_ADAPTER_BYTES:
+            settings = json.loads(path.read_bytes())
+            base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+    except (OSError, ValueError, RecursionError):
+        pass  # the refusal is the same
+    named = plain_name(base) if isinstance(base, str) and base else "its base model"
+    return ModelLoadError(
+        f"{plain_name(model)} is a LoRA adapter for {named} ({ADAPTER_CONFIG}), no whole model",
+        hint=f"serve {named} with --lora-modules once this version has it; until then merge the adapter into it",
+    )
+
+
+def _size(pointer: bytes) -> str:
+    for line in pointer.split(b"\n"):
+        key, _, value = line.partition(b" ")
+        if key == b"size" and value.isdigit() and len(value) < 20:
+            return f" ({human_size(int(value))})"
+    return ""

@@ -1,0 +1,25 @@
+"""Names of architectures that published config.json files have and transformers has not, with their own keys."""
+
+from typing import NamedTuple
+
+
+class Spelling(NamedTuple):
+    """What a published name stands for."""
+
+    architecture: str
+    """In transformers."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Keys of the published config.json, and the keys that have their values in that architecture."""
+
+
+SPELLINGS = {
+    "LLaMAForCausalLM": Spelling("LlamaForCausalLM"),
+    "AquilaForCausalLM": Spelling("LlamaForCausalLM"),
+    "AquilaModel": Spelling("LlamaForCausalLM"),
+    "XverseForCausalLM": Spelling("LlamaForCausalLM"),
+    "InternLMForCausalLM": Spelling("LlamaForCausalLM", (("bias", "attention_bias"),)),
+    "InternLM3ForCausalLM": Spelling("LlamaForCausalLM", (("bias", "attention_bias"), ("bias", "mlp_bias"))),
+    "PhiMoEForCausalLM": Spelling("PhimoeForCausalLM"),
+    "Ernie4_5_ForCausalLM": Spelling("Ernie4_5ForCausalLM"),
+    "BertForPreTraining": Spelling("BertForMaskedLM"),
+}

@@ -1,0 +1,70 @@
+import json
+
+import pytest
+
+from troupellm.models.weight_files import INDEX, SINGLE, folder_weight_files, read_index, weight_files
+from troupellm.protocol.errors import ModelLoadError
+
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("names", "homes", "expected"),
+    [
+        ([*SHARDS, SINGLE, INDEX], {"a": SHARDS[1], "b": SHARDS[0]}, SHARDS[:2]),
+        ([*SHARDS, SINGLE], {}, [SINGLE]),
+        ([*SHARDS, "consolidated-00001-of-00001.safetensors"], {}, SHARDS),
+        (["pytorch_model-1-of-2.safetensors", "pytorch_model-2-of-2.safetensors"], {}, None),
+        ([*SHARDS, "extra.safetensors"], {}, SHARDS),
+        (["gptq_model-4bit-128g.safetensors", "consolidated.safetensors", "adapter_model.safetensors"], {},
+         ["gptq_model-4bit-128g.safetensors"]),
+        (["one.safetensors", "two.safetensors", "optimizer.safetensors", "2_Dense/model.safetensors"], {},
+         ["one.safetensors", "two.safetensors"]),
+    ],
+)  # fmt: skip
+def test_the_files_of_a_model(names, homes, expected):
+    assert weight_files([*names, "pytorch_model.bin", "config.json"], homes) == (expected or names)
+
+
+@pytest.mark.parametrize(
+    ("names", "homes", "said"),
+    [
+        ([SHARDS[0]], {"a": SHARDS[1]}, f"{SHARDS[1]} is missing, though {INDEX} names it"),
+        ([SHARDS[0], SHARDS[2]], {}, f"{SHARDS[1]} is missing, one of 3 shards"),
+        (["config.json"], {}, "model.safetensors is missing"),
+        (["pytorch_model.bin"], {}, "pickled weights, such as pytorch_model.bin, which can run code"),
+        (["tf_model.h5", "training_args.bin"], {}, "weights such as tf_model.h5 are not read"),
+        (["consolidated.safetensors", "adapter_model.safetensors"], {}, "model.safetensors is missing"),
+    ],
+)
+def test_a_missing_file_is_named(names, homes, said):
+    with pytest.raises(ModelLoadError) as caught:
+        weight_files(names, homes)
+    assert said in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"[]",
+        b'{"weight_map": {}}',
+        b'{"weight_map": {"a": 1}}',
+        b'{"weight_map": {"a": "../b.safetensors"}}',
+        b'{"weight_map": {"a": "b.bin"}}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_index_is_refused(data):
+    with pytest.raises(ModelLoadError, match=r"^model\.safetensors\.index\.json"):
+        read_index(data)
+
+
+def test_a_folder_is_read_by_the_same_rule(tmp_path):
+    for name in SHARDS:
+        (tmp_path / name).touch()
+    (tmp_path / "model.safetensors").mkdir()  # a folder is no weight file
+    assert folder_weight_files(tmp_path) == SHARDS
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[2]}}))
+    assert folder_weight_files(tmp_path) == SHARDS[2:]
