@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 Chain = tuple[str, ...]
@@ -44,10 +46,18 @@ def lookup_apart(chain):  # the lookup of another chain may load a submodule tha
         os._exit(0 if lookup(chain) else 1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
+def load(name):
+    try:
+        import_module(name)
+    except ModuleNotFoundError:  # `from module import name` of what is no module
+        module, _, attribute = name.rpartition(".")
+        if not module or not hasattr(import_module(module), attribute):
+            raise
+
 job = json.load(sys.stdin)
 try:
     for name in job["modules"]:
-        import_module(name)
+        load(name)
 except ImportError as error:
     print(json.dumps({"absent": str(error)}))
     sys.exit()
@@ -68,6 +78,14 @@ class Use:
 def uses_of(path: Path, place: str) -> Iterator[Use]:
     """Every chain of a file, with the imports at its top and in the functions around it."""
     yield from _uses(ast.parse(path.read_text(encoding="utf-8")), place, {}, frozenset())
+
+
+@cache
+def is_submodule(package: str, name: str) -> bool:
+    """Whether the package has such a file or folder; it is not imported to find out."""
+    spec = find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or ()
+    return any((Path(folder) / file).exists() for folder in folders for file in (name, f"{name}.py"))
 
 
 def failures(modules: list[str], chains: set[Chain]) -> set[Chain]:
@@ -123,7 +141,7 @@ def _bindings(node: ast.AST) -> Iterator[tuple[str, str, frozenset[str]]]:
         case ast.ImportFrom(module=str(module), names=names):
             for alias in names:
                 root = module.split(".")[0]
-                loaded = frozenset({root, module})
+                loaded = frozenset({root, module, f"{module}.{alias.name}"})
                 yield alias.asname or alias.name, f"{module}.{alias.name}", loaded
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import httpx
 import torch
 import transformers
-from processes import ready_process
+from processes import serving_process
 from torch import Tensor
+
+LONGEST_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Served:
 
 async def serve(path: Path, prompts: tuple[str, ...], *, tokens: int, text: str, texts: tuple[str, ...]) -> Served:
     """Answers of `troupellm serve FILE`, all prompts in one batch."""
-    async with ready_process(path, small=False) as server, server.client(timeout=300.0) as client:
+    async with serving_process(path, small=False) as server, server.client(timeout=LONGEST_SECONDS) as client:
+        await server.ready(LONGEST_SECONDS)
         model = path.stem
         found = await _complete(client, model=model, prompt=list(prompts), max_tokens=tokens, ignore_eos=True)
         answers = [Answer(choice["prompt_token_ids"], choice["token_ids"]) for choice in found]
