@@ -24,7 +24,7 @@ MOST = 2**31 - 1
 """Greater whole numbers are damage."""
 _MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
 """What lists are made of before a weight is looked for."""
-ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
+ROPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 _ROPE_KEYS = frozenset(
     {
         "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
@@ -351,7 +351,7 @@ def scaled_rope(reader: ConfigReader, scaling: ConfigReader, theta: float, rotar
         raise scaling.refuse(unknown, "is not supported")
     if scaling.number("extrapolation_factor", 1.0) != 1.0:
         raise scaling.refuse("extrapolation_factor", "must be 1.0")
-    if kind == "default":
+    if kind in ("default", "mrope"):  # in text, all sections of mrope have the same position
         return RopeConfig(theta=theta)
     kind = "longrope" if kind == "su" else kind
     longest = reader.integer("max_position_embeddings")

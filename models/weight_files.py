@@ -37,6 +37,7 @@ def weight_files(names: Collection[str], homes: Mapping[str, str]) -> list[str]:
     if homes:
         listed = sorted(set(homes.values()))
         _require(listed, names, f"though {INDEX} names it")
+        _refuse_left_over(listed, names)
         return listed
     if SINGLE in names:
         return [SINGLE]
@@ -140,6 +141,15 @@ def _shards(found: Iterable[str]) -> list[list[str]]:
             f"{match['name']}-{number:0{width}}-of-{match['count']}.safetensors" for number in range(1, count + 1)
         ]
     return list(series.values())
+
+
+def _refuse_left_over(listed: Iterable[str], names: Collection[str]) -> None:
+    """Shards of a series whose other shards the index names."""
+    told = {part for shards in _shards(listed) for part in shards} - set(listed)
+    left = next((name for name in sorted(told) if name in names), None)
+    if left is not None:
+        hint = "remove it, or download the index again"
+        raise ModelLoadError(f"{plain_name(left)} is left over: {INDEX} does not name it", hint=hint)
 
 
 def _require(listed: Iterable[str], names: Collection[str], why_wanted: str) -> None:

@@ -12,16 +12,20 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.awq import Awq
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.gptq import Gptq
-from troupellm.models.quantization.options import AUTOROUND_MAKING, MAKING, ignored_note, only
+from troupellm.models.quantization.options import (
+    AUTOROUND_MAKING,
+    MAKING,
+    NUMBERS,
+    PLAIN_BITS,
+    check_numbers,
+    ignored_note,
+    only,
+)
 
 GPTQ, AWQ = "auto_round:auto_gptq", "auto_round:auto_awq"
-PLAIN_BITS = 16
-_READ = frozenset(
-    {"quant_method", "packing_format", "bits", "group_size", "sym", "data_type", "extra_config", "act_bits", "lm_head"}
-)
-_HARMLESS = frozenset({*MAKING, *AUTOROUND_MAKING, "act_*", "super_*"})
-"""Settings of inputs in eight bits say nothing where `act_bits` is 16."""
-_LAYER = frozenset({"bits", "group_size", "sym", "data_type", "act_bits"})
+_READ = frozenset({"quant_method", "packing_format", "bits", "group_size", "sym", "extra_config", "lm_head", *NUMBERS})
+_HARMLESS = frozenset({*MAKING, *AUTOROUND_MAKING})
+_LAYER = frozenset({"bits", "group_size", "sym", *NUMBERS})
 _PATTERN = re.compile(r"[*+?\[\](){}|\\^$]")
 
 
@@ -37,7 +41,7 @@ class AutoRound:
         """
         self._notes = ignored_note(reader, only(reader, _READ, _HARMLESS))
         packing = reader.choice("packing_format", (GPTQ, AWQ))
-        _check_numbers(reader)
+        check_numbers(reader)
         values: dict[str, Any] = {
             "bits": reader.integer("bits"),
             "group_size": reader.integer("group_size", 128, least=-1),
@@ -63,12 +67,6 @@ class AutoRound:
         return self._notes
 
 
-def _check_numbers(reader: ConfigReader) -> None:
-    reader.choice("data_type", ("int", "int_asym", "int_sym"), "int")
-    if reader.integer("act_bits", PLAIN_BITS) < PLAIN_BITS:
-        raise reader.refuse("act_bits", f"must be {PLAIN_BITS}: inputs keep their type")
-
-
 def _is_quantized(layer: ConfigReader) -> bool:
     return layer.integer("bits", PLAIN_BITS) < PLAIN_BITS
 
@@ -88,5 +86,5 @@ def _change(layer: ConfigReader) -> dict[str, Any]:
     only(layer, _LAYER, _HARMLESS)
     if not _is_quantized(layer):
         return {}
-    _check_numbers(layer)
+    check_numbers(layer)
     return {key: layer.values[key] for key in ("bits", "group_size", "sym") if layer.has(key)}

@@ -6,17 +6,27 @@ w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
 from troupellm.kernels.quantized import Int4Group, Outline, Weight
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
-from troupellm.models.quantization.options import MAKING, ignored_note, only, texts
+from troupellm.models.quantization.options import (
+    AUTOROUND_MAKING,
+    MAKING,
+    NUMBERS,
+    check_numbers,
+    ignored_note,
+    only,
+    texts,
+)
 from troupellm.models.quantization.unpack import unpack_awq
 from troupellm.protocol.errors import ModelLoadError
 
 _READ = frozenset(
     {
         "quant_method", "bits", "w_bit", "group_size", "q_group_size", "zero_point", "version", "format",
-        "modules_to_not_convert", "checkpoint_format", "pack_dtype", "lm_head",
+        "modules_to_not_convert", "checkpoint_format", "pack_dtype", "lm_head", *NUMBERS,
     }
 )  # fmt: skip
-_HARMLESS = frozenset({*MAKING, "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "desc_act"})
+_HARMLESS = frozenset(
+    {*MAKING, *AUTOROUND_MAKING, "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "desc_act"}
+)
 
 
 class Awq:
@@ -32,6 +42,7 @@ class Awq:
         """
         self._notes = ignored_note(reader, only(reader, _READ, _HARMLESS))
         reader.choice("pack_dtype", ("int32",), "int32")
+        check_numbers(reader)
         bits = "w_bit" if reader.has("w_bit") else "bits"
         if reader.integer(bits, 4) != 4:
             raise reader.refuse(bits, "must be 4")

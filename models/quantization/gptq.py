@@ -14,7 +14,7 @@ from troupellm.kernels.quantized import Int4Group, Int8WeightOnly, Outline, Quan
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
 from troupellm.models.quantization.names import safe_pattern
-from troupellm.models.quantization.options import AUTOROUND_MAKING, MAKING, ignored_note, only
+from troupellm.models.quantization.options import AUTOROUND_MAKING, MAKING, NUMBERS, check_numbers, ignored_note, only
 from troupellm.models.quantization.unpack import WORD, unpack_rows, unpack_words
 from troupellm.protocol.errors import ModelLoadError
 
@@ -26,9 +26,7 @@ _HARMLESS = frozenset(
         "hyb_act",
     }
 )  # fmt: skip
-_READ = frozenset(
-    {"quant_method", "checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", "data_type", *_OWN}
-)
+_READ = frozenset({"quant_method", "checkpoint_format", "format", "lm_head", "dynamic", "pack_dtype", *NUMBERS, *_OWN})
 
 
 class Settings(NamedTuple):
@@ -54,7 +52,7 @@ class Gptq:
         key = "checkpoint_format" if reader.has("checkpoint_format") else "format"
         self._stored_minus = 0 if reader.choice(key, ("gptq", "gptq_v2"), "gptq") == "gptq_v2" else 1
         reader.choice("pack_dtype", ("int32",), "int32")
-        reader.choice("data_type", ("int",), "int")
+        check_numbers(reader)
         reader.flag("lm_head", False)
         self._settings = _settings(reader)
         dynamic = reader.section("dynamic")

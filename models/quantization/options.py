@@ -1,5 +1,6 @@
 """Reading a quantization section: what cannot change the arithmetic is ignored and noted, the rest is refused."""
 
+import re
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
@@ -20,12 +21,15 @@ MAKING = frozenset(
 AUTOROUND_MAKING = frozenset(
     {
         "iters", "nsamples", "seqlen", "lr", "minmax_lr", "batch_size", "amp", "low_gpu_mem_usage", "train_bs",
-        "autoround_version", "provider", "scale_dtype", "gradient_accumulate_steps", "enable_*", "model_free",
-        "quant_block_list", "to_quant_block_names", "block_name_to_quantize", "supported_types", "not_use_best_mse",
-        "lr_scheduler", "sampler", "seed", "dynamic_max_gap",
+        "autoround_version", "provider", "scale_dtype", "gradient_accumulate_steps", "model_free", "quant_block_list",
+        "to_quant_block_names", "block_name_to_quantize", "supported_types", "not_use_best_mse", "lr_scheduler",
+        "sampler", "seed", "dynamic_max_gap", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input",
+        "enable_torch_compile", "enable_alg_ext", "enable_deterministic_algorithms", "act_*",
     }
 )  # fmt: skip
-"""The same of AutoRound."""
+"""The same of AutoRound. Its settings of inputs say nothing where `act_bits` is 16, which `check_numbers` wants."""
+NUMBERS = frozenset({"data_type", "act_bits"})
+PLAIN_BITS = 16
 
 
 def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str] = ()) -> tuple[str, ...]:
@@ -43,6 +47,17 @@ def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str]
         if is_on(reader.values[key]) and not any(fnmatchcase(key, pattern) for pattern in harmless):
             raise reader.refuse(key, "is not supported")
     return ignored
+
+
+def check_numbers(reader: ConfigReader) -> None:
+    """Weights are whole numbers and inputs are not quantized, as far as `NUMBERS` say.
+
+    Raises:
+        ModelLoadError: they are something else.
+    """
+    reader.choice("data_type", ("int", "int_asym", "int_sym"), "int")
+    if reader.integer("act_bits", PLAIN_BITS) < PLAIN_BITS:
+        raise reader.refuse("act_bits", f"must be {PLAIN_BITS}: inputs keep their type")
 
 
 def ignored_note(reader: ConfigReader, keys: Collection[str]) -> tuple[str, ...]:
@@ -71,7 +86,9 @@ def pair(reader: ConfigReader, key: str) -> tuple[int, int]:
         ModelLoadError: something else.
     """
     value = reader.values.get(key)
-    if isinstance(value, Sequence) and len(value) == 2:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,6}x\d{1,6}", value):  # 128x128
+        value = [int(side) for side in value.split("x")]
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         first, second = map(whole, value)
         if all(isinstance(item, int) and not isinstance(item, bool) and item > 0 for item in (first, second)):
             return first, second

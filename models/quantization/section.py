@@ -40,6 +40,8 @@ _SIGNS = (
     ("bits", "gptq"),
 )  # fmt: skip
 _METHOD_NAMES = {"intel/auto-round": "auto-round", "auto_round": "auto-round", "autoround": "auto-round"}
+_SAME_METHODS = {"modelopt": "fp8"}
+"""ModelOpt's files of eight bits are also described in the older words."""
 
 
 class _Place(NamedTuple):
@@ -126,7 +128,7 @@ def _check_same(first: _Place, other: _Place) -> None:
         if key not in ours or key not in theirs:
             continue
         (name, value), (other_name, other_value) = ours[key], theirs[key]
-        one, two = _comparable(value), _comparable(other_value)
+        one, two = (_SAME_METHODS.get(said, said) for said in (_comparable(value), _comparable(other_value)))
         if one != two and not (key in _LISTS and None in (one, two)):
             raise ModelLoadError(
                 f"{other.name_of(other_name)} is {_shown(other_value)}, but {first.name_of(name)} is {_shown(value)}",

@@ -4,19 +4,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
 
 from troupellm.kernels.linear import batch_invariance
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.model_folder import check_file
+from troupellm.models.next_token_tensors import next_token_tensors
 from troupellm.models.safetensors_header import check_header
 from troupellm.models.speculation.proposer import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
-from troupellm.models.weight_files import SINGLE, folder_weight_files
+from troupellm.models.transformers_backend.gguf import empty_model, fill
+from troupellm.models.weight_files import INDEX, SINGLE, folder_weight_files
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 STRETCHED = ("dynamic", "longrope")
@@ -134,7 +138,7 @@ class TransformersDecoder:
 
 
 def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy: bool, seed: int) -> Any:
-    """The model with its weights, from safetensors alone.
+    """The model with its weights, from safetensors or a GGUF file alone.
 
     Args:
         dummy: random weights instead, by `seed`.
@@ -150,16 +154,25 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return prepared(found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype))
-    for file in folder_weight_files(folder):  # refuses what may hold code, with a hint
+    if is_gguf(folder):
+        model = empty_model(found, settings, attn_implementation=attention.NAME, dtype=dtype)
+        fill(model, folder, dtype, config.head_dim, tied=config.tie_word_embeddings)
+        return prepared(model)
+    files = folder_weight_files(folder)
+    for file in files:
         check_header(folder / file)
+    # The library finds files by these two names alone, and prefers the first.
+    usual = files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file())
+    tensors = None if usual else {name: one for file in files for name, one in load_file(folder / file).items()}
     for file in ("generation_config.json", SINGLE):  # which the library looks for, whatever an index says
         check_file(folder / file)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         model, report = found.from_pretrained(
-            folder, config=settings, dtype=dtype, attn_implementation=attention.NAME, use_safetensors=True,
-            local_files_only=True, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
+            folder if usual else None, config=settings, state_dict=tensors, dtype=dtype, use_safetensors=True,
+            attn_implementation=attention.NAME, local_files_only=True, trust_remote_code=False,
+            output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except Exception as error:
         said = str(error).replace(str(folder), folder.name)
@@ -169,6 +182,9 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
             logging.enable_progress_bar()
     for fault in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         names = sorted(name if isinstance(name, str) else str(name[0]) for name in report[fault])
+        if fault == "unexpected_keys":
+            left_out = set(next_token_tensors(names, config.num_layers))
+            names = [name for name in names if name not in left_out]
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ModelLoadError(f"{fault.replace('_keys', '')} tensor {names[0]}{more}")

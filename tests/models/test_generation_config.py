@@ -56,3 +56,22 @@ def test_the_operator_overrides_in_every_mode(tmp_path):
 def test_wrong_overrides_are_named(tmp_path, overrides):
     with pytest.raises(ConfigError, match="override_generation_config"):
         load_generation_defaults(tmp_path, "auto", overrides)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('\ufeff{"top_k": 50.0, "max_new_tokens": 20.0}', {"top_k": 50, "max_tokens": 20}),
+        ('{"top_k": 0, "max_new_tokens": 0, "repetition_penalty": 0, "top_p": ""}', {"top_k": 0}),
+        ('{"temperature": 0, "penalty_alpha": NaN}', {"temperature": 0}),
+    ],
+)
+def test_a_byte_order_mark_whole_floats_and_values_for_off_are_read(tmp_path, text, expected):
+    (tmp_path / "generation_config.json").write_text(text)
+    assert load_generation_defaults(tmp_path, "auto") == expected
+
+
+def test_top_p_0_keeps_the_best_token_alone(tmp_path):
+    write(tmp_path, {"top_p": 0})
+    top_p = load_generation_defaults(tmp_path, "auto")["top_p"]
+    assert 0 < top_p < 1e-6

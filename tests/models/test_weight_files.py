@@ -11,7 +11,8 @@ SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 @pytest.mark.parametrize(
     ("names", "homes", "expected"),
     [
-        ([*SHARDS, SINGLE, INDEX], {"a": SHARDS[1], "b": SHARDS[0]}, SHARDS[:2]),
+        ([*SHARDS, SINGLE, INDEX], {"a": SHARDS[1], "b": SHARDS[0], "c": SHARDS[2]}, SHARDS),
+        ([*SHARDS, "one.safetensors"], {"a": "one.safetensors"}, ["one.safetensors"]),
         ([*SHARDS, SINGLE], {}, [SINGLE]),
         ([*SHARDS, "consolidated-00001-of-00001.safetensors"], {}, SHARDS),
         (["pytorch_model-1-of-2.safetensors", "pytorch_model-2-of-2.safetensors"], {}, None),
@@ -31,6 +32,7 @@ def test_the_files_of_a_model(names, homes, expected):
     [
         ([SHARDS[0]], {"a": SHARDS[1]}, f"{SHARDS[1]} is missing, though {INDEX} names it"),
         ([SHARDS[0], SHARDS[2]], {}, f"{SHARDS[1]} is missing, one of 3 shards"),
+        (SHARDS, {"a": SHARDS[1], "b": SHARDS[0]}, f"{SHARDS[2]} is left over: {INDEX} does not name it"),
         (["config.json"], {}, "model.safetensors is missing"),
         (["pytorch_model.bin"], {}, "pickled weights, such as pytorch_model.bin, which can run code"),
         (["tf_model.h5", "training_args.bin"], {}, "weights such as tf_model.h5 are not read"),
@@ -66,5 +68,6 @@ def test_a_folder_is_read_by_the_same_rule(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "model.safetensors").mkdir()  # a folder is no weight file
     assert folder_weight_files(tmp_path) == SHARDS
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[2]}}))
-    assert folder_weight_files(tmp_path) == SHARDS[2:]
+    (tmp_path / "one.safetensors").touch()
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
+    assert folder_weight_files(tmp_path) == ["one.safetensors"]

@@ -1,0 +1,131 @@
+"""The conventions table: every habit of published checkpoints gives the tokens of transformers, or a refusal by name.
+
+Each row runs with two families. One of them is quick; the other one runs in `make test-all`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tiny_encoder
+import torch
+import transformers
+from convention_refusals import REFUSED
+from convention_rows import LOADS
+from deepseek_mtp import write_deepseek
+from quantized_llama import check_tokens, load, tokens_of
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import FAMILIES, SINGLE, SIZES, Files
+
+from troupellm.models.architecture import read_config
+from troupellm.models.encoder_worker import LoadedEncoder
+from troupellm.models.fingerprint import checkpoint_digest
+from troupellm.models.registry import is_encoder
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import ModelLoadError
+
+NEW_TOKENS = 4
+
+
+def both_families(rows: object) -> list[object]:
+    """Every row with every family; the families take turns to be the quick one."""
+    return [
+        pytest.param(family, name, marks=[] if (number + place) % len(FAMILIES) == 0 else pytest.mark.slow)
+        for number, name in enumerate(rows)  # type: ignore[call-overload]
+        for place, family in enumerate(FAMILIES)
+    ]
+
+
+@pytest.mark.parametrize(("family", "row"), both_families(LOADS))
+def test_a_checkpoint_with_this_habit_gives_the_tokens_of_transformers(tmp_path: Path, family: str, row: str) -> None:
+    change, note, tied = LOADS[row]
+    files = Files(family, tied=tied)
+    change(files)
+    worker, seen = load(files.write(tmp_path))
+    check_tokens(files.model, tokens_of(worker, NEW_TOKENS))
+    worker.close()
+    details = [progress.detail for progress in seen if progress.detail]
+    if note:
+        assert [detail for detail in details if re.search(note, detail)], details
+
+
+@pytest.mark.parametrize(("family", "row"), both_families(REFUSED))
+def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(tmp_path: Path, family: str, row: str) -> None:
+    change, message, hint = REFUSED[row]
+    files = Files(family)
+    after = change(files)
+    files.write(tmp_path)
+    if after is not None:
+        after(tmp_path)
+    with pytest.raises(ModelLoadError) as caught:
+        load(tmp_path)
+    assert re.search(message, caught.value.message), caught.value.message
+    assert "\n" not in caught.value.message
+    assert str(tmp_path) not in caught.value.message
+    assert re.search(hint, caught.value.hint or ""), caught.value.hint
+
+
+@pytest.mark.parametrize("make", [tiny_encoder.bert, tiny_encoder.roberta])
+def test_encoders_norms_may_be_named_gamma_and_beta(tmp_path: Path, make: tiny_encoder.Make) -> None:
+    vectors = []
+    for name in ("newer", "older"):
+        folder = tmp_path / name
+        tiny_encoder.write_encoder(folder, make)
+        if name == "older":
+            tensors = load_file(folder / SINGLE)
+            named = {re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", key): tensor for key, tensor in tensors.items()}
+            named = {re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", key): tensor for key, tensor in named.items()}
+            assert named.keys() != tensors.keys()
+            save_file(named, folder / SINGLE, metadata={"format": "pt"})
+        config = EngineConfig.from_flat({"model": str(folder)})
+        loaded = LoadedEncoder(folder, read_config(folder).reader, config, torch.float32, lambda _: None)
+        vectors.append(loaded.parts.decoder.norm.weight)
+        layers = loaded.parts.decoder.layers
+        vectors[-1] = torch.cat([vectors[-1], *(layer.norm.bias for layer in layers)])
+    assert torch.equal(*vectors)
+
+
+def test_bert_without_architectures_is_an_encoder(tmp_path: Path) -> None:
+    tiny_encoder.write_encoder(tmp_path, tiny_encoder.bert)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    reader, notes = read_config(tmp_path)
+    assert is_encoder(reader)
+    assert notes == ("config.json: architectures is missing; model_type bert is served as BertModel",)
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_layers_for_further_tokens_are_noted_unless_they_draft(tmp_path: Path, drafts: bool) -> None:
+    folder, _, _ = write_deepseek(tmp_path)
+    method = {"method": "mtp", "num_speculative_tokens": 1}
+    worker, seen = load(folder, **({"speculative_config": method} if drafts else {}))
+    worker.close()
+    noted = [progress.detail for progress in seen if "multi-token prediction" in (progress.detail or "")]
+    assert bool(noted) != drafts
+
+
+def test_a_quantization_file_is_part_of_what_a_model_is(tmp_path: Path) -> None:
+    """Blocks of a model must not be found by one whose weights mean something else."""
+    files = Files("llama")
+    files.others["quantize_config.json"] = {"bits": 4, "group_size": 32}
+    before = checkpoint_digest(files.write(tmp_path))
+    files.others["quantize_config.json"] = {"bits": 4, "group_size": 64}
+    assert checkpoint_digest(files.write(tmp_path)) != before
+
+
+@pytest.mark.parametrize("names", [("model-1-of-2.safetensors", "model-2-of-2.safetensors"), ("weights.safetensors",)])
+def test_a_model_that_transformers_runs_has_the_same_files(tmp_path: Path, names: tuple[str, ...]) -> None:
+    torch.manual_seed(4)
+    config = transformers.StableLmConfig(**SIZES)
+    model = transformers.StableLmForCausalLM(config).eval()
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / SINGLE) | {"mtp.fc.weight": torch.ones(2)}
+    (tmp_path / SINGLE).unlink()
+    for place, name in enumerate(names):
+        part = sorted(tensors)[place :: len(names)]
+        save_file({key: tensors[key] for key in part}, tmp_path / name, metadata={"format": "pt"})
+    worker, _ = load(tmp_path)
+    check_tokens(model, tokens_of(worker, NEW_TOKENS))
+    worker.close()
