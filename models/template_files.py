@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from troupellm.models.model_folder import check_file
 from troupellm.models.model_documents import read_json
+from troupellm.models.model_folder import check_file
 from troupellm.models.tokenizer import token_text
 from troupellm.protocol.errors import ModelLoadError
 
