@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 from hub_processes import LoopbackHub, Resolver
 
+from troupellm.models.source import resolve_model
+from troupellm.protocol.config import ModelConfig
+
 REPO = "acme/tiny"
 WEIGHTS = bytes(range(256)) * 1000
 SINGLE = "model.safetensors"
@@ -123,6 +126,21 @@ def test_a_killed_process_is_resumed_by_the_next_one_and_nothing_is_fetched_twic
     next_one.close()
     assert (outcome.folder / SINGLE).read_bytes() == WEIGHTS
     assert tiny.downloads()[len(before) :] == [(SINGLE, f"bytes={left}-{len(WEIGHTS) - 1}")]
+
+
+def test_an_engine_that_is_closed_stops_the_download_and_keeps_its_bytes(tiny, tmp_path, monkeypatch):
+    class Closed(Exception):
+        """As the engine's sink raises when it is not wanted any more."""
+
+    def sink(progress):
+        if progress.detail == SINGLE and progress.done > 0:
+            raise Closed
+
+    monkeypatch.setenv("HF_ENDPOINT", tiny.url)
+    tiny.behave(cuts={SINGLE: [100_000]})
+    with pytest.raises(Closed):
+        resolve_model(ModelConfig(model=REPO, download_dir=str(tmp_path / "cache")), sink)
+    assert (blobs(tmp_path) / f"{hashlib.sha256(WEIGHTS).hexdigest()}.partial").exists()
 
 
 def test_a_partial_file_of_a_killed_process_is_resumed_and_counts_as_done(tiny, resolve, tmp_path):
