@@ -15,8 +15,6 @@ _MERGED = re.compile(r"(.*)\b(attn|ffn)_(?:[qkv]|gate|up)(_exps|_shexp|\.\d+)?\.
 """Tensors of which several are computed as one product: queries, keys and values; gate and up."""
 _EXPERTS = re.compile(r".*(_exps|_(?:gate|up|down)\.\d+)\.weight")
 """Of all experts, or of one in older files."""
-_TAKEN_APART = (".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight")
-"""Ends of names of tensors that latent attention holds as plain ones."""
 _ROUTER = ".ffn_gate_inp"
 _ROWS, _BIASES = 64, 16
 """Rows of plain weights and numbers of biases are padded to multiples of these on a CPU, at most."""
@@ -38,7 +36,7 @@ def tensors_bytes(
     total = 0
     for name, tensor in tensors.items():
         experts = _EXPERTS.fullmatch(name) is not None
-        packed = name not in whole and (len(tensor.shape) == 2 or experts) and not name.endswith(_TAKEN_APART)
+        packed = name not in whole and (len(tensor.shape) == 2 or experts)
         if packed and _stays(types[_product(name)], device, experts=experts):
             outline = blocks_outline(tensor.type, *tensor.shape[-2:])
             total += prod(tensor.shape[:-2]) * held_bytes(outline, device, dtype, experts=experts)
