@@ -10,9 +10,11 @@ import pytest
 from gguf_converter import write
 from gguf_families import FAMILIES, SHORT, Family
 from gguf_llama import Kind
+from held_memory import held_by
 from quantized_llama import check_tokens, load, tokens_of
 from transformers import PreTrainedModel
 
+from troupellm.models.decoder import Decoder
 from troupellm.models.gguf.architectures import ARCHITECTURES
 from troupellm.models.gguf.config import model_config
 from troupellm.models.gguf.header import Header, StoredTensor, read_header
@@ -41,7 +43,9 @@ def params() -> list[object]:
 @pytest.mark.parametrize(("name", "kind"), params())
 def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     model = written(tmp_path / "tiny.gguf", FAMILIES[name], kind)
-    worker, _ = load(tmp_path / "tiny.gguf", **ONE_TABLE)
+    worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
+    planned, decoder = next(progress.total for progress in seen if progress.phase == "weights"), worker._parts.decoder
+    assert not isinstance(decoder, Decoder) or held_by(decoder) <= planned
     check_tokens(model, tokens_of(worker), 1e-3)
     worker.close()
 
