@@ -27,7 +27,12 @@ def is_installed() -> bool:
 
 def knows(reader: ConfigReader) -> bool:
     """Whether `transformers` is there and has this decoder. Imports it."""
-    return is_installed() and _model_class(architecture_of(reader)) is not None
+    return knows_name(architecture_of(reader))
+
+
+def knows_name(architecture: str) -> bool:
+    """The same, by the name."""
+    return is_installed() and _model_class(architecture) is not None
 
 
 def causal_architecture(model_type: str) -> str | None:

@@ -18,9 +18,10 @@ from quantized_llama import check_tokens, load, tokens_of
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import FAMILIES, SINGLE, SIZES, Files
 
-from troupellm.models.architecture import read_config
+from troupellm.models.architecture import read_config, settle_architecture
 from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.fingerprint import checkpoint_digest
+from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import is_encoder
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -94,6 +95,25 @@ def test_bert_without_architectures_is_an_encoder(tmp_path: Path) -> None:
     reader, notes = read_config(tmp_path)
     assert is_encoder(reader)
     assert notes == ("config.json: architectures is missing; model_type bert is served as BertModel",)
+
+
+@pytest.mark.parametrize(
+    ("names", "served"),
+    [
+        (["MyOwnForCausalLM", "StableLmForCausalLM"], "StableLmForCausalLM"),
+        (["MyOwnForCausalLM", "AnotherForCausalLM"], "MyOwnForCausalLM"),
+        (["Qwen2ForSequenceClassification", "Qwen2ForCausalLM"], "Qwen2ForSequenceClassification"),
+    ],
+)
+def test_the_first_name_that_is_known_here_or_in_transformers_is_served(names: list[str], served: str) -> None:
+    reader, _ = settle_architecture(ConfigReader({"architectures": names}))
+    assert reader.values["architectures"] == [served]
+
+
+@pytest.mark.parametrize("names", [["Glm4ForCausalLM", "GlmForCausalLM"], ["LlamaModel", "MistralForCausalLM"]])
+def test_names_of_two_families_are_refused_though_one_file_reads_both(names: list[str]) -> None:
+    with pytest.raises(ModelLoadError, match="must name one family"):
+        settle_architecture(ConfigReader({"architectures": names}))
 
 
 @pytest.mark.parametrize("drafts", [False, True])
