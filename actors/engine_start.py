@@ -23,15 +23,17 @@ from troupellm.actors.system import Company, System
 from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
+from troupellm.models.early_check import check_before_weights
 from troupellm.models.generation_config import load_generation_defaults, token_cap
 from troupellm.models.model_folder import Followed
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.preload import frozen, import_beside
 from troupellm.models.read_errors import load_failure
-from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
+from troupellm.models.served_tokenizer import check_fit, fit_notes, tokenizer_folder
 from troupellm.models.source import resolve_model, served_names
+from troupellm.models.template_process import Renderer, TemplateProcesses
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, WorkerCrashed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
@@ -75,6 +77,7 @@ class Machinery:
         self._worker: Worker | None = None
         self._process: ProcessSeat | None = None
         self._compiler: ProcessCompiler | None = None
+        self._templates = TemplateProcesses()
         self._frozen = False
 
     async def load(
@@ -88,17 +91,23 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            folder, home, tokenizer, speaker, defaults = await self.pool.run(_read, config, sink)
+            check = check_before_weights if factory is None else _no_check
+            folder, home, tokenizer, speaker, defaults = await self.pool.run(
+                _read, config, sink, check, self._templates
+            )
             if factory is None:  # before anything large is read
                 await self.pool.run(check_fit, tokenizer, folder, home, None)
             tables = await self.pool.run(TextTables, tokenizer)
             seat, ready = await self._load_worker(config, sink, factory, folder)
             if factory is None:  # a worker that somebody brings along may know other tokens
                 await self.pool.run(check_fit, tokenizer, folder, home, ready.vocab_width)
+                for note in fit_notes(tokenizer, ready.vocab_width):
+                    sink(LoadProgress(phase="resolve", detail=note))
         except TroupeError:
             raise
         except Exception as error:
             raise load_failure(error) from error
+        speaker.template.fit(ready.max_model_len)
         return Loaded(
             names=served_names(config.model),
             tokenizer_folder=home,
@@ -167,6 +176,7 @@ class Machinery:
         seconds = HUNG_SECONDS if hung else CLOSE_SECONDS
         ended = self._process is None or await self._process.close()
         ended &= self._compiler is None or await self._compiler.close()
+        self._templates.close()
         worker, self._worker = self._worker, None
         if worker is not None:
             with anyio.move_on_after(seconds):
@@ -295,13 +305,19 @@ def _secret(config: EngineConfig) -> bytes | None:
     return None if path is None else read_secret(path)
 
 
-def _read(config: EngineConfig, progress: ProgressSink) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
-    """What the front half needs from the model's folder."""
+def _no_check(folder: Path, config: ModelConfig) -> None:
+    """For a worker that the caller brings along: it may read models that we do not know."""
+
+
+def _read(
+    config: EngineConfig, progress: ProgressSink, check: Callable[[Path, ModelConfig], None], renderer: Renderer
+) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
+    """The parts of the model's folder that the front half needs; `check` may refuse a hub model before its weights."""
     model = config.model
-    folder = resolve_model(model, progress)
+    folder = resolve_model(model, progress, lambda folder: check(folder, model))
     home = tokenizer_folder(folder, model, progress)
     tokenizer = Tokenizer.load(home)
-    template = ChatTemplate.load(home, model.chat_template)
+    template = ChatTemplate.load(home, model.chat_template, renderer)
     speaker = speaker_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
     return folder, home, tokenizer, speaker, defaults

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.decode_step import CacheShape, DecodeStep, Ends, decode_step
+from troupellm.kernels.decode_step import DecodeStep, Ends, decode_step
 from troupellm.models.decoder import Decoder
 from troupellm.models.sampler import Sampled
 from troupellm.models.step_result import step_result
@@ -85,6 +85,5 @@ def compiled_decode(runner: "ModelRunner") -> CompiledDecode | None:
         return None
     ends = Ends(decoder.embedding, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
     views = [(view.group, view.window or 0) for view in cache.layout.views]
-    shape = CacheShape(views, cache.num_kv_heads, cache.block_size, cache.num_blocks)
-    step = decode_step(decoder.together, decoder.tables, cache.layers, ends, shape, runner.sampler.codes)
+    step = decode_step(decoder.together, decoder.tables, cache.layers, ends, views, runner.sampler.codes)
     return None if step is None else CompiledDecode(step, runner)

@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.early_check import describe_without_transformers
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader, architecture_of
 from troupellm.models.registry import describe_decoder, has_family
 from troupellm.models.tied_head import settle_head
 from troupellm.protocol.config import ModelConfig
-from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 
@@ -26,19 +27,15 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
     from troupellm.models.transformers_backend import describe
 
     if config.model_impl == "auto" and not describe.knows(reader):
-        try:
-            return describe_decoder(reader)
-        except ModelLoadError as error:
-            if describe.is_installed():
-                raise
-            hint = f"transformers may know it: {describe.INSTALL}; {error.hint}"
-            raise ModelLoadError(error.message, hint=hint) from error
-    if is_gguf(folder):
+        return describe_without_transformers(reader)
+    if is_gguf(folder) and known:
         raise ConfigError("model_impl transformers reads safetensors, this is a GGUF file", param="model_impl")
     if config.quantization is not None:
         raise ConfigError("quantization does not go with model_impl transformers", param="quantization")
     model = describe.describe(folder, reader)
     reason = "as model_impl says" if known else "troupellm has no family for it"
+    if is_gguf(folder):
+        reason += ", so that its weights are expanded"
     detail = f"{architecture_of(reader)} runs by the code of transformers, over our paged attention: {reason}"
     progress(LoadProgress(phase="resolve", detail=detail))
     return model

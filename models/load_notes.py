@@ -29,7 +29,7 @@ def attention_note(attention: Planner) -> str:
 
 def next_token_notes(stored: StoredWeights, model: DecoderConfig) -> list[str]:
     """That the checkpoint's layers for further tokens are left out."""
-    names = next_token_tensors(stored.names(), model.num_layers) if isinstance(stored, Checkpoint) else []
+    names = next_token_tensors(stored.names(), model.num_layers) if isinstance(stored, Checkpoint) else stored.left_out
     if not names:
         return []
     return [f"{len(names)} tensors for multi-token prediction are left out, such as {plain_name(names[0])}"]

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 RANGE_BYTES = 16 * 2**30
 """Of one request: signed addresses expire, and CDNs refuse greater ones."""
-SECONDS = 10.0
-"""Without a byte from the server."""
 _FIRST_RETRIES, _RETRIES = 2, 5
 """Before the first byte a failure is an answer to the user, later it is an interruption."""
 _LONGEST_WAIT = 8.0
@@ -37,12 +36,14 @@ class Damaged(Exception):
 
 
 def fetch_blob(
-    url: str, blob: Path, size: int, digest: str | None, headers: dict[str, str], report: Callable[[int], None]
-) -> None:
+    url: str, blob: Path, name: str, size: int, digest: str | None, headers: dict[str, str],
+    report: Callable[[int], None],
+) -> None:  # fmt: skip
     """Download a file to `blob`, which does not exist. A damaged one is removed and fetched again, once.
 
     Args:
         url: on the hub; may redirect to another host, which does not get the `Authorization` header.
+        name: of the file, for messages.
         size: bytes that the hub announces.
         digest: SHA-256 of the file, or SHA-1 of it as a git blob, as hex; None: only the size is compared.
         headers: of the request, with the user's token.
@@ -65,7 +66,7 @@ def fetch_blob(
         os.replace(partial, blob)
         return
     raise ModelLoadError(
-        f"{url.rpartition('/')[2]} was damaged in the download, twice: {reason}", hint="start again later"
+        f"{plain_name(name)} was damaged in the download, twice, and removed: {reason}", hint="start again later"
     )
 
 
@@ -116,13 +117,13 @@ class _Transfer:
 
     def _request(self) -> None:
         """Ask for the next range."""
+        from huggingface_hub import constants
         from huggingface_hub.utils import get_session, hf_raise_for_status
 
         last = min(self._at + RANGE_BYTES, self._size) - 1
         headers = self._headers | {"Range": f"bytes={self._at}-{last}"}
-        with get_session().stream(
-            "GET", self._url, headers=headers, timeout=SECONDS, follow_redirects=True
-        ) as response:
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT  # without a byte from the server
+        with get_session().stream("GET", self._url, headers=headers, timeout=timeout) as response:
             hf_raise_for_status(response)
             self._check_answer(response)
             for chunk in response.iter_bytes():

@@ -2,23 +2,27 @@
 model's embedding.
 
 Tokens that stand for pictures, sounds and films may lack one: some families share a tokenizer between models that see
-and models that do not, and the latter have no row for them. So may the one for padding, which some tokenizers were
-given later and nothing is padded with here. A prompt that spells one out is refused by its number.
+and models that do not, and the latter have no row for them. So may tokens that nothing adds to a prompt here: those for
+padding, unknown text, borders and gaps, which some tokenizers got later. A prompt that spells one out is refused.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader, whole
 from troupellm.models.model_documents import read_json
 from troupellm.models.source import resolve_model
 from troupellm.models.tokenizer import Tokenizer, token_text, told_ends
+from troupellm.models.tokenizer_trial import check_trial
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
-_SPARED = ("image_token", "audio_token", "video_token", "pad_token")
+_SPARED = (
+    "image_token", "audio_token", "video_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token",
+)  # fmt: skip
 _HINT = "use the tokenizer that belongs to the model; --tokenizer names another folder"
 _SHOWN = 80
 
@@ -46,7 +50,7 @@ def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink =
 
 
 def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) -> None:
-    """Refuse a tokenizer that says more than the model knows.
+    """Refuse a tokenizer that loses text, or that says more than the model knows.
 
     Args:
         folder: of the model, or its GGUF file.
@@ -56,6 +60,7 @@ def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) 
     Raises:
         ModelLoadError: an id has no row; names the file, the token and the id.
     """
+    check_trial(tokenizer, home.name if is_gguf(home) else "tokenizer.json")
     rows = _told_rows(folder) if rows is None else rows
     if rows is None:
         return
@@ -72,6 +77,18 @@ def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) 
                 f"tokenizer.json: every prompt gets the id {number}, but the model's embedding has {rows} rows",
                 hint=_HINT,
             )
+
+
+def fit_notes(tokenizer: Tokenizer, rows: int) -> list[str]:
+    """That the embedding has many rows without a token: the tokenizer may belong to another model.
+
+    Args:
+        rows: of the embedding.
+    """
+    count = len(tokenizer.vocabulary())
+    if 2 * count >= rows:
+        return []
+    return [f"the tokenizer has {count} tokens for {rows} rows of the embedding; it may be that of another model"]
 
 
 def _around(tokenizer: Tokenizer) -> list[int]:

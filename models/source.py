@@ -4,9 +4,10 @@ A path that exists wins. `huggingface_hub` reads its environment when it is impo
 for hub ids. Files that can carry code (pickles, Python modules) are never fetched.
 """
 
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from troupellm.models.gguf.choice import SUFFIX, choose_gguf, folder_names, is_companion
+from troupellm.models.gguf.choice import SUFFIX, choose_gguf, folder_names, is_companion, told_companions
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hub.name import SCHEME, HubName, chosen_revision, parse_hub_name
 from troupellm.models.hub.resolve import HubModel, not_found
@@ -38,10 +39,13 @@ def served_names(config: ModelConfig) -> tuple[str, ...]:
     return (hub.with_tag if hub.file is None else PurePosixPath(hub.file).stem,)
 
 
-def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
+def resolve_model(config: ModelConfig, progress: ProgressSink, check: Callable[[Path], None] = lambda _: None) -> Path:
     """The folder with the model's files, or its GGUF file. Blocks: a model of the hub is downloaded first.
 
     With `load_format` "dummy" no safetensors are fetched.
+
+    Args:
+        check: is called with the folder of a hub model before its safetensors are downloaded; may refuse it.
 
     Raises:
         ModelLoadError: there is no such model, or it could not be fetched.
@@ -61,7 +65,7 @@ def resolve_model(config: ModelConfig, progress: ProgressSink) -> Path:
         return _resolve_local(readable(path, config.model, config.allow_model_links), tag, config, progress)
     hub = _hub_name(config.model)
     hub = hub._replace(revision=chosen_revision(hub, config.revision))
-    return readable(HubModel(hub, config, progress).resolve(), config.model, config.allow_model_links)
+    return readable(HubModel(hub, config, progress).resolve(check), config.model, config.allow_model_links)
 
 
 def _local(model: str) -> tuple[Path | None, str | None]:
@@ -87,7 +91,7 @@ def _resolve_local(path: Path, tag: str | None, config: ModelConfig, progress: P
     if tag is None and not _prefers_gguf(path, files):
         check_folder(path, with_weights=config.load_format != "dummy")
         return path
-    choice = choose_gguf(files, _shown(path), tag=tag)
+    choice = choose_gguf(files, _shown(path), tag=tag, companions=told_companions(path, files))
     for note in choice.notes:
         _note(progress, note)
     for name in choice.files:

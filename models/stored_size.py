@@ -20,6 +20,8 @@ from troupellm.models.quantization.mxfp4 import BLOCKS, SCALES, experts_outline
 from troupellm.models.quantization.on_load import TURNED
 from troupellm.models.weight_names import decoder_weights
 
+TURNED_BLOCKS = (".attn_kv_b.weight", ".attn_k_b.weight", ".attn_v_b.weight")
+"""As `TURNED`, in GGUF files."""
 EXPERTS = ".experts."
 """Within the names of their layers."""
 
@@ -36,7 +38,7 @@ class StoredSize(NamedTuple):
 def stored_size(
     folder: Path, model: DecoderConfig, form: Format | None, dtype: torch.dtype, device: torch.device
 ) -> StoredSize | None:
-    """None for a plain checkpoint.
+    """None for a plain checkpoint, and for a model of `transformers`, whose weights are expanded.
 
     Args:
         dtype: to compute with.
@@ -45,11 +47,14 @@ def stored_size(
     Raises:
         ModelLoadError: a file is missing or damaged.
     """
+    if model.implementation == "transformers":
+        return None
     tied = model.tie_word_embeddings and model.head == "lm"
     copy = model.vocab_size * model.hidden_size * dtype.itemsize if tied and packs_copies(device, dtype) else 0
     if is_gguf(folder):
         tensors = read_header(folder).tensors
-        total = tensors_bytes(tensors, (EMBEDDING_BLOCKS,), dtype, device)
+        whole = [name for name in tensors if name == EMBEDDING_BLOCKS or name.endswith(TURNED_BLOCKS)]
+        total = tensors_bytes(tensors, whole, dtype, device)
         embedding = tensors.get(EMBEDDING_BLOCKS)
         if tied and embedding is not None and embedding.type in LAYOUTS:  # the head is in its blocks
             copy = held_bytes(blocks_outline(embedding.type, *embedding.shape), device, dtype)

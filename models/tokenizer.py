@@ -16,10 +16,11 @@ from tokenizers.decoders import DecodeStream
 
 from troupellm.models.added_tokens import AddedToken, check_added
 from troupellm.models.gguf.header import is_gguf
+from troupellm.models.gguf.published_tokenizer import published_tokenizer
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
 from troupellm.models.model_documents import read_json
 from troupellm.models.panics import no_panics
-from troupellm.models.tokenizer_files import load_backend
+from troupellm.models.tokenizer_files import Loaded, load_backend
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 
 DecoderForm = Literal["byte_level", "byte_fallback", "other"]
@@ -57,7 +58,19 @@ class Tokenizer:
         longest_token: bytes of the longest token.
     """
 
-    def __init__(self, backend: Backend, definition: bytes, eos_token_ids: frozenset[int], bos: str | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        definition: bytes,
+        eos_token_ids: frozenset[int],
+        bos: str | None,
+        *,
+        bos_once: bool = False,
+    ) -> None:
+        """
+        Args:
+            bos_once: whether a text that begins with BOS gets no second one.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -70,6 +83,7 @@ class Tokenizer:
         check_added(told.added_tokens, vocabulary)
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)
+        self._given_bos = bos if bos_once and bos is not None and self._adds(self.bos_token_id) else ""
         self.special_token_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -94,12 +108,10 @@ class Tokenizer:
             ModelLoadError: no tokenizer, or one that cannot be read.
         """
         config = read_json(folder / "tokenizer_config.json")
-        if is_gguf(folder):
-            backend = gguf_tokenizer(folder)
-            definition = backend.to_str().encode()
-        else:
-            backend, definition = load_backend(folder, config)
-        return cls(backend, definition, _eos_token_ids(folder, config, backend), token_text(config.get("bos_token")))
+        loaded = _gguf(folder, config) if is_gguf(folder) else load_backend(folder, config)
+        bos = token_text(loaded.settings.get("bos_token"))
+        ends = _eos_token_ids(folder, loaded)
+        return cls(loaded.backend, loaded.definition, ends, bos, bos_once=is_gguf(folder))
 
     def vocabulary(self) -> dict[str, int]:
         """Every token's id by its form within the tokenizer."""
@@ -131,10 +143,17 @@ class Tokenizer:
         Short texts keep to it because the first batch starts the library's own threads, which stay, and a program that
         forks later gets a warning about them.
         """
+        if add_special_tokens:
+            text = text.removeprefix(self._given_bos)
         with no_panics(_LIBRARY):
             if len(text) <= SHORT_LETTERS:
                 return self._backend.encode(text, add_special_tokens=add_special_tokens)
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+
+    def _adds(self, token_id: int | None) -> bool:
+        """Whether every text begins with this token."""
+        with no_panics(_LIBRARY):
+            return token_id is not None and self._backend.encode("a", add_special_tokens=True).ids[:1] == [token_id]
 
     def encode_pair(
         self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
@@ -228,6 +247,15 @@ def _shares(first: int, second: int, most: int) -> tuple[int, int]:
     return (shorter, longer) if first <= second else (longer, shorter)
 
 
+def _gguf(path: Path, config: dict[str, Any]) -> Loaded:
+    """A GGUF file's tokenizer; special tokens, ends and templates are the file's in any case."""
+    beside = published_tokenizer(path)
+    if beside is not None:
+        return beside._replace(settings=config)
+    backend = gguf_tokenizer(path)
+    return Loaded(backend, backend.to_str().encode(), config)
+
+
 def _decoder_form(decoder: dict[str, Any] | None) -> DecoderForm:
     """What a tokenizer.json decoder does, if it is one of the two standard forms."""
     steps = [] if decoder is None else decoder.get("decoders", [decoder])
@@ -288,15 +316,15 @@ def told_ends(folder: Path) -> tuple[str, list[int]]:
     return "config.json", []
 
 
-def _eos_token_ids(folder: Path, config: dict[str, Any], backend: Backend) -> frozenset[int]:
+def _eos_token_ids(folder: Path, loaded: Loaded) -> frozenset[int]:
     """The end tokens that the model's files tell and the tokenizer's own. A model that tells of none may have none.
 
     Raises:
         ModelLoadError: the tokenizer's own is no token of it, and no other is told: no text would ever end.
     """
     found = set(told_ends(folder)[1])
-    text = token_text(config.get("eos_token"))
-    own = None if text is None else backend.token_to_id(text)
+    text = token_text(loaded.settings.get("eos_token"))
+    own = None if text is None or text in loaded.invented else loaded.backend.token_to_id(text)
     if own is not None:
         found.add(own)
     elif text and not found:

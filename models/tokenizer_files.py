@@ -5,19 +5,34 @@ own normalization, and the files beside it add tokens. `add_bos_token` and `add_
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from tokenizers import Tokenizer as Backend
+from tokenizers import AddedToken, Tokenizer as Backend, processors
 
-from troupellm.models.added_tokens import TokenFiles, tokens_to_add
+from troupellm.models.added_tokens import TokenFiles, text_of, tokens_to_add
 from troupellm.models.declared_tokenizer import Declared, declared, declared_rules, default_names, unknown_token
 from troupellm.models.model_documents import read_json
 from troupellm.models.model_folder import check_file, check_for_tokenizers
 from troupellm.models.panics import no_panics
+from troupellm.models.rank_files import tekken, tiktoken
+from troupellm.models.sentencepiece_model import BPE, build, read_model, special_pieces
+from troupellm.models.tokenizer_bombs import check_rules
 from troupellm.protocol.errors import ModelLoadError
 
-_FILE = "tokenizer.json"
+_FILE, _TEKKEN = "tokenizer.json", "tekken.json"
+
+
+class Loaded(NamedTuple):
+    """A tokenizer of a folder."""
+
+    backend: Backend
+    definition: bytes
+    """The tokenizer.json that makes an equal one, but for tokens that other files add."""
+    settings: dict[str, Any]
+    """tokenizer_config.json, with the special tokens that another format names."""
+    invented: frozenset[str] = frozenset()
+    """Special tokens that are only named: they got new ids, which the model has never seen."""
 
 
 class _Definition(msgspec.Struct):
@@ -35,13 +50,10 @@ class _Model(msgspec.Struct):
     merges: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-def load_backend(folder: Path, settings: dict[str, Any]) -> tuple[Backend, bytes]:
+def load_backend(folder: Path, settings: dict[str, Any]) -> Loaded:
     """
     Args:
         settings: tokenizer_config.json.
-
-    Returns:
-        the library's tokenizer, and the tokenizer.json that it was made of.
 
     Raises:
         ModelLoadError: no tokenizer, or one that cannot be read.
@@ -49,8 +61,7 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> tuple[Backend, bytes
     path = folder / _FILE
     check_file(path)
     if not path.is_file():
-        backend = _convert(folder)
-        return backend, backend.to_str().encode()
+        return _older(folder, settings)
     text = path.read_bytes()
     kind = declared(settings, read_json(folder / "config.json"), text)
     try:
@@ -61,8 +72,11 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> tuple[Backend, bytes
         if kind is not None:
             text = _with_rules(text, model, kind, settings, "added_tokens_decoder" in settings)
             found = msgspec.json.decode(text, type=_Definition)
+        check_rules(text, _FILE)
         with no_panics("tokenizers"):
             backend = Backend.from_buffer(text)
+    except ModelLoadError:
+        raise
     except Exception as error:  # the library raises bare Exception
         raise ModelLoadError(f"{_FILE} cannot be read: {error}") from error
     files = TokenFiles(
@@ -71,8 +85,7 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> tuple[Backend, bytes
         added=read_json(folder / "added_tokens.json"),
         stored=found.added_tokens,
     )
-    add_tokens(backend, files)
-    return backend, text
+    return Loaded(backend, text, settings, add_tokens(backend, files))
 
 
 def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, Any], listed: bool) -> bytes:
@@ -86,8 +99,11 @@ def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, 
     return msgspec.json.encode(changed | ({"added_tokens": []} if listed else {}))
 
 
-def add_tokens(backend: Backend, files: TokenFiles) -> None:
+def add_tokens(backend: Backend, files: TokenFiles) -> frozenset[str]:
     """Add what the files name beside the vocabulary.
+
+    Returns:
+        tokens that got a new id, which no file gives them.
 
     Raises:
         ModelLoadError: a token would get another id than `added_tokens_decoder` or added_tokens.json gives it.
@@ -95,13 +111,103 @@ def add_tokens(backend: Backend, files: TokenFiles) -> None:
     before: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     added = tokens_to_add(files, backend.get_added_tokens_decoder())
     backend.add_tokens([token for token in added if token.content])
-    for number, token in files.by_number().items():
+    numbered = files.by_number()
+    for number, token in numbered.items():
         place = backend.token_to_id(token.content)
         if token.content not in before and place is not None and place != number:
             name = "tokenizer_config.json" if "added_tokens_decoder" in files.settings else "added_tokens.json"
             raise ModelLoadError(
                 f"{name}: added token {token.content[:80]!r} has the id {number}, but its place is {place}"
             )
+    listed = {token.content for token in numbered.values()}
+    return frozenset(token.content for token in added if token.content not in before and token.content not in listed)
+
+
+def _older(folder: Path, settings: dict[str, Any]) -> Loaded:
+    """A folder without tokenizer.json."""
+    config, pieces = read_json(folder / "config.json"), None
+    path = _vocabulary_file(folder)
+    if path is None:
+        backend = _convert(folder)
+        return Loaded(backend, backend.to_str().encode(), settings)
+    data = path.read_bytes()
+    try:
+        with no_panics("tokenizers"):
+            if path.name == _TEKKEN:
+                backend = tekken(data)
+                check_rules(backend.to_str().encode(), path.name)
+                settings = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True} | settings
+            elif data[:1] == b"\n":
+                backend, settings, pieces = _sentencepiece(data, settings, config)
+            else:
+                backend = tiktoken(data, path.name, settings, config)
+                settings = {"eos_token": _end_of(backend)} | settings
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{path.name}: the tokenizer cannot be built: {error}") from error
+    files = TokenFiles(
+        settings=settings,
+        special=read_json(folder / "special_tokens_map.json"),
+        added=read_json(folder / "added_tokens.json"),
+        pieces=pieces or (),
+    )
+    invented = add_tokens(backend, files)
+    _add_ends(backend, settings)
+    return Loaded(backend, backend.to_str().encode(), settings, invented)
+
+
+def _vocabulary_file(folder: Path) -> Path | None:
+    """The file of an older format that counts; all of them are checked before they are looked for."""
+    for path in (folder / _TEKKEN, folder / "tokenizer.model", folder / "tiktoken.model"):
+        check_file(path)
+        if path.is_file():
+            return path
+    for path in sorted(folder.glob("*.tiktoken")):
+        check_file(path)
+        return path
+    return None
+
+
+def _sentencepiece(
+    data: bytes, settings: dict[str, Any], config: dict[str, Any]
+) -> tuple[Backend, dict[str, Any], list[AddedToken]]:
+    """The tokenizer of a SentencePiece model, its settings and its special tokens."""
+    model = read_model(data)
+    kind = declared(settings, config, None)
+    names = {
+        key: model.pieces[index].text
+        for key, index in (("bos_token", model.bos_id), ("eos_token", model.eos_id))
+        if 0 <= index < len(model.pieces)
+    }
+    unknown = model.pieces[model.unknown_id].text
+    backend = build(model, unknown if kind is None else unknown_token(kind, settings))
+    if kind is not None and model.algorithm == BPE:
+        rules = msgspec.json.encode(declared_rules(kind, settings))
+        whole = msgspec.json.decode(backend.to_str().encode(), type=dict[str, msgspec.Raw])
+        changed = whole | msgspec.json.decode(rules, type=dict[str, msgspec.Raw])
+        backend = Backend.from_buffer(msgspec.json.encode(changed))
+    unsaid = {"add_bos_token": "bos_token" in names} if not settings else {}
+    return backend, names | {"unk_token": unknown} | unsaid | default_names(kind) | settings, special_pieces(model)
+
+
+def _end_of(backend: Backend) -> str | None:
+    """The end token of a tiktoken file whose folder names none."""
+    return next((text for text in ("<|end_of_text|>", "<|endoftext|>", "[EOS]") if backend.token_to_id(text)), None)
+
+
+def _add_ends(backend: Backend, settings: dict[str, Any]) -> None:
+    """The tokens around a prompt that tokenizer_config.json asks for."""
+    texts = [text_of(settings.get(key)) if settings.get(f"add_{key}") else None for key in ("bos_token", "eos_token")]
+    ids = {text: backend.token_to_id(text) for text in texts if text is not None}
+    if None in ids.values() or not ids:
+        return
+    before, after = ([text] if text else [] for text in texts)
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*before, "$A", *after],
+        pair=[*before, "$A", *after, *(f"{text}:1" for text in before), "$B:1", *(f"{text}:1" for text in after)],
+        special_tokens=[(text, number) for text, number in ids.items() if number is not None],
+    )
 
 
 def _convert(folder: Path) -> Backend:

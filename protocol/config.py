@@ -24,10 +24,12 @@ OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which model, and how it is read."""
 
-    model: Annotated[str | None, _help("folder, GGUF file, hub id, or nothing for the built-in model")] = None
+    model: Annotated[
+        str | None, _help("folder, GGUF file, hub id (owner/name[@revision][:TAG]), or nothing for the built-in one")
+    ] = None
     tokenizer: Annotated[str | None, _help("folder, GGUF file or hub id of the tokenizer, if not the model's")] = None
     served_model_name: Annotated[tuple[str, ...], _help("name or names clients may use; the first is reported")] = ()
-    revision: Annotated[str | None, _help("branch, tag or commit of a hub id")] = None
+    revision: Annotated[str | None, _help("branch, tag or commit of a hub id, as owner/name@revision")] = None
     download_dir: Annotated[str | None, _help("where hub models are cached (default: HF_HOME)")] = None
     hf_token: Annotated[str | None, _help("hub token (default: HF_TOKEN)")] = None
     load_format: Annotated[

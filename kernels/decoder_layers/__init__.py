@@ -22,16 +22,21 @@ from torch import Tensor
 from troupellm.kernels import native
 from troupellm.kernels.linear import PackedLinear
 from troupellm.kernels.linear.native import ANY_ROWS, FEW_ROWS
+from troupellm.kernels.native import guard
+from troupellm.kernels.native.checks import check, require
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.native import (
     CELLS,
     NativeAttention,
+    check_caches,
     load as load_attention,
     takes_compiled,
     told,
 )
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 
+UNLIMITED = 2**31
+"""Positions of layers without rotations."""
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 Pair = tuple[Tensor, Tensor]
@@ -57,12 +62,38 @@ class LayerParts:
     multiplier: float
     """Of what is added to the residual."""
 
+    def check(self, hidden: int) -> None:
+        """
+        Raises:
+            RefusedCall: the sizes of the parts do not fit each other.
+        """
+        attention = self.attention
+        width = attention.num_heads * attention.head_dim
+        qkv = width + 2 * attention.num_kv_heads * attention.head_dim
+        inner = self.gate_up.out_features // 2
+        for name, product, outs, ins in (
+            ("qkv", self.qkv, qkv, hidden), ("out", self.out, hidden, width),
+            ("gate_up", self.gate_up, 2 * inner, hidden), ("down", self.down, hidden, inner),
+        ):  # fmt: skip
+            found = product.out_features, product.in_features
+            require(found == (outs, ins), f"{name} is {found[0]} x {found[1]}, not {outs} x {ins}")
+        for norm in (self.attention_norm, self.feed_forward_norm):
+            if norm is not None:
+                check("a norm of a layer", norm.contiguous(), torch.float32, hidden)
+
 
 class DecoderLayers:
     """What compiled code is told of the layers: `Layer` of layers.h."""
 
     def __init__(self, function: native.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
+        """
+        Raises:
+            RefusedCall: the sizes of the layers do not fit each other.
+        """
         self._function = function
+        self.hidden = layers[0].qkv.in_features
+        for layer in layers:
+            layer.check(self.hidden)
         self._norms = [
             [None if norm is None else norm.contiguous() for norm in (layer.attention_norm, layer.feed_forward_norm)]
             for layer in layers
@@ -76,7 +107,9 @@ class DecoderLayers:
         )
         self.most_rows = most if most == ANY_ROWS else min(most, FEW_ROWS)
         """Beyond, where products have to be cut, each is better dealt out by itself."""
-        self._group = layers[0].attention.num_heads // layers[0].attention.num_kv_heads
+        self.num_kv_heads = layers[0].attention.num_kv_heads
+        self._group = layers[0].attention.num_heads // self.num_kv_heads
+        self.num_views = 1 + max(layer.view for layer in layers)
         numbers = [
             [
                 *products,
@@ -87,7 +120,6 @@ class DecoderLayers:
             for layer, norms, products in zip(layers, self._norms, told, strict=True)
         ]  # fmt: skip
         self._layers = np.array(numbers, dtype=np.int64)
-        self._hidden = layers[0].qkv.in_features
         self._rotations: Sequence[Pair] = ()
         self._caches = _SameCaches(())
         self._told: ToldLayers | None = None
@@ -112,22 +144,50 @@ class DecoderLayers:
 
         Returns:
             what leaves the last layer [kept, hidden]; of all rows it is `residual`.
+
+        Raises:
+            RefusedCall: a tensor of another type or shape, or numbers that lead out of the caches.
         """
+        count = residual.shape[0]
+        check("residual", residual, torch.float32, count, self.hidden)
+        check("positions", positions, torch.int64, count)
+        require(len(views) >= self.num_views, f"{len(views)} views of the cache, the layers name {self.num_views}")
+        for _, rows in views:
+            check("rows", rows, torch.int64, count * self.num_kv_heads)
         kept = 0 if keep is None else keep.shape[0]
-        out = residual if keep is None else torch.empty(kept, residual.shape[1], dtype=torch.float32)
+        if keep is not None:
+            check("keep", keep, torch.int64, kept)
+        out = residual if keep is None else guard.empty("out", kept, self.hidden)
         steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
         self._function(
-            self.told(rotations, caches).pointer, residual.data_ptr(), residual.shape[0], positions.data_ptr(),
-            steps.ctypes.data, None if keep is None else keep.data_ptr(), kept, out.data_ptr(), torch.get_num_threads(),
+            self.told(rotations, caches).pointer, residual.data_ptr(), count, positions.data_ptr(), steps.ctypes.data,
+            len(views), None if keep is None else keep.data_ptr(), kept, out.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return out
 
     def told(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "ToldLayers":
         """What compiled code is told of them with the rotations and caches of `run`."""
         if self._told is None or self._rotations is not rotations or not self._caches.are(caches):
+            self._check(rotations, caches)
             self._rotations, self._caches = rotations, _SameCaches(caches)
-            self._told = ToldLayers(self._layers, self._hidden, rotations, caches)
+            self._told = ToldLayers(self._layers, self.hidden, self.num_kv_heads, rotations, caches)
         return self._told
+
+    def _check(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> None:
+        """
+        Raises:
+            RefusedCall: these are no caches of the layers, or there are no angles that a layer turns by.
+        """
+        require(len(caches) == len(self._held), f"{len(caches)} caches of {len(self._held)} layers")
+        first = caches[0][0]
+        for layer, pair in zip(self._held, caches, strict=True):
+            check_caches(pair, self.num_kv_heads, layer.attention.head_dim)
+            alike = pair[0].dtype == first.dtype and pair[0].shape[::2] == first.shape[::2]
+            require(alike, "the caches of the layers differ in type or size")
+            if half := layer.attention.half:
+                require(0 <= layer.rotation < len(rotations), f"{len(rotations)} rotations, none is {layer.rotation}")
+                for angles in rotations[layer.rotation]:
+                    check("angles", angles, torch.float32, angles.shape[0], 1, half)
 
 
 class ToldLayers:
@@ -136,15 +196,17 @@ class ToldLayers:
     __slots__ = ("_held", "numbers", "pointer")
 
     def __init__(
-        self, layers: NDArray[np.int64], hidden: int, rotations: Sequence[Pair], caches: Sequence[Pair]
-    ) -> None:
+        self, layers: NDArray[np.int64], hidden: int, num_kv_heads: int, rotations: Sequence[Pair],
+        caches: Sequence[Pair],
+    ) -> None:  # fmt: skip
         angles, memory = (
             np.array([(one.data_ptr(), two.data_ptr()) for one, two in pairs], dtype=np.int64)
             for pairs in (rotations, caches)
         )
+        positions = min((one.shape[0] for pair in rotations for one in pair), default=UNLIMITED)
         self.numbers = np.array(
             [layers.ctypes.data, len(layers), hidden, angles.ctypes.data, memory.ctypes.data,
-             CELLS[caches[0][0].dtype]],
+             CELLS[caches[0][0].dtype], caches[0][0].shape[0], num_kv_heads, caches[0][0].shape[2], positions],
             dtype=np.int64,
         )  # fmt: skip
         self._held, self.pointer = (layers, angles, memory), self.numbers.ctypes.data
@@ -167,8 +229,8 @@ class _SameCaches:
 
 
 def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
-    """Layers as one call; None where some product has no part in it, or without compiled code."""
-    function = load()
+    """Layers as one call; None where some product has no part in it, KV heads differ, or without compiled code."""
+    function = load() if len({layer.attention.num_kv_heads for layer in layers}) == 1 else None
     told = [_products(layer) for layer in layers]
     known = [products for products in told if products is not None]
     return None if function is None or len(known) < len(told) else DecoderLayers(function, layers, known)
@@ -191,4 +253,4 @@ def load() -> native.Function | None:
     library = native.load()
     if library is None or load_attention() is None:
         return None
-    return library.function("decoder_layers", "ppip" + "p" + "pip" + "i")
+    return library.function("decoder_layers", "ppip" + "pi" + "pip" + "i")

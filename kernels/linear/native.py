@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels import native
+from troupellm.kernels.native import checks, guard
 
 FEW_ROWS = 64
 """From here on oneDNN is as fast, or faster: with AVX2, with AMX, or where a panel is large; measured over shapes of
@@ -51,21 +52,28 @@ class Layout:
 class NativeWeight:
     """What the compiled code is told of a weight: `FloatWeight` of parts.h."""
 
-    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
+    __slots__ = (
+        "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
+    )  # fmt: skip
 
     def __init__(
         self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None,
         splits: bool,
     ) -> None:  # fmt: skip
-        self.out_features, in_features = shape
+        self.out_features, self.in_features = shape
+        size = -(-self.out_features // layout.panel) * layout.panel * layout.padded
+        found = torch.ops.mkldnn._nbytes(packed) // 4
+        checks.require(found >= size >= layout.padded >= self.in_features, f"a weight of {found} numbers, not {size}")
         self.most_rows = most_rows(layout, functions, splits)
         """More are left to oneDNN."""
         self.gates = self.out_features % (2 * LANES) == 0
         """Whether the halves can be multiplied by each other on the way."""
-        bias = None if bias is None else bias.contiguous()
+        if bias is not None:
+            bias = bias.contiguous()
+            checks.check("bias", bias, torch.float32, self.out_features)
         self._functions, self._held = functions, (packed, bias)
         self._told = np.array(
-            [torch.ops.mkldnn.data_ptr(packed), layout.panel, layout.padded, in_features, self.out_features,
+            [torch.ops.mkldnn.data_ptr(packed), layout.panel, layout.padded, self.in_features, self.out_features,
              0 if bias is None else bias.data_ptr(), splits],
             dtype=np.int64,
         )  # fmt: skip
@@ -75,12 +83,14 @@ class NativeWeight:
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """The product of `x` [rows, in], behind a norm where one is given; written to a new tensor, or added to `out`
         [rows, out] times `factor`."""
-        rows, adds, threads = x.shape[0], out is not None, torch.get_num_threads()
+        rows, step = checks.rows_of("x", x, self.in_features)
+        gain = None if norm is None else checks.address_of_norm(norm, self.in_features)
+        adds, out_step, threads = out is not None, self.out_features, torch.get_num_threads()
         if out is None:
-            out = torch.empty(rows, self.out_features, dtype=torch.float32)
-        gain = None if norm is None else norm.data_ptr()
+            out = guard.empty("out", rows, self.out_features)
+        else:
+            out_step = checks.check_rows("out", out, rows, self.out_features)
         source, target = x.data_ptr(), out.data_ptr()
-        step, out_step = x.stride(0), out.stride(0)
         for begin, end in tiles(rows, self.most_rows):
             self._functions.linear(
                 self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, adds, factor,
@@ -90,10 +100,12 @@ class NativeWeight:
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
         """activation(first half) * second half of the product of `x` [rows, in]: [rows, out / 2]."""
-        rows, size = x.shape[0], self.out_features // 2
-        out = torch.empty(rows, size, dtype=torch.float32)
-        gain = None if norm is None else norm.data_ptr()
-        source, target, step, threads = x.data_ptr(), out.data_ptr(), x.stride(0), torch.get_num_threads()
+        checks.require(self.gates, f"halves of {self.out_features} outputs cannot be multiplied on the way")
+        rows, step = checks.rows_of("x", x, self.in_features)
+        gain = None if norm is None else checks.address_of_norm(norm, self.in_features)
+        size, threads = self.out_features // 2, torch.get_num_threads()
+        out = guard.empty("out", rows, size)
+        source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.gated(
                 self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, _ACTIVATIONS[activation],
@@ -192,7 +204,8 @@ def _agrees(functions: Functions, out: int, rows: int, splits: bool) -> bool:
     padded = functional.pad(weight, (0, 3, 0, 64 * count - out))
     panels = padded.view(count, 64, depth + 3).transpose(1, 2).contiguous()
     held = NativeWeight.__new__(NativeWeight)
-    held._functions, held.out_features, held._held = functions, out, (panels, bias)
+    held._functions, held.out_features, held.in_features, held._held = functions, out, depth, (panels, bias)
+    held.gates = out % (2 * LANES) == 0
     held.most_rows = max(FEW_ROWS, rows)
     held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr(), splits], dtype=np.int64)
     held._pointer = held._told.ctypes.data

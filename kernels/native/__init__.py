@@ -11,10 +11,14 @@ logarithm.
 
 How an operation is added:
 
-* `<operation>.cpp` here, with its functions `extern "C"`, returning nothing. Arguments are pointers, `int64_t` and
-  `double` alone. Tensors come as the address of their first number; sizes and strides count numbers, not bytes. What
-  files share is in headers, and all else in an unnamed namespace. `parts.h` has what `layers.cpp` calls of other files
-  from within its team of threads: an operation that it needs is a function there and a parallel region around that.
+* `<operation>.cpp` here, with its functions `extern "C"`, returning null or a `Refusal`. Arguments are pointers,
+  `int64_t` and `double` alone. Tensors come as the address of their first number; sizes and strides count numbers, not
+  bytes. What files share is in headers, and all else in an unnamed namespace. `parts.h` has what `layers.cpp` calls of
+  other files from within its team of threads: an operation that it needs is a function there and a parallel region
+  around that.
+* Nothing that a function is given may lead it out of its memory. The binding checks type, shape and strides of tensors
+  (`checks.py`); the function checks each number that says where to read or write, before it computes (`refusal.h`).
+  Memory that it keeps is `Memory`, and results come from `guard.empty`: `TROUPE_GUARD=1` puts guard bytes around both.
 * Work is shared out by `#pragma omp parallel num_threads(threads)`, with `threads` the last argument: the caller gives
   `torch.get_num_threads()`. The pool is torch's own, since the library is linked to the OpenMP that torch has loaded.
   A second pool would spin against the first one after every operation.
@@ -31,7 +35,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from troupellm.kernels.native import build
+from troupellm.kernels.native import build, guard
+from troupellm.kernels.native.checks import RefusedCall
 from troupellm.kernels.profiling import in_profiles
 
 logger = logging.getLogger("troupellm.kernels")
@@ -42,11 +47,26 @@ Bound = TypeVar("Bound")
 _TYPES: dict[str, Any] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "d": ctypes.c_double}
 
 
+class Refusal(ctypes.Structure):
+    """As in refusal.h."""
+
+    _fields_ = (
+        ("what", ctypes.c_char_p),
+        *((name, ctypes.c_int64) for name in ("index", "value", "least", "end")),
+    )
+
+
 class Library:
     """The loaded library."""
 
     def __init__(self, path: str) -> None:
         self._loaded = ctypes.CDLL(path)
+        self._check: Any = check_refusal
+        if guard.ON:
+            self._check = self._check_memory
+            self._loaded["guard_memory"]()
+            self._broken_guard = self._loaded["broken_guard"]
+            self._broken_guard.restype = ctypes.c_char_p
 
     def function(self, name: str, arguments: str) -> Function:
         """One of its functions; the interpreter's lock is free while it runs. Profiles show it as native::NAME.
@@ -54,13 +74,33 @@ class Library:
         Args:
             arguments: a letter for each: p pointer, i int64, d double.
 
+        It raises RefusedCall for a number that would lead it out of its memory, and MemoryOverrun where guard bytes
+        show that it left its memory all the same.
+
         Raises:
             AttributeError: there is no such function.
         """
         found = self._loaded[name]
-        found.restype = None
+        found.restype = ctypes.c_void_p
+        found.errcheck = self._check
         found.argtypes = [_TYPES[letter] for letter in arguments]
         return in_profiles(f"native::{name}", found)
+
+    def _check_memory(self, refusal: int | None, function: Any, given: tuple[Any, ...]) -> None:
+        """After each call with `TROUPE_GUARD`."""
+        check_refusal(refusal, function, given)
+        if (buffer := self._broken_guard()) is not None:
+            raise guard.MemoryOverrun(f"{function.__name__} wrote outside of its buffer {buffer.decode()}")
+        if (argument := guard.overrun_argument(given)) is not None:
+            raise guard.MemoryOverrun(f"{function.__name__} wrote outside of its argument {argument}")
+
+
+def check_refusal(refusal: int | None, function: Any, given: tuple[Any, ...]) -> None:
+    """After each call: `refusal` is null or the address of a `Refusal`."""
+    if refusal is not None:
+        told = Refusal.from_address(refusal)
+        text = f"{told.what.decode()} {told.index} is {told.value}, not one of {told.least} to {told.end - 1}"
+        raise RefusedCall(f"{function.__name__}: {text}")
 
 
 @functools.cache
@@ -68,7 +108,12 @@ def load() -> Library | None:
     """The library, built on first use (seconds) and kept beside the source or in the user's cache; None without one.
 
     One that another process or machine has left and that cannot be loaded here is built anew, once.
+
+    Raises:
+        RuntimeError: the build with sanitizers is asked for, and their runtime is not loaded.
     """
+    if build.sanitizer_is_missing():
+        raise RuntimeError(f"{build.SWITCH}=asan needs LD_PRELOAD=libasan.so:libstdc++.so.6; `make asan` sets both")
     broken: list[Path] = []
     while (found := build.library(broken)) is not None:
         path, built = found

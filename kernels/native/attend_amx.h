@@ -23,24 +23,21 @@ constexpr int64_t kChunk = 64;  // keys
 
 // What a thread needs for a block, `columns` of 16 queries each.
 struct TileMemory {
-    Memory<float> memory;
-    uint16_t *query, *keys, *values, *weights;
-    float *scores, *total, *best, *weight;
-    int32_t* position;
+    Memory<uint16_t> query{"queries"}, keys{"keys"}, values{"values"}, weights{"weights"};
+    Memory<float> scores{"scores"}, total{"totals"}, best{"best scores"}, weight{"sums of weights"};
+    Memory<int32_t> position{"positions"};
 
     void prepare(int64_t columns, int64_t size, int64_t parts) {
         const int64_t depth = (size + kTileDepth - 1) / kTileDepth * kTileDepth, queries = columns * kLanes;
-        const int64_t halves = parts * (queries * depth + kChunk * (depth + size + 2 * kLanes));
-        grow(memory, halves / 2 + 2 * kLanes * kChunk + queries * (size + 3));
-        query = reinterpret_cast<uint16_t*>(memory.data());
-        keys = query + parts * queries * depth;
-        values = keys + parts * kChunk * depth;
-        weights = values + parts * kChunk * size;
-        scores = reinterpret_cast<float*>(weights + parts * kChunk * 2 * kLanes);
-        total = scores + 2 * kLanes * kChunk;
-        best = total + queries * size;
-        weight = best + queries;
-        position = reinterpret_cast<int32_t*>(weight + queries);
+        query.grow(parts * queries * depth);
+        keys.grow(parts * kChunk * depth);
+        values.grow(parts * kChunk * size);
+        weights.grow(parts * kChunk * 2 * kLanes);
+        scores.grow(2 * kLanes * kChunk);
+        total.grow(queries * size);
+        best.grow(queries);
+        weight.grow(queries);
+        position.grow(queries);
     }
 };
 

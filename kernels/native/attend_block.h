@@ -47,21 +47,15 @@ void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weigh
 
 // What a thread needs for a block of queries: `rows` is tokens times heads of the group.
 struct Workspace {
-    Memory<float> memory;
-    float *query, *scores, *total, *keys, *values, *decoded, *best, *weight;
+    Memory<float> query{"queries"}, scores{"scores"}, total{"totals"}, keys{"keys"}, values{"values"};
+    Memory<float> decoded{"decoded keys"}, best{"best scores"}, weight{"sums of weights"};
 
     void prepare(int64_t rows, int64_t size) {
-        const int64_t strips = (size + 63) / 64;
-        const int64_t needed = rows * (size + 64 * strips + 2) + kKeys * (3 * size + kRows) + 2 * kLanes;
-        grow(memory, needed);
-        keys = memory.data();
-        values = keys + kKeys * size;
-        decoded = values + kKeys * size;
-        scores = decoded + kKeys * size;
-        total = scores + kRows * kKeys;
-        query = total + rows * 64 * strips;
-        best = query + rows * size;
-        weight = best + rows + kLanes;  // looked at 16 at a time
+        query.grow(rows * size);
+        scores.grow(kRows * kKeys);
+        total.grow(rows * 64 * ((size + 63) / 64));
+        for (Memory<float>* of_keys : {&keys, &values, &decoded}) of_keys->grow(kKeys * size);
+        for (Memory<float>* of_row : {&best, &weight}) of_row->grow(rows + kLanes);  // looked at 16 at a time
     }
 };
 

@@ -42,8 +42,8 @@ struct Turn {
 // Whether the values of keys from `first` on before `last` are all finite: 0 times another one is no 0.
 template <typename Cell>
 bool finite(const Cache<Cell>& cache, int64_t kv_head, const int32_t* table, int64_t first, int64_t last) {
-    thread_local Memory<float> memory;
-    grow(memory, cache.head_dim);
+    thread_local Memory<float> memory{"value of a key"};
+    memory.grow(cache.head_dim);
     Floats found = {};
     for (int64_t key = std::max<int64_t>(0, first); key < last; ++key) {
         const float* value = plain_row<Cell>(cache.value + cache.at(table, kv_head, key), memory.data(), cache.head_dim);
@@ -162,7 +162,43 @@ void run(const Attention& given) {
     }
 }
 
+// Whether a token of a tree at `position` sees a key in each run that `next_run` looks for, itself at the end.
+const Refusal* check_tree(const Tree& tree, int64_t index, int64_t position) {
+    const int64_t end = position + 1;
+    if (const Refusal* refusal = outside("first key of a tree's token", index, tree.first, 0, end + 1)) return refusal;
+    if (tree.base == end) return nullptr;
+    const int64_t least = std::max<int64_t>(0, end - 64);
+    if (const Refusal* refusal = outside("base of a tree", index, tree.base, least, end)) return refusal;
+    const int64_t own = tree.seen >> (position - tree.base) & 1;
+    return outside("a tree's token that sees itself", index, own, 1, 2);
+}
+
+const Refusal* check_job(const Plan& plan, int64_t index, int64_t tokens, int64_t blocks) {
+    const Job& job = plan.jobs[index];
+    const int64_t most = plan.width * plan.block_size, end = int64_t{job.position} + job.count;
+    const Refusal* refusal = outside("row of a job", index, job.row, 0, plan.rows);
+    if (!refusal) refusal = outside("number of tokens of a job", index, job.count, 1, tokens + 1);
+    if (!refusal) refusal = outside("token of a job", index, job.token, 0, tokens - job.count + 1);
+    if (!refusal) refusal = outside("position of a job", index, job.position, 0, most - job.count + 1);
+    if (refusal) return refusal;
+    int64_t first = plan.window ? std::max<int64_t>(0, job.position + 1 - plan.window) : 0;
+    if (plan.trees && job.count == 1) {
+        const Tree& tree = plan.trees[index];
+        if ((refusal = check_tree(tree, index, job.position))) return refusal;
+        first = std::min(tree.first, tree.base);
+    }
+    const int64_t begin = first / plan.block_size, last = (end - 1) / plan.block_size;
+    return any_outside("block of a row", plan.tables + job.row * plan.width + begin, last + 1 - begin, blocks);
+}
+
 }  // namespace
+
+const Refusal* troupe::check_attention(const Plan& plan, int64_t tokens, const int64_t* rows, const CacheSize& cache) {
+    const Refusal* refusal = outside("size of a plan's blocks", 0, plan.block_size, cache.block_size, cache.block_size + 1);
+    for (int64_t i = 0; !refusal && i < plan.num_jobs; ++i) refusal = check_job(plan, i, tokens, cache.blocks);
+    if (refusal || !rows) return refusal;
+    return any_outside("cache row", rows, tokens * cache.kv_heads, cache.blocks * cache.kv_heads * cache.block_size);
+}
 
 void troupe::attention_part(const Attention& given) {
     const auto chosen = given.cells == 0 ? run<PlainCell> : given.cells == 1 ? run<Int8Cell> : run<Fp8Cell>;
@@ -172,13 +208,18 @@ void troupe::attention_part(const Attention& given) {
 // Attention of all jobs. query [tokens, heads + 2 * kv_heads, head_dim] holds the queries, then keys, then values of each
 // token, tokens `query_stride` apart. With `rows` int64 [tokens, kv_heads], the places of keys and values in the cache
 // seen as [.., width], they are written before, and queries and keys are turned in place by cosines and sines
-// [tokens, half]. Without it only the queries are read, as they are. The caches' cells: 0 plain, 1 int8, 2 fp8.
-extern "C" void paged_attention(const Heads* layer, const Plan* plan, float* query, int64_t query_stride,
-                                int64_t tokens, void* key_cache, void* value_cache, int64_t cells,
-                                const int64_t* rows, const float* cosines, const float* sines, float* out,
-                                int64_t out_stride, int64_t threads) {
+// [tokens, half]. Without it only the queries are read, as they are. The caches' cells: 0 plain, 1 int8, 2 fp8; they
+// have `num_blocks` blocks of `block_size` positions.
+extern "C" const Refusal* paged_attention(const Heads* layer, const Plan* plan, float* query, int64_t query_stride,
+                                          int64_t tokens, void* key_cache, void* value_cache, int64_t cells,
+                                          int64_t num_blocks, int64_t block_size, const int64_t* rows,
+                                          const float* cosines, const float* sines, float* out, int64_t out_stride,
+                                          int64_t threads) {
+    const CacheSize size{num_blocks, layer->kv_heads, block_size};
+    if (const Refusal* refusal = check_attention(*plan, tokens, rows, size)) return refusal;
     const Attention given{layer, plan,    query,   query_stride, tokens, key_cache, value_cache, cells,
                           rows,  nullptr, cosines, sines,        out,    out_stride};
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     attention_part(given);
+    return nullptr;
 }

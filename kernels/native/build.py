@@ -21,15 +21,20 @@ logger = logging.getLogger("troupellm.kernels")
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi", "-fno-math-errno")
+SANITIZER_FLAGS = ("-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+"""Further flags of the build that reports each access outside of memory and ends the process."""
 COMPILE_SECONDS = 120.0
 """For all sources and the link together."""
+SANITIZED_SECONDS = 1200.0
+"""The same with the sanitizers, which only tests wait for."""
 RETRY_SECONDS = 3600.0
 """A build that failed, took too long, or gave what cannot be loaded, is not tried again before: every process of the
 machine would wait for it anew."""
 LAST_LINES = 5
 """Of what a compiler says that fails."""
 SWITCH = "TROUPE_NATIVE"
-"""A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler."""
+"""A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler; asan is the build
+with AddressSanitizer and UBSan, whose runtime the process must have loaded first (`make asan`)."""
 OPENMP_NAMES = ("libgomp", "libomp", "libiomp5")
 _ELF_HEADER = struct.Struct("<4s4B 32x Q 10x 2H 2x")
 """Magic, class, order of bytes, and two more; where the table of sections lies, its entries' size and number."""
@@ -47,7 +52,7 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
     compiler = _compiler()
     if compiler is None:
         return None
-    name, said = f"native-{fingerprint(compiler)}.so", ""
+    name, said = file_name(compiler), ""
     for folder in folders():
         target = folder / name
         try:
@@ -77,8 +82,22 @@ def to_be_built() -> bool:
     compiler = _compiler()
     if compiler is None:
         return False
-    targets = [folder / f"native-{fingerprint(compiler)}.so" for folder in folders()]
+    targets = [folder / file_name(compiler) for folder in folders()]
     return not any(_is_there(target) or _given_up(target) for target in targets)
+
+
+def sanitized() -> bool:
+    """Whether the environment asks for the build with sanitizers."""
+    return os.environ.get(SWITCH, "").lower() == "asan"
+
+
+def file_name(compiler: str) -> str:
+    """Of the library."""
+    return f"native-{'asan-' if sanitized() else ''}{fingerprint(compiler)}.so"
+
+
+def _flags() -> tuple[str, ...]:
+    return (*FLAGS, *SANITIZER_FLAGS) if sanitized() else FLAGS
 
 
 def _compiler() -> str | None:
@@ -131,7 +150,7 @@ def fingerprint(compiler: str) -> str:
     digest = hashlib.sha256()
     for source in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))):
         digest.update(source.read_bytes())
-    words = (compiler, *FLAGS, *openmp(), platform.machine(), platform.libc_ver()[1])
+    words = (compiler, *_flags(), *openmp(), platform.machine(), platform.libc_ver()[1])
     digest.update(" ".join(words).encode())
     processor = Path("/proc/cpuinfo")
     if processor.exists():
@@ -150,12 +169,22 @@ def openmp() -> tuple[str, ...]:
 
 def loaded_openmp() -> list[str]:
     """The OpenMP libraries of this process, where the system tells."""
+    return _loaded(OPENMP_NAMES)
+
+
+def sanitizer_is_missing() -> bool:
+    """Whether the build with sanitizers is asked for in a process without their runtime, which it would end."""
+    return sanitized() and not _loaded(("libasan",))
+
+
+def _loaded(names: tuple[str, ...]) -> list[str]:
+    """Shared libraries of this process whose names begin so, where the system tells."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return []
     files = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if "/" in line)
-    return [file for file in files if Path(file).name.startswith(OPENMP_NAMES)]
+    return [file for file in files if Path(file).name.startswith(names)]
 
 
 def _build(compiler: str, target: Path) -> None:
@@ -165,14 +194,14 @@ def _build(compiler: str, target: Path) -> None:
         subprocess.CalledProcessError: the compiler refused.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + COMPILE_SECONDS
+    until = time.monotonic() + (SANITIZED_SECONDS if sanitized() else COMPILE_SECONDS)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         fresh, objects = Path(folder) / target.name, []
         running: list[tuple[list[str], subprocess.Popen[bytes]]] = []
         try:
             for source in sorted(FOLDER.glob("*.cpp")):
                 objects.append(f"{folder}/{source.stem}.o")
-                command = [compiler, *FLAGS, "-c", str(source), "-o", objects[-1]]
+                command = [compiler, *_flags(), "-c", str(source), "-o", objects[-1]]
                 with Path(objects[-1]).with_suffix(".err").open("wb") as said:
                     running.append((command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)))
             for number, (command, process) in enumerate(running):
@@ -184,7 +213,7 @@ def _build(compiler: str, target: Path) -> None:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
-        link = [compiler, "-shared", *objects, "-o", str(fresh), *openmp()]
+        link = [compiler, *(SANITIZER_FLAGS if sanitized() else ()), "-shared", *objects, "-o", str(fresh), *openmp()]
         left = max(0.0, until - time.monotonic())
         subprocess.run(link, check=True, capture_output=True, timeout=left)
         fresh.replace(target)  # atomic: another process may be doing the same

@@ -7,7 +7,8 @@
 // Every output is a sum over the inputs in their order, group by group, whatever the number of rows, the thread or the
 // tile: a row's result does not depend on its neighbours, to the bit.
 
-#include "codes.h"
+#include "refusal.h"
+#include "registers.h"
 #include "rows.h"
 
 using namespace troupe;
@@ -39,17 +40,17 @@ constexpr int columns_for(int rows) { return rows * 4 <= kAccumulators ? 4 : row
 
 // Two inputs of a unit; the codes of the second follow those of the first, or share their bytes.
 template <int64_t kind>
-inline void decode(const uint8_t* codes, Bytes table, Floats* first, Floats* second) {
+inline void decode(const uint8_t* codes, Bytes table, Register* first, Register* second) {
     const Bytes bytes = bytes_at(codes);
     if (kind == kTable) {
-        *first = floats_of(looked_up(table, bytes & 15));
-        *second = floats_of(looked_up(table, bytes >> 4));
+        registers_of(looked_up(table, bytes & 15), first);
+        registers_of(looked_up(table, bytes >> 4), second);
     } else if (kind == kInt8) {
-        *first = floats_of((Chars)bytes);
-        *second = floats_of((Chars)bytes_at(codes + kLanes));
+        registers_of((Chars)bytes, first);
+        registers_of((Chars)bytes_at(codes + kLanes), second);
     } else {
-        *first = floats_of_fp8(bytes);
-        *second = floats_of_fp8(bytes_at(codes + kLanes));
+        registers_of_fp8(bytes, first);
+        registers_of_fp8(bytes_at(codes + kLanes), second);
     }
 }
 
@@ -71,26 +72,35 @@ void tile(const TileRows& from, const CodedWeight& weight, int64_t unit, float* 
     const Bytes table = kind == kTable ? bytes_at(weight.table) : Bytes{};
     std::memset(out, 0, sizeof(float) * rows * kMostColumns * kLanes);
     for (int64_t g = 0; g < weight.groups; ++g) {
-        Floats part[rows][columns] = {};
+        Register part[rows][columns][kRegisters];
+        for (int r = 0; r < rows; ++r) {
+            for (int c = 0; c < columns; ++c) {
+                for (int i = 0; i < kRegisters; ++i) part[r][c][i] = Register{};
+            }
+        }
         for (int64_t k = g * size; k < (g + 1) * size; k += 2) {
             for (int c = 0; c < columns; ++c) {
-                Floats first, second;
-                decode<kind>(codes + c * unit_bytes, table, &first, &second);
+                Register first[kRegisters], second[kRegisters];
+                decode<kind>(codes + c * unit_bytes, table, first, second);
                 for (int r = 0; r < rows; ++r) {
-                    part[r][c] += from.x[r][k] * first;
-                    part[r][c] += from.x[r][k + 1] * second;
+                    for (int i = 0; i < kRegisters; ++i) {
+                        part[r][c][i] += from.x[r][k] * first[i];
+                        part[r][c][i] += from.x[r][k + 1] * second[i];
+                    }
                 }
             }
             codes += kPair<kind>;
         }
         for (int c = 0; c < columns; ++c) {
-            const int64_t at = ((unit + c) * weight.groups + g) * kLanes;
-            const Floats scale = load(weight.scale + at);
-            for (int r = 0; r < rows; ++r) {
-                float* const to = out + (r * kMostColumns + c) * kLanes;
-                Floats total = load(to) + part[r][c] * scale;
-                if (weight.offset != nullptr) total += from.sums[r][g] * load(weight.offset + at);
-                store(to, total);
+            for (int i = 0; i < kRegisters; ++i) {
+                const int64_t at = ((unit + c) * weight.groups + g) * kLanes + i * kRegisterLanes;
+                const Register scale = load_register(weight.scale + at);
+                for (int r = 0; r < rows; ++r) {
+                    float* const to = out + (r * kMostColumns + c) * kLanes + i * kRegisterLanes;
+                    Register total = load_register(to) + part[r][c][i] * scale;
+                    if (weight.offset != nullptr) total += from.sums[r][g] * load_register(weight.offset + at);
+                    store_register(to, total);
+                }
             }
         }
     }
@@ -104,14 +114,14 @@ const Tile kTiles[3][kMostRows][kMostColumns] = {TROUPE_CODED(kInt8), TROUPE_COD
 
 // Rows ready for tiles.
 struct Ready {
-    Memory<float> normed, sums;
-    Memory<const float*> x, row_sums;
+    Memory<float> normed{"normed rows"}, sums{"sums of groups"};
+    Memory<const float*> x{"rows"}, row_sums{"rows of sums"};
 
     void fit(int64_t rows, const CodedWeight& weight) {
-        grow(normed, rows * weight.depth);
-        grow(sums, rows * weight.groups);
-        grow(x, rows);
-        grow(row_sums, rows);
+        normed.grow(rows * weight.depth);
+        sums.grow(rows * weight.groups);
+        x.grow(rows);
+        row_sums.grow(rows);
     }
 
     void take(const Inputs& inputs, const CodedWeight& weight, int64_t row) {
@@ -183,22 +193,24 @@ void decode_unit(const CodedWeight& weight, int64_t unit, float* out, int64_t st
     const uint8_t* codes = weight.codes + unit * weight.bytes_of_unit();
     const Bytes table = kind == kTable ? bytes_at(weight.table) : Bytes{};
     for (int64_t k = 0; k < weight.depth; k += 2, codes += kPair<kind>) {
-        const int64_t at = (unit * weight.groups + k / size) * kLanes;
-        const Floats scale = load(weight.scale + at);
-        const Floats offset = weight.offset == nullptr ? Floats{} : load(weight.offset + at);
-        Floats first, second;
-        decode<kind>(codes, table, &first, &second);
-        store(out + k * stride, first * scale + offset);
-        store(out + (k + 1) * stride, second * scale + offset);
+        Register first[kRegisters], second[kRegisters];
+        decode<kind>(codes, table, first, second);
+        for (int i = 0; i < kRegisters; ++i) {
+            const int64_t lane = i * kRegisterLanes, at = (unit * weight.groups + k / size) * kLanes + lane;
+            const Register scale = load_register(weight.scale + at);
+            const Register offset = weight.offset == nullptr ? Register{} : load_register(weight.offset + at);
+            store_register(out + k * stride + lane, first[i] * scale + offset);
+            store_register(out + (k + 1) * stride + lane, second[i] * scale + offset);
+        }
     }
 }
 
 }  // namespace
 
 // As `linear` of linear.cpp.
-extern "C" void coded_linear(const CodedWeight* weight, const float* x, int64_t x_stride, int64_t rows,
-                             const float* norm, double eps, int64_t adds, double factor, float* out,
-                             int64_t out_stride, int64_t threads) {
+extern "C" const Refusal* coded_linear(const CodedWeight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                       const float* norm, double eps, int64_t adds, double factor, float* out,
+                                       int64_t out_stride, int64_t threads) {
     const float by = static_cast<float>(factor);
     const int64_t outs = weight->outs;
     product<false>(*weight, {x, x_stride, rows, norm, eps}, 0, threads, [=](int64_t r, int64_t column, Floats value) {
@@ -209,18 +221,23 @@ extern "C" void coded_linear(const CodedWeight* weight, const float* x, int64_t 
             for (int64_t i = 0; i < outs - column; ++i) to[i] = adds ? to[i] + by * value[i] : value[i];
         }
     });
+    return nullptr;
 }
 
 // As `linear_gated` of linear.cpp.
-extern "C" void coded_linear_gated(const CodedWeight* weight, const float* x, int64_t x_stride, int64_t rows,
-                                   const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
-                                   int64_t threads) {
+extern "C" const Refusal* coded_linear_gated(const CodedWeight* weight, const float* x, int64_t x_stride,
+                                             int64_t rows, const float* norm, double eps, int64_t activation,
+                                             float* out, int64_t out_stride, int64_t threads) {
     product<true>(*weight, {x, x_stride, rows, norm, eps}, activation, threads,
                   [=](int64_t r, int64_t column, Floats value) { store(out + r * out_stride + column, value); });
+    return nullptr;
 }
 
 // out [depth, 16 * count] = the weights of `count` units from `unit` on, inputs down and outputs across.
-extern "C" void coded_decode(const CodedWeight* weight, int64_t unit, int64_t count, float* out, int64_t threads) {
+extern "C" const Refusal* coded_decode(const CodedWeight* weight, int64_t unit, int64_t count, float* out,
+                                       int64_t threads) {
+    const int64_t units = (weight->outs + kLanes - 1) / kLanes;
+    if (const Refusal* refusal = outside("unit", 0, unit, 0, units - count + 1)) return refusal;
 #pragma omp parallel for num_threads(static_cast<int>(threads)) if (threads > 1)
     for (int64_t u = 0; u < count; ++u) {
         float* const to = out + u * kLanes;
@@ -228,4 +245,5 @@ extern "C" void coded_decode(const CodedWeight* weight, int64_t unit, int64_t co
         if (weight->kind == kTable) decode_unit<kTable>(*weight, unit + u, to, count * kLanes);
         if (weight->kind == kFp8) decode_unit<kFp8>(*weight, unit + u, to, count * kLanes);
     }
+    return nullptr;
 }

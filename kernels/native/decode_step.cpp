@@ -4,13 +4,14 @@
 // The operations are those of the other files, to the bit. Rows are told by their slots in the tables that the worker
 // keeps of them; these are read and written where they lie.
 
+#include <vector>
+
 #include "layers.h"
 
 namespace {
 
 // What a model is beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times `factor`;
-// norm [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none; the
-// cache has so many blocks, of `block_size` positions each.
+// norm [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none.
 struct Model {
     Layers layers;
     const float* embedding;
@@ -21,7 +22,6 @@ struct Model {
     Product head;
     int64_t num_views;
     const int64_t *groups, *windows;
-    int64_t kv_heads, block_size, num_blocks;
 };
 
 // What is known of rows, by slot: tokens [slots, longest], lengths [slots], blocks [groups, slots, width], and how many of
@@ -37,11 +37,12 @@ struct Table {
     const int32_t* blocks_of(int64_t group, int64_t slot) const { return blocks + (group * slots + slot) * width; }
 };
 
-// How rows choose, by slots of their own: see `choose_tokens` of sampling.cpp.
+// How rows choose, by `slots` slots of their own: see `choose_tokens` of sampling.cpp.
 struct Options {
     const int64_t* streams;
     const float *scales, *floors;
     const int32_t* codes;
+    int64_t slots;
 };
 
 // The first column of a group's blocks that a layer reads for a token at `start`.
@@ -50,53 +51,54 @@ int64_t first_column(const Model& model, int64_t group, int64_t start) {
     for (int64_t view = 0; view < model.num_views; ++view)
         if (model.groups[view] == group)
             first = std::min(first, model.windows[view] ? std::max<int64_t>(0, start + 1 - model.windows[view]) : 0);
-    return first / model.block_size;
+    return first / model.layers.size.block_size;
 }
 
 // Whether position `start` is that of the last token of a slot, which the model knows, with blocks that the cache has.
 bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
-    const int64_t length = table.lengths[slot], column = start / model.block_size;
+    const int64_t length = table.lengths[slot], column = start / model.layers.size.block_size;
     if (start < 0 || start + 1 != length || length >= table.longest) return false;
+    if (start >= model.layers.positions || column >= table.width) return false;
     const int32_t token = table.tokens[slot * table.longest + start];
     if (token < 0 || token >= model.embedded) return false;
     for (int64_t group = 0; group < table.num_groups; ++group) {
         const int32_t* const blocks = table.blocks_of(group, slot);
         if (column >= table.counts[group * table.slots + slot]) return false;
         for (int64_t i = first_column(model, group, start); i <= column; ++i)
-            if (blocks[i] < 0 || blocks[i] >= model.num_blocks) return false;
+            if (blocks[i] < 0 || blocks[i] >= model.layers.size.blocks) return false;
     }
     return true;
 }
 
 // What all layers are told of the step, and where its numbers lie.
 struct Step {
-    Memory<Job> jobs;
-    Memory<int64_t> rows, positions;  // rows [groups, count, kv_heads], where keys and values go
+    Memory<Job> jobs{"jobs"};
+    Memory<int64_t> rows{"cache rows"}, positions{"positions"};  // rows [groups, count, kv_heads], where keys and values go
     std::vector<Plan> plans;
     std::vector<View> views;
-    Memory<float> residual;
+    Memory<float> residual{"residual"};
     Activations activations;
     Quantized quantized;
 
     void prepare(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count) {
-        const int64_t each = count * model.kv_heads;
-        grow(jobs, count);
-        grow(positions, count);
-        grow(rows, table.num_groups * each);
-        grow(residual, count * model.layers.hidden);
+        const int64_t kv_heads = model.layers.size.kv_heads, block_size = model.layers.size.block_size;
+        const int64_t each = count * kv_heads;
+        jobs.grow(count);
+        positions.grow(count);
+        rows.grow(table.num_groups * each);
+        residual.grow(count * model.layers.hidden);
         plans.clear(), views.clear();
         for (int64_t i = 0; i < count; ++i) {
             jobs[i] = {static_cast<int32_t>(i), 1, static_cast<int32_t>(slots[i]), static_cast<int32_t>(starts[i])};
             positions[i] = starts[i] + 1;
             for (int64_t group = 0; group < table.num_groups; ++group) {
-                const int64_t block = table.blocks_of(group, slots[i])[starts[i] / model.block_size];
-                for (int64_t head = 0; head < model.kv_heads; ++head)
-                    rows[group * each + i * model.kv_heads + head] =
-                        (block * model.kv_heads + head) * model.block_size + starts[i] % model.block_size;
+                const int64_t block = table.blocks_of(group, slots[i])[starts[i] / block_size];
+                for (int64_t head = 0; head < kv_heads; ++head)
+                    rows[group * each + i * kv_heads + head] = (block * kv_heads + head) * block_size + starts[i] % block_size;
             }
         }
         for (int64_t view = 0; view < model.num_views; ++view)
-            plans.push_back({table.blocks_of(model.groups[view], 0), table.width, jobs.data(), count, model.block_size,
+            plans.push_back({table.blocks_of(model.groups[view], 0), table.slots, table.width, jobs.data(), count, block_size,
                              model.windows[view], 1, nullptr});
         for (int64_t view = 0; view < model.num_views; ++view)
             views.push_back({&plans[view], rows.data() + model.groups[view] * each});
@@ -120,18 +122,23 @@ void embed(const Model& model, const Table& table, const int64_t* slots, const i
 // `choose_tokens`; a token is written to its row, which is longer by one then, as 0 where none could be chosen. options
 // lie at `option_slots` [count]; logits is memory for [count, vocab]. done[0] is 1; or 0 where some row is not about to
 // go on from its last token: nothing was changed then.
-extern "C" void decode_step(const Model* model, const Table* table, const Options* options, const int64_t* slots,
-                            const int64_t* option_slots, const int64_t* starts, int64_t count, float* logits,
-                            int64_t* tokens, float* peaks, int64_t* done, int64_t threads) {
+extern "C" const Refusal* decode_step(const Model* model, const Table* table, const Options* options,
+                                      const int64_t* slots, const int64_t* option_slots, const int64_t* starts,
+                                      int64_t count, float* logits, int64_t* tokens, float* peaks, int64_t* done,
+                                      int64_t threads) {
     static thread_local Step memory;
     done[0] = 0;
+    const Refusal* refusal = any_outside("slot", slots, count, table->slots);
+    if (!refusal) refusal = any_outside("slot of options", option_slots, count, options->slots);
+    if (refusal) return refusal;
     for (int64_t i = 0; i < count; ++i)
-        if (!fits(*model, *table, slots[i], starts[i])) return;
+        if (!fits(*model, *table, slots[i], starts[i])) return nullptr;
     Step& step = memory;
     step.prepare(*model, *table, slots, starts, count);
     const int64_t hidden = model->layers.hidden, vocab = model->head.outs();
     float* const residual = step.residual.data();
     LayersPart layers(model->layers, count, {}, step.activations, threads);
+    if (const int64_t row_bytes = model->head.row_bytes()) step.quantized.fit(count, row_bytes);
     Part head(model->head, false, count, threads, step.quantized);
     const Choosing choosing{logits, vocab, count, vocab, option_slots, options->streams, options->scales,
                             options->floors, step.positions.data(), options->codes, nullptr, 0, nullptr, 0,
@@ -148,4 +155,5 @@ extern "C" void decode_step(const Model* model, const Table* table, const Option
         table->tokens[slots[i] * table->longest + length++] = static_cast<int32_t>(tokens[i] > 0 ? tokens[i] : 0);
     }
     done[0] = 1;
+    return nullptr;
 }

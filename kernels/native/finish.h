@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "parts.h"
 
@@ -17,8 +16,8 @@ struct Rows {
 // The rows behind their norm, in memory of this thread.
 inline Rows ready_rows(const Inputs& x, int64_t depth) {
     if (x.norm == nullptr) return {x.data, x.stride, x.rows};
-    thread_local Memory<float> memory;
-    grow(memory, x.rows * depth);
+    thread_local Memory<float> memory{"normed rows"};
+    memory.grow(x.rows * depth);
     const int64_t whole = depth / kLanes * kLanes;
     for (int64_t r = 0; r < x.rows; ++r) {
         const float* from = x.data + r * x.stride;

@@ -113,10 +113,10 @@ const Tile kTiles[kMostRows][kMostColumns] = {TILES(1), TILES(2), TILES(3), TILE
 
 // Row `row` of the inputs in eight bits: in line, or as tiles want it.
 void take(Quantized& memory, const Inputs& x, const Int8Weight& weight, int64_t row, bool in_tiles) {
-    static thread_local Memory<float> normed;
-    static thread_local Memory<uint8_t> values;
-    grow(normed, weight.depth);
-    grow(values, weight.padded);
+    static thread_local Memory<float> normed{"normed row"};
+    static thread_local Memory<uint8_t> values{"row in eight bits"};
+    normed.grow(weight.depth);
+    values.grow(weight.padded);
     const float* from = ready_row(x, row, weight.depth, normed.data());
     uint8_t* const to = in_tiles ? values.data() : memory.values.data() + row * weight.padded;
     memory.scales[row] = quantize(from, weight.depth, to, weight.padded, kOffset);
@@ -159,7 +159,7 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
     Quantized* inputs = &memory;
     if (rows == 1) {  // done by every thread for itself, which is quicker than to wait for one
         inputs = &own;
-        inputs->fit(1, weight);
+        inputs->fit(1, weight.padded);
         take(*inputs, x, weight, 0, false);
     } else {
 #pragma omp for schedule(static)
@@ -200,7 +200,7 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
 
 Quantized& fitting(int64_t rows, const Int8Weight& weight) {
     static thread_local Quantized memory;
-    memory.fit(rows, weight);
+    memory.fit(rows, weight.padded);
     return memory;
 }
 
@@ -225,11 +225,13 @@ void troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t 
 }
 
 // x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.
-extern "C" void int8_quantize(const float* x, int64_t x_stride, int64_t rows, int64_t depth, uint8_t* values,
-                              int64_t padded, float* scales, int64_t offset, int64_t threads) {
+extern "C" const Refusal* int8_quantize(const float* x, int64_t x_stride, int64_t rows, int64_t depth,
+                                        uint8_t* values, int64_t padded, float* scales, int64_t offset,
+                                        int64_t threads) {
 #pragma omp parallel for num_threads(static_cast<int>(threads)) if (threads > 1 && rows > 1)
     for (int64_t r = 0; r < rows; ++r)
         scales[r] = quantize(x + r * x_stride, depth, values + r * padded, padded, static_cast<int>(offset));
+    return nullptr;
 }
 
 // Calls use(first row, rows, memory) for all rows, with as many at a time as there is memory for.
@@ -241,9 +243,9 @@ static void some_at_a_time(int64_t rows, const Int8Weight& weight, Use use) {
 }
 
 // As `linear` of linear.cpp.
-extern "C" void int8_linear(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
-                            const float* norm, double eps, int64_t adds, double factor, float* out,
-                            int64_t out_stride, int64_t threads) {
+extern "C" const Refusal* int8_linear(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                      const float* norm, double eps, int64_t adds, double factor, float* out,
+                                      int64_t out_stride, int64_t threads) {
     some_at_a_time(rows, *weight, [=](int64_t first, int64_t count, Quantized& memory) {
         const Inputs inputs{x + first * x_stride, x_stride, count, norm, eps};
         const Output output{out + first * out_stride, out_stride, adds != 0, static_cast<float>(factor)};
@@ -251,12 +253,13 @@ extern "C" void int8_linear(const Int8Weight* weight, const float* x, int64_t x_
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
         int8_part(*weight, inputs, output, memory, shares);
     });
+    return nullptr;
 }
 
 // As `linear_gated` of linear.cpp.
-extern "C" void int8_linear_gated(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
-                                  const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
-                                  int64_t threads) {
+extern "C" const Refusal* int8_linear_gated(const Int8Weight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                            const float* norm, double eps, int64_t activation, float* out,
+                                            int64_t out_stride, int64_t threads) {
     some_at_a_time(rows, *weight, [=](int64_t first, int64_t count, Quantized& memory) {
         const Inputs inputs{x + first * x_stride, x_stride, count, norm, eps};
         const Output output{out + first * out_stride, out_stride, false, 1.0f};
@@ -264,13 +267,15 @@ extern "C" void int8_linear_gated(const Int8Weight* weight, const float* x, int6
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
         int8_gated_part(*weight, inputs, activation, output, memory, shares);
     });
+    return nullptr;
 }
 
 // Up to how many rows these products are as fast as oneDNN's; 0: that depends on the weight.
-extern "C" void int8_many_rows(int64_t* rows) {
+extern "C" const Refusal* int8_many_rows(int64_t* rows) {
 #if defined(__AVX512VNNI__)
     *rows = std::numeric_limits<int32_t>::max();
 #else
     *rows = 0;
 #endif
+    return nullptr;
 }

@@ -20,6 +20,8 @@ struct Product {
     const FloatWeight& floats() const { return *static_cast<const FloatWeight*>(weight); }
     const Int8Weight& int8() const { return *static_cast<const Int8Weight*>(weight); }
     int64_t outs() const { return kind == 0 ? floats().outs : int8().outs; }
+    // Bytes that a row of inputs takes in eight bits; 0 of a float weight.
+    int64_t row_bytes() const { return kind == 0 ? 0 : int8().padded; }
 };
 
 // A layer, in fields of 8 bytes each. The norms [hidden] or null; view and rotation are numbers of what a step is given;
@@ -47,24 +49,24 @@ struct Cache {
     void *keys, *values;
 };
 
-// All layers of a model, in fields of 8 bytes each: layers, caches [count]; rotations as the layers name them; cells as
-// in `paged_attention`.
+// All layers of a model, in fields of 8 bytes each: layers, caches [count]; rotations as the layers name them, of
+// `positions` positions; cells as in `paged_attention`; `size` of each cache.
 struct Layers {
     const Layer* layers;
     int64_t count, hidden;
     const Rotation* rotations;
     const Cache* caches;
     int64_t cells;
+    CacheSize size;
+    int64_t positions;
 };
 
-// A product within a larger operation, with what its threads share.
+// A product within a larger operation, with what its threads share: `memory` has room for its rows in eight bits.
 class Part {
 public:
     Part(const Product& product, bool gated, int64_t rows, int64_t threads, Quantized& memory)
         : product_(product), memory_(memory), shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, threads)
-                                                                        : shares_of(product.int8(), gated, rows, threads)) {
-        if (product.kind != 0) memory.fit(rows, product.int8());
-    }
+                                                                        : shares_of(product.int8(), gated, rows, threads)) {}
 
     // Every thread calls it, and nobody goes on before all are done.
     void run(const Inputs& x, const Output& out) {
@@ -92,15 +94,25 @@ private:
 // What lies between the products of one layer, for all layers. wide: what leaves the first product, and later the gated
 // one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer goes on with.
 struct Activations {
-    Memory<float> wide, attended, kept;
+    Memory<float> wide{"wide"}, attended{"attended"}, kept{"kept"};
     Quantized quantized;
 
-    void fit(const Layer& layer, int64_t rows, int64_t num_kept) {
-        const int64_t width = layer.heads->heads * layer.heads->head_dim;
-        // A row may be kept twice, so that more are kept than there are.
-        grow(wide, std::max(rows, num_kept) * std::max(layer.qkv.outs(), layer.gate_up.outs() / 2));
-        grow(attended, rows * width);
-        grow(kept, num_kept * width);
+    // Room for all layers, each buffer as large as the largest layer needs it. A row may be kept twice, so that more are
+    // kept than there are.
+    void fit(const Layers& model, int64_t rows, int64_t num_kept) {
+        int64_t most_outs = 0, width = 0, row_bytes = 0;
+        for (int64_t number = 0; number < model.count; ++number) {
+            const Layer& layer = model.layers[number];
+            most_outs = std::max({most_outs, layer.qkv.outs(), layer.gate_up.outs() / 2});
+            width = std::max(width, layer.heads->heads * layer.heads->head_dim);
+            for (const Product* product : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+                row_bytes = std::max(row_bytes, product->row_bytes());
+        }
+        const int64_t most_rows = std::max(rows, num_kept);
+        wide.grow(most_rows * most_outs);
+        attended.grow(rows * width);
+        kept.grow(num_kept * width);
+        if (row_bytes) quantized.fit(most_rows, row_bytes);
     }
 };
 
@@ -115,10 +127,10 @@ class LayersPart {
 public:
     LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, int64_t threads)
         : model_(model), rows_(rows), keep_(keep), memory_(memory) {
+        memory.fit(model, rows, keep.places ? keep.count : 0);
         for (int64_t number = 0; number < model.count; ++number) {
             const Layer& layer = model.layers[number];
             const int64_t after = keeps(number) ? keep.count : rows;
-            memory.fit(layer, rows, keep.places ? keep.count : 0);
             parts_.emplace_back(layer.qkv, false, rows, threads, memory.quantized);
             parts_.emplace_back(layer.out, false, after, threads, memory.quantized);
             parts_.emplace_back(layer.gate_up, true, after, threads, memory.quantized);

@@ -208,26 +208,30 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
 
 // out [rows, outs] = x [rows, depth] times the weight, plus its bias; or added to what is there, times `factor`. With
 // `norm` [depth], the rows go through a root-mean-square norm before.
-extern "C" void linear(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows, const float* norm,
-                       double eps, int64_t adds, double factor, float* out, int64_t out_stride, int64_t threads) {
+extern "C" const Refusal* linear(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                 const float* norm, double eps, int64_t adds, double factor, float* out,
+                                 int64_t out_stride, int64_t threads) {
     Shares shares = shares_of(*weight, false, rows, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, shares);
+    return nullptr;
 }
 
 // out [rows, outs / 2] = activation(first half) * second half of the same product; outs / 2 is a multiple of 16.
 // activation 0 is SiLU, 1 is GELU with tanh.
-extern "C" void linear_gated(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
-                             const float* norm, double eps, int64_t activation, float* out, int64_t out_stride,
-                             int64_t threads) {
+extern "C" const Refusal* linear_gated(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
+                                       const float* norm, double eps, int64_t activation, float* out,
+                                       int64_t out_stride, int64_t threads) {
     Shares shares = shares_of(*weight, true, rows, threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, shares);
+    return nullptr;
 }
 
 // With how many rows these products are worth calling: where the panels of the weight are small, and where it splits (0:
 // that changes nothing).
-extern "C" void linear_many_rows(int64_t* rows) {
+extern "C" const Refusal* linear_many_rows(int64_t* rows) {
     rows[0] = kManyRows;
     rows[1] = amx_allowed() ? std::numeric_limits<int32_t>::max() : 0;
+    return nullptr;
 }

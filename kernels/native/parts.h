@@ -4,8 +4,8 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
+#include "refusal.h"
 #include "rows.h"
 #include "shares.h"
 
@@ -49,12 +49,13 @@ struct Int8Weight {
 
 // Rows in eight bits with their scales. There is room for 32 at a time, since tiles are read as a whole.
 struct Quantized {
-    Memory<uint8_t> values;
-    Memory<float> scales;
+    Memory<uint8_t> values{"rows in eight bits"};
+    Memory<float> scales{"scales of rows"};
 
-    void fit(int64_t rows, const Int8Weight& weight) {
-        grow(values, (rows + 31) / 32 * 32 * weight.padded);
-        grow(scales, rows);
+    // padded: numbers of a row, see `Int8Weight`.
+    void fit(int64_t rows, int64_t padded) {
+        values.grow((rows + 31) / 32 * 32 * padded);
+        scales.grow(rows);
     }
 };
 
@@ -118,7 +119,7 @@ struct Tree {
 // another one writes; trees [jobs], or null.
 struct Plan {
     const int32_t* tables;
-    int64_t width;
+    int64_t rows, width;
     const Job* jobs;
     int64_t num_jobs, block_size, window, alone;
     const Tree* trees;
@@ -140,6 +141,15 @@ struct Attention {
 };
 
 void attention_part(const Attention& given);
+
+// A cache of `blocks` blocks of `block_size` positions for each of `kv_heads` heads.
+struct CacheSize {
+    int64_t blocks, kv_heads, block_size;
+};
+
+// Null where jobs name tokens before `tokens`, rows and columns of the tables, and blocks of the cache; and where `rows`
+// [tokens, kv_heads], unless null, are rows of a cache [blocks, kv_heads, block_size].
+const Refusal* check_attention(const Plan& plan, int64_t tokens, const int64_t* rows, const CacheSize& cache);
 
 // How rows choose their next tokens: all that `choose_tokens` of sampling.cpp is given.
 struct Choosing {

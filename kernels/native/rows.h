@@ -2,10 +2,7 @@
 
 #pragma once
 
-#include <cstddef>
-#include <new>
-#include <vector>
-
+#include "memory.h"
 #include "simd.h"
 
 namespace troupe {
@@ -17,29 +14,6 @@ struct Inputs {
     const float* norm;
     double eps;
 };
-
-// Gives memory that begins with a cache line: each vector of 64 bytes that lies across two of them is read twice.
-template <typename Number>
-struct OnLines {
-    typedef Number value_type;
-    static constexpr std::align_val_t line{64};
-
-    OnLines() = default;
-    template <typename Other>
-    OnLines(const OnLines<Other>&) {}
-    Number* allocate(std::size_t count) { return static_cast<Number*>(::operator new(count * sizeof(Number), line)); }
-    void deallocate(Number* memory, std::size_t) { ::operator delete(memory, line); }
-    bool operator==(const OnLines&) const { return true; }
-    bool operator!=(const OnLines&) const { return false; }
-};
-
-template <typename Number>
-using Memory = std::vector<Number, OnLines<Number>>;
-
-template <typename Number>
-void grow(Memory<Number>& memory, int64_t size) {
-    if (memory.size() < static_cast<size_t>(size)) memory.resize(static_cast<size_t>(size));
-}
 
 // One row, normed into `to` where there is a norm.
 inline const float* ready_row(const Inputs& x, int64_t row, int64_t depth, float* to) {

@@ -112,12 +112,19 @@ int64_t team_for(int64_t logits, int64_t threads) {
     return worth < threads ? worth : threads;
 }
 
+// Null where masks of so many words have a bit for every token, and are of rows of `rows`.
+const Refusal* check_masks(const int64_t* masked, int64_t count, int64_t rows, int64_t words, int64_t vocab) {
+    if (count == 0) return nullptr;
+    if (const Refusal* refusal = any_outside("row of a mask", masked, count, rows)) return refusal;
+    return outside("number of words of a mask", 0, words, (vocab + 31) / 32, std::numeric_limits<int64_t>::max());
+}
+
 }  // namespace
 
 // One token of each row from softmax(logits).
 //
 // logits [rows, vocab]; keys [rows, 2]; codes [vocab]; tokens [rows] are written: 0 where nothing can be drawn.
-extern "C" void draw_tokens(
+extern "C" const Refusal* draw_tokens(
     const float* logits, int64_t stride, int64_t rows, int64_t vocab, const int32_t* keys, const int32_t* codes,
     int64_t* tokens, int64_t threads) {
     const int64_t team = team_for(rows * vocab, threads);
@@ -128,6 +135,7 @@ extern "C" void draw_tokens(
         for (int64_t at = 0; at < vocab; at += kLanes) race.run(row.at(at), codes_at(codes, at, vocab), at);
         tokens[i] = race.winner;
     }
+    return nullptr;
 }
 
 void troupe::choose_part(const Choosing& given) {
@@ -163,24 +171,31 @@ void troupe::choose_part(const Choosing& given) {
 // Each row's next token: the likeliest where its scale is 0, else one from softmax((logits - largest) * scale), where
 // that is no less than its floor.
 //
-// logits [rows, vocab]; slots [rows], where each row's options lie in streams, scales and floors; positions [rows];
-// codes [vocab]. Row guided[i], of `num_guided` that rise, has mask i of bits [num_guided, words]. tokens and peaks
+// logits [rows, vocab]; slots [rows], where each row's options lie in streams, scales and floors [num_slots]; positions
+// [rows]; codes [vocab]. Row guided[i], of `num_guided` that rise, has mask i of bits [num_guided, words]. tokens and peaks
 // [rows] are written: -1 where logits, or those that a mask leaves, have no finite largest one, and the largest logit.
-extern "C" void choose_tokens(
-    const float* logits, int64_t stride, int64_t rows, int64_t vocab, const int64_t* slots, const int64_t* streams,
-    const float* scales, const float* floors, const int64_t* positions, const int32_t* codes, const int64_t* guided,
+extern "C" const Refusal* choose_tokens(
+    const float* logits, int64_t stride, int64_t rows, int64_t vocab, const int64_t* slots, int64_t num_slots,
+    const int64_t* streams, const float* scales, const float* floors, const int64_t* positions, const int32_t* codes, const int64_t* guided,
     int64_t num_guided, const int32_t* bits, int64_t words, int64_t* tokens, float* peaks, int64_t threads) {
+    const Refusal* refusal = any_outside("slot of options", slots, rows, num_slots);
+    if (!refusal) refusal = check_masks(guided, num_guided, rows, words, vocab);
+    for (int64_t i = 1; !refusal && i < num_guided; ++i)
+        refusal = outside("row of a mask", i, guided[i], guided[i - 1] + 1, rows);
+    if (refusal) return refusal;
     const int64_t team = team_for(rows * vocab, threads);
     const Choosing given{logits, stride, rows, vocab, slots, streams, scales, floors, positions, codes,
                          guided, num_guided, bits, words, tokens, peaks};
 #pragma omp parallel num_threads(static_cast<int>(team)) if (team > 1)
     choose_part(given);
+    return nullptr;
 }
 
-// Masks what is not allowed: of row places[i] of `logits` every token whose bit in row i of `bits` is not set.
-extern "C" void keep_bits(
-    float* logits, int64_t stride, int64_t vocab, const int64_t* places, int64_t count, const int32_t* bits,
-    int64_t words, int64_t threads) {
+// Masks what is not allowed: of row places[i] of `logits` [rows, vocab] every token whose bit in row i of `bits` is not set.
+extern "C" const Refusal* keep_bits(
+    float* logits, int64_t stride, int64_t rows, int64_t vocab, const int64_t* places, int64_t count,
+    const int32_t* bits, int64_t words, int64_t threads) {
+    if (const Refusal* refusal = check_masks(places, count, rows, words, vocab)) return refusal;
     const int64_t team = team_for(count * vocab, threads);
 #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t i = 0; i < count; ++i) {
@@ -192,4 +207,5 @@ extern "C" void keep_bits(
         const Floats last = row.at(at);
         std::memcpy(to + at, &last, sizeof(float) * (vocab - at));
     }
+    return nullptr;
 }

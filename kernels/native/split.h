@@ -9,7 +9,6 @@
 #pragma once
 
 #include <algorithm>
-#include <vector>
 
 #include "amx.h"
 #include "parts.h"
@@ -198,7 +197,7 @@ public:
         tiles_ = whole_tiles(count) / 16;
         const int64_t pieces = tiles_ > 2 ? (steps_ + kSteps - 1) / kSteps : 1;  // a pair of tiles takes all in one
         length_ = (steps_ + pieces - 1) / pieces;
-        grow(memory_, tiles_ * steps_ * kParts * kWords);
+        memory_.grow(tiles_ * steps_ * kParts * kWords);
         const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
         for (int64_t tile = 0; tile < tiles_; ++tile)
@@ -253,7 +252,7 @@ private:
     }
 
     int64_t depth_ = 0, steps_ = 0, length_ = 0, tiles_ = 0;
-    Memory<uint32_t> memory_;
+    Memory<uint32_t> memory_{"rows in parts"};
 };
 
 #endif

@@ -43,11 +43,11 @@ void look_ahead(const FloatWeight& weight, const Span& next, int count, Segment*
 template <bool gated, typename Use>
 void by_tiles(const FloatWeight& weight, const Inputs& x, Shares& shares, Use use) {
     thread_local SplitRows split;
-    thread_local Memory<float> memory;
+    thread_local Memory<float> memory{"sums of segments"};
     const AmxScope scope;
     const int64_t blocks = blocks_of(x.rows), size = whole_tiles(std::min(x.rows, kBlockRows)) * 64;
     const int most = x.rows > kRowsOfTiles ? kPanels : 1 + gated;  // few rows are read whole for each panel
-    grow(memory, most * size);
+    memory.grow(most * size);
     const auto first_of = [&](int64_t block) { return std::min(x.rows, whole_tiles(x.rows * block / blocks)); };
     const auto span_of = [&](int64_t share) {
         const int64_t number = shares.of_round(share);

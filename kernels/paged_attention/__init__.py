@@ -41,18 +41,18 @@ def paged_attention(
     """
     if isinstance(plan, Planned):
         return plan.backend.attend(query, (key_cache, value_cache), plan.rows, scale, softcap, sinks)
+    compiled = native.takes_compiled(plan) and native.supports(query, key_cache)
+    function = native.load() if compiled else None
+    if function is not None and isinstance(plan, AttentionPlan):
+        heads, kv_heads, size = query.shape[1], key_cache.shape[1], query.shape[2]
+        layer = native.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
+        return layer.attend(query, (key_cache, value_cache), plan)
     whole = query.shape[0] == plan.num_tokens
     out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)
     if isinstance(plan, DevicePlan):
         from troupellm.kernels.paged_attention import triton_launch
 
         triton_launch.run(query, (key_cache, value_cache), plan, scale, out, softcap=softcap, sinks=sinks)
-        return out
-    function = native.load() if plan.compiled and native.supports(query, key_cache) else None
-    if function is not None:
-        heads, kv_heads, size = query.shape[1], key_cache.shape[1], query.shape[2]
-        layer = native.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
-        layer.attend(query, (key_cache, value_cache), plan, out)
         return out
     if plan.by_token:
         by_token.attend(query, key_cache, value_cache, plan, scale, softcap, sinks, out)

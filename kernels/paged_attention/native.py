@@ -1,6 +1,7 @@
 """The compiled path of paged attention: alone, or with all that lies between a layer's two products."""
 
 import functools
+import weakref
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -12,6 +13,8 @@ from torch.nn import functional
 from troupellm.kernels import kv_codes, native
 from troupellm.kernels.kv_write import kv_rows, kv_write
 from troupellm.kernels.kv_write.reference import kv_write_reference
+from troupellm.kernels.native import checks, guard
+from troupellm.kernels.native.checks import check, require
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.rope.reference import rope_reference
@@ -42,32 +45,58 @@ class Turn:
 class NativeAttention:
     """What compiled code is told of a layer: `Heads` of parts.h."""
 
-    __slots__ = ("_function", "_held", "_told", "head_dim", "num_heads", "num_kv_heads", "pointer")
+    __slots__ = ("_caches", "_function", "_held", "_told", "half", "head_dim", "num_heads", "num_kv_heads", "pointer")
 
     def __init__(
         self, function: native.Function, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *,
         softcap: float = 0.0, sinks: Tensor | None = None, turn: Turn | None = None,
     ) -> None:  # fmt: skip
-        """sinks: float32 [heads]."""
+        """
+        Args:
+            sinks: float32 [heads].
+
+        Raises:
+            RefusedCall: sizes that do not fit each other, or that the compiled code does not take.
+        """
         turn = turn or Turn(None, 0.0, 0)
         self._function, self.num_heads, self.num_kv_heads = function, num_heads, num_kv_heads
-        self.head_dim = head_dim
+        self.head_dim, self.half = head_dim, turn.rotary_dim // 2
+        self._caches: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+        require(num_kv_heads > 0 and num_heads % num_kv_heads == 0, f"{num_heads} heads over {num_kv_heads} KV heads")
+        require(head_dim % LANES == 0 and 0 < head_dim <= MAX_LATENT, f"heads of {head_dim} numbers")
+        require(0 <= turn.rotary_dim <= head_dim, f"{turn.rotary_dim} rotated numbers of {head_dim}")
+        if sinks is not None:
+            check("sinks", sinks.contiguous(), torch.float32, num_heads)
+        for norm in turn.norms or ():
+            check("a norm of heads", norm.contiguous(), torch.float32, head_dim)
         self._held = [None if part is None else part.contiguous() for part in (sinks, *(turn.norms or (None, None)))]
         numbers = np.array([scale, softcap, turn.eps]).view(np.int64).tolist()
         addresses = [0 if part is None else part.data_ptr() for part in self._held]
-        sizes = [num_heads, num_kv_heads, head_dim, turn.rotary_dim // 2]
+        sizes = [num_heads, num_kv_heads, head_dim, self.half]
         self._told = np.array([*sizes, *numbers, *addresses], dtype=np.int64)
         self.pointer = self._told.ctypes.data
 
-    def attend(self, query: Tensor, caches: Pair, plan: AttentionPlan, out: Tensor) -> None:
+    def attend(self, query: Tensor, caches: Pair, plan: AttentionPlan) -> Tensor:
         """Attention to keys and values that are in the cache.
 
         Args:
             query: [tokens, heads, head_dim], heads contiguous.
             caches: keys and values [blocks, kv_heads, block_size, head_dim], of a type in `CELLS`.
-            out: [tokens, heads, head_dim], contiguous; the tokens of the plan are written.
+
+        Returns:
+            [tokens, heads, head_dim], contiguous; 0 behind the tokens of the plan.
+
+        Raises:
+            RefusedCall: a tensor of another type or shape, or a plan that leads out of the cache.
         """
+        size = self.head_dim
+        heads = (self.num_heads, size)
+        beside = query.dim() == 3 and query.stride(2) == 1 and (query.stride(1) == size or heads[0] == 1)
+        if not beside or query.shape[1:] != heads or query.dtype != torch.float32 or not query.is_cpu:
+            checks.refuse("query", query, torch.float32, ("tokens", *heads), "heads")
+        out = self._result(query.shape[0], plan.num_tokens)
         self._call(query, query.stride(0), caches, plan, None, None, out)
+        return out.view(query.shape)
 
     def write_and_attend(
         self, projected: Tensor, caches: Pair, plan: AttentionPlan, rows: Tensor, angles: Pair | None
@@ -81,25 +110,57 @@ class NativeAttention:
 
         Returns:
             [rows, heads * head_dim]; 0 behind the tokens.
+
+        Raises:
+            RefusedCall: a tensor of another type or shape, or a plan or rows that lead out of the cache.
         """
-        count, width = projected.shape[0], self.num_heads * self.head_dim
-        out = torch.empty(count, width, dtype=torch.float32)
-        if count > plan.num_tokens:
-            out[plan.num_tokens :] = 0
-        self._call(projected, projected.shape[1], caches, plan, rows, angles, out)
+        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        count, stride = checks.rows_of("projected", projected, width)
+        require(count <= 1 or stride == width, f"projected rows are {stride} numbers apart, not {width}")
+        require(self.head_dim <= MAX_HEAD_DIM, f"heads of {self.head_dim} numbers are not written on the way")
+        require((angles is None) == (self.half == 0), "angles are given where heads are rotated, and only there")
+        check("rows", rows, torch.int64, plan.num_tokens * self.num_kv_heads)
+        for angle in angles or ():
+            check("angles", angle, torch.float32, count, 1, self.half)
+        out = self._result(count, plan.num_tokens)
+        self._call(projected, width, caches, plan, rows, angles, out)
+        return out
+
+    def _result(self, rows: int, tokens: int) -> Tensor:
+        """[rows, heads * head_dim], of which the tokens are to be written."""
+        require(tokens <= rows, f"the plan has {tokens} tokens, there are {rows}")
+        out = guard.empty("out", rows, self.num_heads * self.head_dim)
+        if rows > tokens:
+            out[tokens:] = 0
         return out
 
     def _call(
         self, query: Tensor, stride: int, caches: Pair, plan: AttentionPlan, rows: Tensor | None,
         angles: Pair | None, out: Tensor,
     ) -> None:  # fmt: skip
+        if self._caches is None or self._caches[0]() is not caches[0] or self._caches[1]() is not caches[1]:
+            check_caches(caches, self.num_kv_heads, self.head_dim)
+            self._caches = weakref.ref(caches[0]), weakref.ref(caches[1])
+        blocks, _, block_size, _ = caches[0].shape
         cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         self._function(
             self.pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
-            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), CELLS[caches[0].dtype],
+            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), CELLS[caches[0].dtype], blocks, block_size,
             None if rows is None else rows.data_ptr(), cosines, sines, out.data_ptr(), out.stride(0),
             torch.get_num_threads(),
         )  # fmt: skip
+
+
+def check_caches(caches: Pair, num_kv_heads: int, head_dim: int) -> None:
+    """
+    Raises:
+        RefusedCall: they are no keys and values of such heads, of a type in `CELLS`.
+    """
+    keys, values = caches
+    require(keys.dtype in CELLS, f"a cache of {keys.dtype}")
+    width = kv_codes.row_width(head_dim, keys.dtype)
+    for cache in (keys, values):
+        check("cache", cache, keys.dtype, keys.shape[0], num_kv_heads, keys.shape[2], width)
 
 
 class Told:
@@ -109,9 +170,10 @@ class Told:
 
     def __init__(self, plan: AttentionPlan, group: int) -> None:
         jobs, tables = plan.jobs(group), plan.block_tables
+        check("block tables", tables, torch.int32, *tables.shape)
         trees = None if plan.tree is None else plan.tree_jobs(jobs)
         numbers = np.array(
-            [tables.data_ptr(), tables.stride(0), jobs.ctypes.data, jobs.shape[0], plan.block_size, plan.window,
+            [tables.data_ptr(), *tables.shape, jobs.ctypes.data, jobs.shape[0], plan.block_size, plan.window,
              plan.alone, 0 if trees is None else trees.ctypes.data],
             dtype=np.int64,
         )  # fmt: skip
@@ -159,7 +221,7 @@ def load() -> native.Function | None:
     library = native.load()
     if library is None:
         return None
-    function = library.function("paged_attention", "pppii" + "ppi" + "ppp" + "pii")
+    function = library.function("paged_attention", "pppii" + "ppiii" + "ppp" + "pii")
     right = _agrees(function) and all(_keeps(function, kind) for kind in CELLS) and _takes_latent(function)
     return native.checked(function, right, "attention")
 
@@ -200,8 +262,7 @@ def _takes_latent(function: native.Function) -> bool:
         AttentionPlan(tables, starts, counts, block_size=7, num_kv_heads=1, by_token=by_token)
         for by_token in (False, True)
     )
-    out = torch.empty_like(query)
-    NativeAttention(function, 3, 1, cache.shape[-1], 0.05).attend(query, (cache, cache), plan, out)
+    out = NativeAttention(function, 3, 1, cache.shape[-1], 0.05).attend(query, (cache, cache), plan)
     expected = paged_attention_reference(query, cache, cache, plan.block_tables, single.items, scale=0.05)
     return torch.allclose(out, expected, atol=1e-4)
 

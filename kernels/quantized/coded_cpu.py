@@ -6,6 +6,7 @@ of outputs at a time are decoded into a buffer, which torch then multiplies with
 
 import functools
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from torch.nn import functional
 
 from troupellm.kernels import native
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
+from troupellm.kernels.native import guard
+from troupellm.kernels.native.checks import check, require
 from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.coded import UNIT, Coded, coded
 from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
@@ -38,7 +41,12 @@ class CodedProduct(ToldWeight):
     _functions: CodedFunctions
 
     def __init__(self, functions: CodedFunctions, weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
-        self.out_features, self._depth = shape
+        """
+        Raises:
+            RefusedCall: codes, scales or a bias of another type or size than the shape needs.
+        """
+        self.out_features, self.in_features = shape
+        check_coded(weight, shape, bias)
         self._functions, self._order = functions, weight.order
         self.gates = self.out_features % (2 * UNIT) == 0
         self._bias = None if bias is None else bias.float()
@@ -50,8 +58,9 @@ class CodedProduct(ToldWeight):
         prefer_huge_pages(codes.data_ptr(), codes.nbytes)
         self._held = (codes, scale, offset, table, padded)
         self._told = np.array(
-            [codes.data_ptr(), KINDS[weight.kind], self._depth, scale.shape[1], self.out_features, table.data_ptr(),
-             scale.data_ptr(), 0 if offset is None else offset.data_ptr(), 0 if padded is None else padded.data_ptr()],
+            [codes.data_ptr(), KINDS[weight.kind], self.in_features, scale.shape[1], self.out_features,
+             table.data_ptr(), scale.data_ptr(),
+             *(0 if vector is None else vector.data_ptr() for vector in (offset, padded))],
             dtype=np.int64,
         )  # fmt: skip
         self._pointer = self._told.ctypes.data
@@ -72,15 +81,34 @@ class CodedProduct(ToldWeight):
         if x.shape[0] <= MOST_ROWS:
             return self.linear(x if x.stride(-1) == 1 else x.contiguous(), None, 0.0, None, 1.0)
         out, threads = x.new_empty(x.shape[0], self.out_features), torch.get_num_threads()
-        piece = torch.empty(self._depth, UNIT * min(PIECE_UNITS, self._units), dtype=torch.float32)
+        piece = guard.empty("out", self.in_features, UNIT * min(PIECE_UNITS, self._units))
         for unit in range(0, self._units, PIECE_UNITS):
             count = min(PIECE_UNITS, self._units - unit)
             begin, end = unit * UNIT, min(self.out_features, (unit + count) * UNIT)
-            decoded = piece.view(-1)[: self._depth * count * UNIT].view(self._depth, count * UNIT)
+            decoded = piece.view(-1)[: self.in_features * count * UNIT].view(self.in_features, count * UNIT)
             self._functions.decode(self._pointer, unit, count, decoded.data_ptr(), threads)
             product = x @ decoded[:, : end - begin]
             out[:, begin:end] = product if self._bias is None else product + self._bias[begin:end]
         return out
+
+
+def check_coded(weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
+    """
+    Raises:
+        RefusedCall: see `CodedProduct`.
+    """
+    outs, depth = shape
+    groups = weight.scale.shape[1]
+    check("codes", weight.codes.contiguous(), torch.uint8, outs, depth // 2 if weight.kind == "table" else depth)
+    fits = groups > 0 and depth % groups == 0 and depth // groups % 2 == 0
+    require(fits, f"{groups} groups of {depth} inputs, which have to be of equally and evenly many")
+    for scale in (weight.scale, weight.offset):
+        if scale is not None:
+            check("scale", scale.contiguous(), torch.float32, outs, groups)
+    if weight.kind == "table" or weight.table is not None:
+        require(weight.table is not None, "codes of four bits have a table")
+        check("table", cast(Tensor, weight.table), torch.int8, UNIT)
+    require(bias is None or bias.shape == (outs,), f"a bias of another size than {outs}")
 
 
 def in_units(rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels import native
+from troupellm.kernels.native import checks, guard
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
@@ -21,26 +22,35 @@ class ToldWeight:
 
     __slots__ = ()
     out_features: int
+    in_features: int
+    gates: bool
     _functions: Functions
     _pointer: int
     """To what the compiled code is told."""
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """As `FewRows.linear`."""
-        adds = out is not None
+        rows, stride = checks.rows_of("x", x, self.in_features)
+        gain = None if norm is None else checks.address_of_norm(norm, self.in_features)
+        adds, out_stride = out is not None, self.out_features
         if out is None:
-            out = torch.empty(x.shape[0], self.out_features, dtype=torch.float32)
+            out = guard.empty("out", rows, self.out_features)
+        else:
+            out_stride = checks.check_rows("out", out, rows, self.out_features)
         self._functions.linear(
-            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps, adds,
-            factor, out.data_ptr(), out.stride(0), torch.get_num_threads(),
+            self._pointer, x.data_ptr(), stride, rows, gain, eps, adds, factor, out.data_ptr(), out_stride,
+            torch.get_num_threads(),
         )  # fmt: skip
         return out
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
         """As `FewRows.gated`."""
-        out = torch.empty(x.shape[0], self.out_features // 2, dtype=torch.float32)
+        checks.require(self.gates, f"halves of {self.out_features} outputs cannot be multiplied on the way")
+        rows, stride = checks.rows_of("x", x, self.in_features)
+        gain = None if norm is None else checks.address_of_norm(norm, self.in_features)
+        out = guard.empty("out", rows, self.out_features // 2)
         self._functions.gated(
-            self._pointer, x.data_ptr(), x.stride(0), x.shape[0], None if norm is None else norm.data_ptr(), eps,
-            ACTIVATIONS[activation], out.data_ptr(), out.stride(0), torch.get_num_threads(),
+            self._pointer, x.data_ptr(), stride, rows, gain, eps, ACTIVATIONS[activation], out.data_ptr(),
+            self.out_features // 2, torch.get_num_threads(),
         )  # fmt: skip
         return out

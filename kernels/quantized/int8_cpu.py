@@ -18,6 +18,8 @@ from torch.nn import functional
 from troupellm.kernels import native
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 from troupellm.kernels.linear.onednn import padded_rows
+from troupellm.kernels.native import guard
+from troupellm.kernels.native.checks import require, rows_of
 from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
 from troupellm.kernels.quantized.int8 import Int8Channel, quantize_rows
 
@@ -38,25 +40,33 @@ LANES = 16
 class Int8FewRows(ToldWeight):
     """What the compiled code is told of a weight: `Int8Weight` of parts.h."""
 
-    __slots__ = ("_functions", "_held", "_pointer", "_told", "gates", "most_rows", "out_features", "part")
+    __slots__ = (
+        "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
+    )  # fmt: skip
 
     def __init__(
-        self, functions: Functions, address: int, panel: int, weight: Int8Channel, bias: Tensor | None, held: Tensor
-    ) -> None:
+        self, functions: Functions, values: tuple[int, int], panel: int, weight: Int8Channel, bias: Tensor | None,
+        held: Tensor,
+    ) -> None:  # fmt: skip
         """
         Args:
-            address: of the values, in panels.
+            values: their address, in panels, and how many bytes are there.
             held: the memory that they lie in.
+
+        Raises:
+            RefusedCall: less memory than the weight takes, or a bias of another size.
         """
-        self.out_features, depth = weight.shape
+        self.out_features, self.in_features = weight.shape
+        depth = rounded_up(self.in_features, INPUT_BLOCK)
+        whole = rounded_up(self.out_features, panel)
+        require(values[1] >= whole * depth, f"a weight of {values[1]} bytes, not {whole * depth}")
         self.gates = self.out_features % (2 * LANES) == 0
         self.most_rows = many_rows() or (FEW_ROWS if self.out_features < WIDE else FEW_WIDE_ROWS)
-        whole = rounded_up(self.out_features, panel)
         sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
         bias = None if bias is None else padded(bias.float(), whole)
         self._functions, self._held = functions, (held, sums, scale, bias)
         self._told = np.array(
-            [address, panel, rounded_up(depth, INPUT_BLOCK), depth, self.out_features, sums.data_ptr(),
+            [values[0], panel, depth, self.in_features, self.out_features, sums.data_ptr(),
              scale.data_ptr(), 0 if bias is None else bias.data_ptr()],
             dtype=np.int64,
         )  # fmt: skip
@@ -78,14 +88,14 @@ class Int8Product:
         if not onednn_works():
             if functions is not None:
                 panels, self._values = in_panels(weight.values, PANELS[0]), nothing
-                self.native = Int8FewRows(functions, panels.data_ptr(), PANELS[0], weight, bias, panels)
+                self.native = Int8FewRows(functions, memory_of(panels), PANELS[0], weight, bias, panels)
             return
         self._packed, self._values = pack(weight.values), nothing
         address, size = torch.ops.mkldnn.data_ptr(self._packed), torch.ops.mkldnn._nbytes(self._packed)
         prefer_huge_pages(address, size)
         panel = 0 if functions is None else panel_of(address, size, weight.values)
         if functions is not None and panel:
-            self.native = Int8FewRows(functions, address, panel, weight, bias, self._packed)
+            self.native = Int8FewRows(functions, (address, size), panel, weight, bias, self._packed)
 
     def best_rows(self, rows: int) -> int:
         """As `kernels.linear.best_rows`."""
@@ -109,6 +119,11 @@ class Int8Product:
             product = onednn_product(values, self._packed, self._scale, self._zeros)
         product.mul_(row_scale[:, None])
         return (product if self._bias is None else product.add_(self._bias))[:rows].to(x.dtype)
+
+
+def memory_of(panels: Tensor) -> tuple[int, int]:
+    """The address and bytes of a tensor."""
+    return panels.data_ptr(), panels.nbytes
 
 
 def whole_sums(values: Tensor, weight: Tensor) -> Tensor:
@@ -152,9 +167,10 @@ def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     x = x if x.stride(-1) == 1 else x.contiguous()
     rows, size = x.shape
-    unsigned, scale = torch.empty(rows, size, dtype=torch.uint8), torch.empty(rows, dtype=torch.float32)
+    stride = rows_of("x", x, size)[1]
+    unsigned, scale = guard.empty("values", rows, size, dtype=torch.uint8), guard.empty("scales", rows)
     quantize(
-        x.data_ptr(), x.stride(0), rows, size, unsigned.data_ptr(), size, scale.data_ptr(), ZERO,
+        x.data_ptr(), stride, rows, size, unsigned.data_ptr(), size, scale.data_ptr(), ZERO,
         torch.get_num_threads(),
     )  # fmt: skip
     return unsigned, scale
@@ -251,7 +267,7 @@ def _agrees(functions: Functions, rows: int) -> bool:
     )
     norm = torch.rand(33, generator=generator, dtype=torch.float32)
     panels = in_panels(values, 64)
-    few = Int8FewRows(functions, panels.data_ptr(), 64, weight, bias, panels)
+    few = Int8FewRows(functions, memory_of(panels), 64, weight, bias, panels)
     few.most_rows = max(few.most_rows, rows)
     plain = weight.product(x, bias)
     normed = weight.product(functional.rms_norm(x, (33,), norm, 1e-5), bias)

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels import native
+from troupellm.kernels.native import checks, guard
+from troupellm.kernels.native.checks import check, check_array, require
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
 
 
@@ -23,6 +25,15 @@ class Columns:
     floors: NDArray[np.float32]
     """What lies further below a row's largest logit, over its temperature, is never drawn; -inf allows all."""
 
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            RefusedCall: an array of another type or length.
+        """
+        check_array("streams", self.streams, np.int64, self.streams.size)
+        check_array("scales", self.scales, np.float32, self.streams.size)
+        check_array("floors", self.floors, np.float32, self.streams.size)
+
 
 @dataclass(frozen=True, slots=True)
 class Functions:
@@ -31,11 +42,18 @@ class Functions:
     _keep: native.Function
 
     def draw(self, logits: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
-        """`sampling.draw` for contiguous `keys` and `codes`, and logits whose rows are."""
-        rows, vocab = logits.shape
-        tokens = torch.empty(rows, dtype=torch.int64)
+        """`sampling.draw` for contiguous `keys` and `codes`, and logits whose rows are.
+
+        Raises:
+            RefusedCall: a tensor of another type or shape.
+        """
+        vocab = logits.shape[1]
+        rows, stride = checks.rows_of("logits", logits, vocab)
+        check("keys", keys, torch.int32, rows, 2)
+        check("codes", codes, torch.int32, vocab)
+        tokens = guard.empty("tokens", rows, dtype=torch.int64)
         self._draw(
-            logits.data_ptr(), logits.stride(0), rows, vocab, keys.data_ptr(), codes.data_ptr(), tokens.data_ptr(),
+            logits.data_ptr(), stride, rows, vocab, keys.data_ptr(), codes.data_ptr(), tokens.data_ptr(),
             torch.get_num_threads(),
         )  # fmt: skip
         return tokens
@@ -55,24 +73,43 @@ class Functions:
         Returns:
             tokens int64 [rows], -1 where the logits, or those that a mask leaves, have no finite largest one; the
             largest logits float32 [rows], NaN where one is.
+
+        Raises:
+            RefusedCall: a tensor or array of another type or shape, or slots that are not in the columns.
         """
         rows, vocab = logits.shape
-        tokens, peaks = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float32)
+        check("logits", logits, torch.float32, rows, vocab)
+        check("codes", codes, torch.int32, vocab)
+        check_array("slots", slots, np.int64, rows)
+        check_array("positions", positions, np.int64, rows)
+        tokens, peaks = guard.empty("tokens", rows, dtype=torch.int64), guard.empty("peaks", rows)
         masks, words, mask_of, allowed = 0, 0, None, None
+        require((guided is None) == (bits is None), "rows of masks and masks are given together")
         if guided is not None and bits is not None:
+            check("guided", guided, torch.int64, bits.shape[0])
+            check("bits", bits, torch.int32, *bits.shape[:2])
             masks, words, mask_of, allowed = *bits.shape, guided.data_ptr(), bits.data_ptr()
         self._choose(
-            logits.data_ptr(), vocab, rows, vocab, slots.ctypes.data, columns.streams.ctypes.data,
+            logits.data_ptr(), vocab, rows, vocab, slots.ctypes.data, columns.streams.size, columns.streams.ctypes.data,
             columns.scales.ctypes.data, columns.floors.ctypes.data, positions.ctypes.data, codes.data_ptr(), mask_of,
             masks, allowed, words, tokens.data_ptr(), peaks.data_ptr(), torch.get_num_threads(),
         )  # fmt: skip
         return tokens, peaks
 
     def keep_bits(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-        """`adjust.keep_bits` for contiguous `rows` and `bits`, and logits whose rows are."""
+        """`adjust.keep_bits` for contiguous `rows` and `bits`, and logits whose rows are.
+
+        Raises:
+            RefusedCall: a tensor of another type or shape, or rows that the logits do not have.
+        """
+        vocab = logits.shape[1]
+        every = logits.shape[0]
+        stride = checks.check_rows("logits", logits, every, vocab)
+        check("rows", rows, torch.int64, bits.shape[0])
+        check("bits", bits, torch.int32, *bits.shape[:2])
         self._keep(
-            logits.data_ptr(), logits.stride(0), logits.shape[1], rows.data_ptr(), rows.numel(), bits.data_ptr(),
-            bits.shape[1], torch.get_num_threads(),
+            logits.data_ptr(), stride, every, vocab, rows.data_ptr(), rows.shape[0], bits.data_ptr(), bits.shape[1],
+            torch.get_num_threads(),
         )  # fmt: skip
 
 
@@ -84,8 +121,8 @@ def compiled() -> Functions | None:
         return None
     functions = Functions(
         library.function("draw_tokens", "piiipppi"),
-        library.function("choose_tokens", "piii" + "pppp" + "pp" + "pipi" + "ppi"),
-        library.function("keep_bits", "piipipii"),
+        library.function("choose_tokens", "piii" + "pippp" + "pp" + "pipi" + "ppi"),
+        library.function("keep_bits", "piii" + "pipii"),
     )
     return native.checked(functions, _agrees(functions), "sampling")
 

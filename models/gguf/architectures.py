@@ -4,19 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from troupellm.models.gguf import dense, sparse
+from troupellm.models.gguf import by_transformers, dense, sparse
 from troupellm.models.gguf.metadata import Metadata
 
-LAYER_NAMES = {
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
-    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}  # fmt: skip
-"""Names within a layer, from Hugging Face's format to GGUF."""
 _BEHIND = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 _GEMMA2 = _BEHIND | {"pre_feedforward_layernorm": "ffn_norm"}
 _GLM4 = {
@@ -30,6 +20,7 @@ _DEEPSEEK = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
     "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }  # fmt: skip
+_HUNYUAN = {"self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +29,7 @@ class Architecture:
 
     Attributes:
         config: config.json from the metadata.
-        names: within a layer, beside and instead of `LAYER_NAMES`.
+        names: of tensors within a layer, beside and instead of the usual ones.
         turned: rows of queries and keys are stored for rotations of neighbours instead of halves.
         norm_offset: number that was added to every norm's weight.
     """
@@ -47,10 +38,6 @@ class Architecture:
     names: Mapping[str, str] = field(default_factory=dict)
     turned: bool = False
     norm_offset: float = 0.0
-
-    def tensor(self, name: str) -> str:
-        """A name within a layer, from Hugging Face's format to GGUF."""
-        return self.names.get(name) or LAYER_NAMES.get(name, name)
 
 
 ARCHITECTURES = {
@@ -68,5 +55,13 @@ ARCHITECTURES = {
     "glm4": Architecture(dense.glm4, _GLM4),
     "gpt-oss": Architecture(sparse.gpt_oss, _GPT_OSS),
     "deepseek2": Architecture(sparse.deepseek2, _DEEPSEEK),
+    "gemma": Architecture(by_transformers.gemma, norm_offset=1.0),
+    "command-r": Architecture(by_transformers.command_r),
+    "cohere2": Architecture(by_transformers.cohere2),
+    "exaone4": Architecture(by_transformers.exaone4, _BEHIND),
+    "ernie4_5": Architecture(by_transformers.ernie4_5),
+    "hunyuan-dense": Architecture(by_transformers.hunyuan_dense, _HUNYUAN),
+    "seed_oss": Architecture(by_transformers.seed_oss, {"post_attention_layernorm": "post_attention_norm"}),
+    "minimax-m2": Architecture(by_transformers.minimax_m2),
 }
 """By `general.architecture`."""

@@ -1,10 +1,11 @@
 """Which GGUF file of a folder or repository is the model: by its tag, by its name, or by default."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from troupellm.models.model_folder import check_file
 from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
@@ -19,6 +20,9 @@ _TYPE = re.compile(r"(?:i?q|tq|b?f|fp|mxfp)\d+\w*")
 _VARIANT = "ud"
 """UD-Q4_K_XL is another file than Q4_K_XL."""
 _LISTED = 20
+_BEGIN_BYTES = 2**16
+_TOLD = re.compile(rb"general\.(type|architecture)\x08\0\0\0([^\0])\0{7}", re.DOTALL)
+"""A key, the number of the type of texts, and a length of one byte in eight."""
 
 
 class GgufChoice(NamedTuple):
@@ -30,7 +34,14 @@ class GgufChoice(NamedTuple):
     """For the log: why this file, and which other ones are not read."""
 
 
-def choose_gguf(names: Iterable[str], model: str, *, tag: str | None = None, file: str | None = None) -> GgufChoice:
+def choose_gguf(
+    names: Iterable[str],
+    model: str,
+    *,
+    tag: str | None = None,
+    file: str | None = None,
+    companions: Collection[str] = (),
+) -> GgufChoice:
     """Choose the file of a model.
 
     Args:
@@ -38,13 +49,14 @@ def choose_gguf(names: Iterable[str], model: str, *, tag: str | None = None, fil
         model: the folder or repository as the user names it, for messages.
         tag: a part of the file's or its folder's name between separators, in any case.
         file: the path of one file, or of any part of it.
+        companions: files that are known to be no language models, besides those whose names say it.
 
     Raises:
         ModelLoadError: there is no such file, there are several, or a part is missing; says which files there are.
     """
     listed = sorted(name for name in names if name.lower().endswith(SUFFIX))
-    models = _models(name for name in listed if not is_companion(name))
-    beside = [name for name in listed if is_companion(name) and "mmproj" in name.lower()]
+    models = _models(name for name in listed if not (is_companion(name) or name in companions))
+    beside = [name for name in listed if name in companions or (is_companion(name) and "mmproj" in name.lower())]
     notes = [f"{plain_name(beside[0])} is beside the model: images are not read, text is"] if beside else []
     if file is not None:
         chosen = _named(file, listed, models, model)
@@ -68,6 +80,30 @@ def is_companion(name: str) -> bool:
     """Whether a GGUF file's name says that it is no language model: a projector of images, or an importance matrix."""
     base = PurePosixPath(name).name.lower()
     return "mmproj" in base or "imatrix" in base
+
+
+def told_companions(folder: Path, names: Iterable[str]) -> list[str]:
+    """The files whose metadata say that they are projectors of images.
+
+    Args:
+        names: paths within the folder.
+    """
+    return [name for name in names if _is_projector(folder / name)]
+
+
+def _is_projector(path: Path) -> bool:
+    """Whether the first metadata, where converters write what a file is, name the architecture or type of a projector.
+
+    The file may be damaged or no GGUF file at all: its reader says so.
+    """
+    try:
+        check_file(path)
+        with path.open("rb") as file:
+            begin = file.read(_BEGIN_BYTES)
+    except (OSError, ModelLoadError):
+        return False
+    found = {match[1]: begin[match.end() : match.end() + match[2][0]] for match in _TOLD.finditer(begin)}
+    return found.get(b"architecture") == b"clip" or found.get(b"type") == b"mmproj"
 
 
 def folder_names(folder: Path) -> list[str]:

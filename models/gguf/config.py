@@ -6,9 +6,17 @@ from troupellm.models.gguf.architectures import ARCHITECTURES, Architecture
 from troupellm.models.gguf.header import Header
 from troupellm.models.gguf.metadata import Metadata
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 PROJECTOR = "clip"
+_MODEL = "model"
+_KINDS = {
+    "adapter": "a LoRA adapter",
+    "mmproj": "the part of a model that sees images",
+    "imatrix": "an importance matrix",
+}
+"""Of `general.type`, which files without it are models of."""
 
 
 def model_config(header: Header) -> dict[str, Any]:
@@ -31,6 +39,12 @@ def architecture_of(header: Header) -> tuple[str, Architecture]:
         ModelLoadError: it is missing or not supported.
     """
     reader = ConfigReader(header.metadata, file=header.name)
+    kind = plain_name(str(reader.values.get("general.type") or _MODEL))
+    if kind != _MODEL:
+        raise ModelLoadError(
+            f"{header.name}: general.type {kind} is {_KINDS.get(kind, 'no language model')}",
+            hint="give the GGUF file of the model itself",
+        )
     if reader.values.get("general.architecture") == PROJECTOR:
         raise ModelLoadError(
             f"{header.name}: general.architecture {PROJECTOR} is the part of a model that sees images",

@@ -10,6 +10,8 @@ from troupellm.models.gguf.rope import rope_parameters, stretched_rope
 from troupellm.protocol.errors import ModelLoadError
 
 Config = dict[str, Any]
+RMS_NORM = ("rms_norm_eps", "attention.layer_norm_rms_epsilon")
+"""config.json's key and the file's."""
 
 
 def common(file: Metadata, architecture: str, model_type: str) -> Config:
@@ -39,11 +41,14 @@ def common(file: Metadata, architecture: str, model_type: str) -> Config:
     }
 
 
-def decoder(file: Metadata, architecture: str, model_type: str, *, partial: bool = False) -> Config:
-    """A decoder with root-mean-square norms and rotated heads.
+def decoder(
+    file: Metadata, architecture: str, model_type: str, *, partial: bool = False, norm: tuple[str, str] = RMS_NORM
+) -> Config:
+    """A decoder whose heads are rotated.
 
     Args:
         partial: whether its family can rotate a part of each head.
+        norm: config.json's key and the file's for the epsilon of its norms.
 
     Raises:
         ModelLoadError: a value is missing or wrong.
@@ -65,7 +70,7 @@ def decoder(file: Metadata, architecture: str, model_type: str, *, partial: bool
         "head_dim": size,
         "rope_parameters": rope,
         "attention_bias": file.has_tensor("blk.0.attn_q.bias"),
-        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
+        norm[0]: reader.number(norm[1]),
     }
 
 
@@ -73,11 +78,9 @@ def layer_kinds(file: Metadata, num_layers: int, period: int) -> Config:
     """The window and the layers that have it: those that a key names, else all but each `period`-th."""
     window = file.reader.integer("attention.sliding_window", 0, least=0)
     flags = file.flags("attention.sliding_window_pattern", num_layers)
-    if not window:
-        return {"sliding_window": None}
     flags = flags or [(layer + 1) % period != 0 for layer in range(num_layers)]
-    kinds = ["sliding_attention" if flag else "full_attention" for flag in flags]
-    return {"sliding_window": window, "layer_types": kinds}
+    kinds = ["sliding_attention" if flag and window else "full_attention" for flag in flags]
+    return {"sliding_window": window or None, "layer_types": kinds}
 
 
 def llama(file: Metadata) -> Config:
@@ -101,10 +104,6 @@ def qwen2(file: Metadata) -> Config:
 
 def qwen3(file: Metadata) -> Config:
     return decoder(file, "Qwen3ForCausalLM", "qwen3")
-
-
-def gemma(file: Metadata) -> Config:
-    return decoder(file, "GemmaForCausalLM", "gemma") | {"hidden_activation": "gelu_pytorch_tanh"}
 
 
 def gemma2(file: Metadata) -> Config:

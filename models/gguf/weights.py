@@ -1,6 +1,5 @@
 """The tensors of a GGUF file under the names that layers ask for."""
 
-import re
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -13,22 +12,11 @@ from troupellm.models.gguf.config import architecture_of
 from troupellm.models.gguf.header import Header, StoredTensor, read_header
 from troupellm.models.gguf.metadata import EMBEDDING
 from troupellm.models.gguf.rope import ALL_FACTORS
+from troupellm.models.gguf.tensor_names import Place, block_prefix, place_of
 from troupellm.models.steady_files import SteadyFiles
 from troupellm.protocol.errors import ModelLoadError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_PREFIX = re.compile(r"model\.layers\.(\d+)\.")
-_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)")
-_EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
-_WHOLE = {
-    "self_attn.sinks": "attn_sinks.weight", "mlp.experts.gate_proj_bias": "ffn_gate_exps.bias",
-    "mlp.experts.up_proj_bias": "ffn_up_exps.bias", "mlp.experts.down_proj_bias": "ffn_down_exps.bias",
-    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias", "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
-    "mlp.experts.down_proj": "ffn_down_exps.weight",
-}  # fmt: skip
-"""Names within a layer that do not end in .weight or .bias."""
 _EXACT = ("exp_probs_b.bias",)
 """Kept in float32: such numbers are large beside their differences, which choose experts."""
 _ROTATED = (".attn_q.", ".attn_k.")
@@ -36,17 +24,21 @@ _NORM = "norm.weight"
 _MERGED, _KEYS, _VALUES = "attn_kv_b", "attn_k_b", "attn_v_b"
 
 
-def _without_drafting(header: Header, architecture: str) -> dict[str, StoredTensor]:
-    """The tensors but those of the last layers that draft further tokens (`nextn_predict_layers`)."""
+def _drafting_tensors(header: Header, architecture: str) -> list[str]:
+    """Those of the last layers, which draft further tokens (`nextn_predict_layers`)."""
     blocks, drafting = (
         header.metadata.get(f"{architecture}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
     )
-    left_out = tuple(f"blk.{layer}." for layer in range(blocks - drafting, blocks))
-    return {name: tensor for name, tensor in header.tensors.items() if not name.startswith(left_out)}
+    layers = tuple(f"blk.{layer}." for layer in range(blocks - drafting, blocks))
+    return [name for name in header.tensors if name.startswith(layers)]
 
 
 class GgufWeights:
-    """A source of weights, as `Checkpoint` is one; blocks stay as they are stored."""
+    """A source of weights, as `Checkpoint` is one; blocks stay as they are stored.
+
+    Attributes:
+        left_out: names of the tensors of layers for further tokens (multi-token prediction).
+    """
 
     def __init__(
         self, path: Path, dtype: torch.dtype, head_dim: int, taken: Callable[[int], None] = lambda _: None
@@ -63,7 +55,10 @@ class GgufWeights:
         header = read_header(path)
         self._file, self._dtype, self._head_dim, self._taken = header.name, dtype, head_dim, taken
         name, self._architecture = architecture_of(header)
-        self._tensors = _without_drafting(header, name)
+        self.left_out = _drafting_tensors(header, name)
+        self._tensors = dict(header.tensors)
+        for drafting in self.left_out:
+            del self._tensors[drafting]
         self._experts: dict[str, set[int]] = {}
         """Of tensors with all experts, which of them were taken."""
         self._steady = SteadyFiles({tensor.file for tensor in header.tensors.values()})
@@ -75,19 +70,19 @@ class GgufWeights:
         Raises:
             ModelLoadError: it is missing (or was taken before), or has another shape.
         """
-        there = self._name(name)
-        shift = self._architecture.norm_offset if there.endswith(_NORM) else 0.0
-        dtype = torch.float32 if shift or there.endswith(_EXACT) else self._dtype
-        weight = self._weight(there, shape, dtype)
+        place = self._place(name)
+        shift = self._architecture.norm_offset if place.tensor.endswith(_NORM) else 0.0
+        dtype = torch.float32 if shift or place.tensor.endswith(_EXACT) else self._dtype
+        weight = self._weight(place, shape, dtype)
         whole = weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
         return (whole - shift).to(self._dtype) if shift else whole
 
     def linear(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `take`, of a layer's weight, in the blocks that are stored."""
-        there = self._name(f"{name}.weight")
-        if _MERGED in there and there not in self._tensors:
-            return self._merged(there, shape)
-        return self._weight(there, shape, self._dtype)
+        place = self._place(f"{name}.weight")
+        if _MERGED in place.tensor and place.tensor not in self._tensors:
+            return self._merged(place.tensor, shape)
+        return self._weight(place, shape, self._dtype)
 
     def tied(self, embedding: Tensor) -> Weight:
         """The embedding once more, in its blocks if it has any."""
@@ -102,23 +97,22 @@ class GgufWeights:
             name, shape: as of `WeightSource.stacked`.
             transposed: of families whose gate and up alternate, which these files do not have in one tensor.
         """
-        there = self._name(name)
-        if transposed or there not in self._tensors:
+        tensor = self._place(name).tensor
+        if transposed or tensor not in self._tensors:
             return None
-        return [self._weight(f"{there}@{expert}", shape[1:], self._dtype) for expert in range(shape[0])]
+        return [self._weight(Place(tensor, expert), shape[1:], self._dtype) for expert in range(shape[0])]
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor that was not taken yet."""
-        return self._name(name).partition("@")[0] in self._tensors
+        return self._place(name).tensor in self._tensors
 
     def ignore(self, name: str) -> None:
         """Accept a tensor that the model does not need."""
-        self._tensors.pop(self._name(name), None)
+        self._tensors.pop(self._place(name).tensor, None)
 
     def ignore_all(self, prefix: str) -> None:
         """As `ignore`, of all tensors whose names begin so."""
-        there = _PREFIX.sub(r"blk.\1.", prefix)
-        for name in [name for name in self._tensors if name.startswith(there)]:
+        for name in [name for name in self._tensors if name.startswith(block_prefix(prefix))]:
             del self._tensors[name]
 
     def finish(self) -> None:
@@ -133,24 +127,12 @@ class GgufWeights:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
             raise ModelLoadError(f"{self._file}: unknown tensor {unknown[0]:.80}{more}")
 
-    def _name(self, name: str) -> str:
-        """From the name in Hugging Face's format; `tensor@number` is one expert of a tensor that holds all."""
-        name = name.replace(".block_sparse_moe.", ".mlp.", 1)
-        if (layer := _PREFIX.match(name)) is not None and (inner := name[layer.end() :]) in _WHOLE:
-            return f"blk.{layer[1]}.{_WHOLE[inner]}"
-        match = _LAYER.fullmatch(name)
-        if match is None:
-            outer, _, last = name.rpartition(".")
-            return f"{_OUTER.get(outer, outer)}.{last}"
-        number, inner, last = match.groups()
-        if (expert := _EXPERT.fullmatch(inner)) is None or expert[2] not in _EXPERT_PARTS:
-            return f"blk.{number}.{self._architecture.tensor(inner)}.{last}"
-        part, number = f"blk.{number}.ffn_{_EXPERT_PARTS[expert[2]]}", expert[1]
-        older = f"{part}.{number}.{last}"  # of files from before all experts shared a tensor
-        return older if older in self._tensors else f"{part}_exps.{last}@{number}"
+    def _place(self, name: str) -> Place:
+        place = place_of(name, self._architecture.names)
+        return Place(place.older) if place.older in self._tensors else place
 
-    def _weight(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
-        stored = self._stored(name)
+    def _weight(self, place: Place, shape: tuple[int, ...], dtype: torch.dtype) -> Weight:
+        stored, name = self._stored(place), place.tensor
         if shape not in (stored.shape, (1, *stored.shape)):  # a table of one row is stored without its first size
             raise ModelLoadError(f"{self._file}: tensor {name} has shape {list(stored.shape)}, expected {list(shape)}")
         weight = self._decoded(stored._replace(shape=shape), dtype)
@@ -159,22 +141,20 @@ class GgufWeights:
         order = torch.arange(shape[0]).view(-1, self._head_dim // 2, 2).transpose(1, 2).flatten()
         return weight.rows(order) if isinstance(weight, QuantizedWeight) else weight[order]
 
-    def _stored(self, name: str) -> StoredTensor:
-        """Where a tensor, or one expert of it, lies; it is not there any more afterwards."""
-        whole, _, expert = name.partition("@")
-        stored = self._tensors.get(whole)
+    def _stored(self, place: Place) -> StoredTensor:
+        """Where a tensor, or one expert of it, lies; from now on it counts as taken."""
+        name, number = place.tensor, place.expert
+        stored = self._tensors.get(name)
         if stored is None:
-            raise ModelLoadError(f"{self._file}: tensor {whole} is missing")
-        if not expert:
-            return self._tensors.pop(whole)
-        number, taken = int(expert), self._experts.setdefault(whole, set())
+            raise ModelLoadError(f"{self._file}: tensor {name} is missing")
+        if number is None:
+            return self._tensors.pop(name)
+        taken = self._experts.setdefault(name, set())
         if len(stored.shape) != 3 or number >= stored.shape[0] or number in taken:
-            raise ModelLoadError(
-                f"{self._file}: tensor {whole} has shape {list(stored.shape)}, without expert {number}"
-            )
+            raise ModelLoadError(f"{self._file}: tensor {name} has shape {list(stored.shape)}, without expert {number}")
         taken.add(number)
         if len(taken) == stored.shape[0]:
-            del self._tensors[whole]
+            del self._tensors[name]
         size = stored.nbytes // stored.shape[0]
         return stored._replace(shape=stored.shape[1:], offset=stored.offset + number * size, nbytes=size)
 
@@ -184,7 +164,7 @@ class GgufWeights:
         parts = []
         for part in (_KEYS, _VALUES):
             there = name.replace(_MERGED, part)
-            stored = self._stored(there)
+            stored = self._stored(Place(there))
             if len(stored.shape) != 3:
                 raise ModelLoadError(f"{self._file}: tensor {there} has shape {list(stored.shape)}, expected 3 sizes")
             weight = self._decoded(stored, self._dtype)

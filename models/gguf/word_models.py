@@ -36,16 +36,25 @@ def sentence_pieces(
     ids = {token: index for index, token in enumerate(tokens)}
     name = None if unknown is None else tokens[unknown]
     backend = Tokenizer(models.BPE(ids, merges, unk_token=name, fuse_unk=True, byte_fallback=True))
-    backend.normalizer = normalizers.Sequence(_spaces(leading_space))
+    backend.normalizer = normalizers.Sequence(space_rules(merge=False, lead=leading_space))
     backend.decoder = decoders.Sequence(
         [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *_strips(leading_space)]
     )
     return backend
 
 
-def _spaces(leading: bool) -> list[normalizers.Normalizer]:
-    """Spaces become U+2581, and one goes in front of each text between special tokens, as llama.cpp does it."""
-    return [*([normalizers.Prepend(SPACE)] if leading else []), normalizers.Replace(" ", SPACE)]
+def space_rules(*, merge: bool, lead: bool) -> list[normalizers.Normalizer]:
+    """SentencePiece's rules for spaces, which become U+2581.
+
+    Args:
+        merge: whether spaces at both ends go, and only one stays of several.
+        lead: whether each text between special tokens gets a space in front.
+    """
+    rules: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+    if merge:  # written U+2581 counts as a space at the end only
+        before = [normalizers.Replace(Regex(r"\A +"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        rules = [*before, *rules, normalizers.Replace(Regex(rf"{SPACE}+\z"), "")]
+    return [*rules, normalizers.Prepend(SPACE)] if lead else rules
 
 
 def _strips(leading: bool) -> list[decoders.Decoder]:
@@ -82,9 +91,8 @@ def unigram(
         if not isinstance(charsmap, array) or charsmap.itemsize != 1:
             raise reader.refuse("tokenizer.ggml.precompiled_charsmap", "must be an array of bytes")
         steps.append(normalizers.Precompiled(charsmap.tobytes()))
-    if reader.flag("tokenizer.ggml.remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    backend.normalizer = normalizers.Sequence([*steps, *_spaces(leading_space)])
+    merge = reader.flag("tokenizer.ggml.remove_extra_whitespaces", False)
+    backend.normalizer = normalizers.Sequence([*steps, *space_rules(merge=merge, lead=leading_space)])
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse(), *_strips(leading_space)])
     return backend
 

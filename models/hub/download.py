@@ -1,8 +1,10 @@
 """A repository of the hub, downloaded into the cache: only the files that are read, and none twice."""
 
+import os
 import re
 import shutil
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,8 +18,8 @@ from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.sizes import human_size
 from troupellm.protocol.worker import ProgressSink
 
-_CONTACT_SECONDS = 5.0
-"""For the first answer of the hub, so that a cached snapshot serves soon where there is no connection."""
+_CONNECT_SECONDS, _ANSWER_SECONDS = 4.0, 6.0
+"""A cached snapshot serves soon, or the refusal comes soon, where there is no connection."""
 _SAFE_ETAG = re.compile(r"[0-9A-Za-z_-]{8,128}")
 
 
@@ -53,11 +55,15 @@ class Repository:
     def __init__(
         self, repo: str, cache: Cache, *, token: str | None, endpoint: str | None, progress: ProgressSink
     ) -> None:
-        from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
 
         self._repo, self._cache, self._meter = repo, cache, Meter(progress)
         self._token, self._endpoint = token, endpoint
         self._api = HfApi(endpoint=endpoint, token=token)
+        given = "HF_HUB_ETAG_TIMEOUT" in os.environ
+        answer = float(constants.HF_HUB_ETAG_TIMEOUT) if given else _ANSWER_SECONDS
+        self._timeout = (min(_CONNECT_SECONDS, answer), answer, answer, answer)
+        """To connect, to read, to write, and for a place in the pool."""
         self._metadata, self._url = get_hf_file_metadata, hf_hub_url
         self._files: dict[str, _Listed] = {}
         self.commit = ""
@@ -70,7 +76,7 @@ class Repository:
             OSError: or the HTTP library's errors.
         """
         try:
-            info = self._api.model_info(self._repo, revision=revision, files_metadata=True, timeout=_CONTACT_SECONDS)
+            info = self._api.model_info(self._repo, revision=revision, files_metadata=True, timeout=self._timeout)
             listed = {
                 str(file.rfilename): _Listed(file.size, file.blob_id, file.lfs.sha256 if file.lfs else None)
                 for file in info.siblings or ()
@@ -124,7 +130,7 @@ class Repository:
     def _announced(self, name: str) -> _Announced:
         listed = self._files[name]
         url = self._url(self._repo, name, revision=self.commit, endpoint=self._endpoint)
-        found = self._metadata(url, token=self._token, timeout=_CONTACT_SECONDS, endpoint=self._endpoint)
+        found = self._metadata(url, token=self._token, timeout=self._timeout, endpoint=self._endpoint)
         etag, size = found.etag, found.size if found.size is not None else listed.size
         if not etag or size is None or _SAFE_ETAG.fullmatch(etag) is None:
             raise Unavailable(f"the hub's answer about {plain_name(name)} has no size or etag")
@@ -144,7 +150,8 @@ class Repository:
                 blob.unlink()
             if not blob.exists():
                 headers = build_hf_headers(token=self._token)
-                fetch_blob(file.url, blob, file.size, file.digest, headers, lambda at: meter.report(file.name, at))
+                report = partial(meter.report, file.name)
+                fetch_blob(file.url, blob, file.name, file.size, file.digest, headers, report)
         self._cache.link(file.etag, self.commit, file.name)
         meter.report(file.name, file.size, whole=True)
 

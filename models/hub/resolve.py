@@ -1,8 +1,9 @@
 """From the name of a hub model to its files on this machine: downloaded, or out of the cache."""
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 from troupellm.models.gguf.choice import choose_gguf, is_companion
 from troupellm.models.hub.cache import Cache
@@ -41,8 +42,11 @@ class HubModel:
         endpoint = os.environ.get("HF_ENDPOINT") or None
         self._hub = Repository(name.repo, self._cache, token=config.hf_token, endpoint=endpoint, progress=progress)
 
-    def resolve(self) -> Path:
+    def resolve(self, check: Callable[[Path], None]) -> Path:
         """The folder with the model's files, or its GGUF file.
+
+        Args:
+            check: is called with the folder before safetensors are downloaded; may refuse it by a ModelLoadError.
 
         Raises:
             ModelLoadError: there is no such model, or it can neither be fetched nor found in the cache.
@@ -53,7 +57,7 @@ class HubModel:
         self._note(f"looking up {self._name.repo} on the hub")
         try:
             self._hub.open(self._revision)
-            return self._download()
+            return self._download(check)
         except ModelLoadError:
             raise
         except (errors.HfHubHTTPError, errors.HFValidationError) as error:
@@ -70,7 +74,7 @@ class HubModel:
         finally:
             self._note("")  # a download is over, also where it has failed
 
-    def _download(self) -> Path:
+    def _download(self, check: Callable[[Path], None]) -> Path:
         """Raises ModelLoadError, Unavailable, OSError or the HTTP library's errors."""
         hub, names = self._hub, self._hub.names
         folder = self._cache.snapshot(hub.commit)
@@ -84,7 +88,9 @@ class HubModel:
             self._check_kind(names)
             hub.fetch(small_files(names, with_tokenizer=self._with_tokenizer))
             if self._with_weights:
-                hub.fetch(weight_files(names, folder_homes(folder)))
+                weights = weight_files(names, folder_homes(folder))
+                check(folder)
+                hub.fetch(weights)
             path = folder
         self._cache.record(self._revision, hub.commit)
         return path
@@ -110,7 +116,7 @@ class HubModel:
             error = no_weights(names)
             raise ModelLoadError(f"{self._name.repo}: {error.message}", hint=error.hint)
 
-    def _after_refusal(self, error: Exception) -> Path:
+    def _after_refusal(self, error: Any) -> Path:
         """The cached snapshot where the hub fails; where it refuses, the refusal.
 
         Raises:
@@ -128,13 +134,15 @@ class HubModel:
             ) from error
         if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
             raise not_found(repo) from error
-        response = getattr(error, "response", None)
-        status = getattr(response, "status_code", 0)
-        if status == 401:
+        response = error.response
+        status = response.status_code
+        if status == 401 and "Invalid credentials" in response.headers.get("X-Error-Message", ""):
             raise ModelLoadError(f"{repo}: the hub refuses the token", hint="set HF_TOKEN or --hf-token") from error
+        if status in (401, 404) and not isinstance(error, errors.EntryNotFoundError):
+            raise not_found(repo) from error
         if status != 429 and status < 500:
             raise ModelLoadError(f"{repo}: the hub answers {status}: {_short(error)}") from error
-        wait = str(response.headers.get("Retry-After", ""))[:40] if response is not None else ""
+        wait = plain_name(response.headers.get("Retry-After", ""))
         after = f" (try again after {wait}{' s' if wait.isdecimal() else ''})" if wait else ""
         return self._from_cache(f"the hub answers {status}{after}", error)
 

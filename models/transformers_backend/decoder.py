@@ -11,6 +11,7 @@ from torch.nn import Module
 from troupellm.kernels.linear import batch_invariance
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.model_folder import check_file
 from troupellm.models.next_token_tensors import next_token_tensors
 from troupellm.models.safetensors_header import check_header
@@ -18,6 +19,7 @@ from troupellm.models.speculation.proposer import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
+from troupellm.models.transformers_backend.gguf import empty_model, fill
 from troupellm.models.weight_files import INDEX, SINGLE, folder_weight_files
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
@@ -136,7 +138,7 @@ class TransformersDecoder:
 
 
 def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy: bool, seed: int) -> Any:
-    """The model with its weights, from safetensors alone.
+    """The model with its weights, from safetensors or a GGUF file alone.
 
     Args:
         dummy: random weights instead, by `seed`.
@@ -152,6 +154,10 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return prepared(found._from_config(settings, attn_implementation=attention.NAME, dtype=dtype))
+    if is_gguf(folder):
+        model = empty_model(found, settings, attn_implementation=attention.NAME, dtype=dtype)
+        fill(model, folder, dtype, config.head_dim, tied=config.tie_word_embeddings)
+        return prepared(model)
     files = folder_weight_files(folder)
     for file in files:
         check_header(folder / file)

@@ -1,6 +1,5 @@
 """What a model of `transformers` looks like to the engine: asked of the model itself, built without memory."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,8 @@ import torch
 from torch import Tensor
 
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.early_check import INSTALL, has_transformers
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
 from troupellm.models.model_folder import check_file
 from troupellm.models.transformers_backend import attention
@@ -16,13 +17,7 @@ from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3
 NO_INTERFACE = "not all of its layers attend by the interface of transformers"
-INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 KINDS = ("full_attention", "sliding_attention")
-
-
-def is_installed() -> bool:
-    """Without importing it."""
-    return find_spec("transformers") is not None
 
 
 def knows(reader: ConfigReader) -> bool:
@@ -32,12 +27,12 @@ def knows(reader: ConfigReader) -> bool:
 
 def knows_name(architecture: str) -> bool:
     """The same, by the name."""
-    return is_installed() and _model_class(architecture) is not None
+    return has_transformers() and _model_class(architecture) is not None
 
 
 def causal_architecture(model_type: str) -> str | None:
     """The decoder that writes of that type; None where `transformers` is missing or has none. Imports it."""
-    if not is_installed():
+    if not has_transformers():
         return None
     from transformers.models.auto import modeling_auto
 
@@ -52,7 +47,7 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
         ModelLoadError: `transformers` is missing or has no such decoder, or one that does not go with paged attention.
     """
     architecture = architecture_of(reader)
-    if not is_installed():
+    if not has_transformers():
         raise ModelLoadError("model_impl transformers needs the package transformers", hint=INSTALL)
     if (folder / "adapter_config.json").exists():
         raise ModelLoadError("adapter_config.json: adapters are not supported", hint="serve the merged model")
@@ -89,7 +84,7 @@ def describe(folder: Path, reader: ConfigReader) -> DecoderConfig:
 
 
 def hf_config(folder: Path) -> Any:
-    """config.json as `transformers` reads it; code that the folder may carry is never run.
+    """config.json, or what a GGUF file says instead, as `transformers` reads it; code in the folder is never run.
 
     Raises:
         ModelLoadError: it cannot be read, or is a link out of the folder.
@@ -99,6 +94,9 @@ def hf_config(folder: Path) -> Any:
     import transformers
 
     try:
+        if is_gguf(folder):
+            values = dict(ConfigReader.load(folder).values)
+            return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
         raise ModelLoadError(f"{FILE} cannot be read by transformers: {_short(error)}") from error

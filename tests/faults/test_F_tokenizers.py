@@ -11,6 +11,8 @@ from tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
 from tokenizers import Tokenizer as Backend, models, pre_tokenizers
 
 from troupellm.actors.intake import INLINE_CHARACTERS
+from troupellm.models.served_tokenizer import fit_notes
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import RequestFailed
 
 pytestmark = pytest.mark.anyio
@@ -94,7 +96,7 @@ async def test_F4_as_many_tokens_as_the_embedding_has_rows(folder):
     assert len(completion.token_ids) == 2
 
 
-@pytest.mark.parametrize("place", ["image_token", "pad_token", "extra_special_tokens"])
+@pytest.mark.parametrize("place", ["image_token", "pad_token", "unk_token", "extra_special_tokens"])
 async def test_F4_a_token_that_stands_for_a_picture_or_for_nothing_needs_no_row_and_is_refused_in_a_prompt(
     folder, place
 ):
@@ -165,3 +167,25 @@ async def test_F4_an_id_that_is_out_of_all_range(folder):
     message = await refused(folder)
     assert message.startswith("tokenizer.json")
     assert str(2**31) in message
+
+
+EMPTY = {
+    "no letters": {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []},
+    "no digits": {"normalizer": {"type": "Replace", "pattern": {"Regex": "[0-9]"}, "content": ""}},
+    "no newline": {"normalizer": {"type": "Replace", "pattern": {"String": "\n"}, "content": " "}},
+}
+
+
+@pytest.mark.parametrize("change", EMPTY.values(), ids=EMPTY.keys())
+async def test_F4_tokenizers_that_lose_text(folder, change):
+    config("tokenizer.json", **change)(folder)
+    config("tokenizer_config.json", eos_token=None)(folder)
+    message = await refused(folder)
+    assert message.startswith("tokenizer.json is empty or does not fit: 'Letters 0123")
+
+
+async def test_F4_a_tokenizer_with_few_tokens_for_the_embedding_is_noted(folder):
+    tokenizer = Tokenizer.load(folder)
+    assert fit_notes(tokenizer, 2 * VOCABULARY) == []
+    (note,) = fit_notes(tokenizer, 2 * VOCABULARY + 1)
+    assert note.startswith(f"the tokenizer has {VOCABULARY} tokens for {2 * VOCABULARY + 1} rows of the embedding")

@@ -118,7 +118,7 @@ def in_panels_of(weight: Int8Channel, bias: torch.Tensor | None, panel: int) -> 
         pytest.skip("no compiled code")
     assert functions is not None, "it differs from its reference"
     packed, panels = pack(weight, bias), int8_cpu.in_panels(weight.values, panel)
-    packed.native = int8_cpu.Int8FewRows(functions, panels.data_ptr(), panel, weight, bias, panels)
+    packed.native = int8_cpu.Int8FewRows(functions, int8_cpu.memory_of(panels), panel, weight, bias, panels)
     packed.native.most_rows = max(RAGGED_ROWS)
     return packed
 

@@ -1,5 +1,6 @@
 import json
 
+import gguf
 import pytest
 
 from troupellm.models.source import BUILTIN_FOLDER, resolve_model, served_names
@@ -126,6 +127,27 @@ def test_safetensors_win_over_gguf_files_beside_them(ggufs):
     (ggufs / "model.safetensors").touch()
     assert resolved(ggufs) == ggufs
     assert resolved(f"{ggufs}:Q8_0") == ggufs / "m-Q8_0.gguf"
+
+
+@pytest.mark.parametrize("told", [{"architecture": "clip"}, {"architecture": "llama", "type": "mmproj"}])
+def test_a_projector_is_told_from_a_model_by_its_metadata(tmp_path, told):
+    for name, metadata in (("a.gguf", told), ("b.gguf", {"architecture": "llama", "type": "model"})):
+        writer = gguf.GGUFWriter(str(tmp_path / name), metadata["architecture"])
+        if "type" in metadata:
+            writer.add_type(metadata["type"])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    seen = []
+    assert resolve_model(ModelConfig(model=str(tmp_path)), seen.append) == tmp_path / "b.gguf"
+    assert [one.detail for one in seen] == ["a.gguf is beside the model: images are not read, text is"]
+
+
+def test_a_path_wins_over_a_hub_id(tmp_path, monkeypatch):
+    (tmp_path / "acme" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert resolved("acme/tiny").resolve() == tmp_path / "acme" / "tiny"
 
 
 def test_a_projector_is_no_model(ggufs):

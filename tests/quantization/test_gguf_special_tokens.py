@@ -1,5 +1,6 @@
 """What a GGUF file says beside its vocabulary: tokens around a prompt, ends of an answer, chat templates."""
 
+import json
 from array import array
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,44 @@ def test_an_empty_token_and_one_that_is_unused_match_no_text(tmp_path: Path) -> 
     empty, unused = tokens.index(""), tokens.index("[unused]")
     assert tokenizer.vocabulary()[f"[EMPTY_{empty}]"] == empty
     assert not {empty, unused} & {*tokenizer.encode(f"[unused] [EMPTY_{empty}]", add_special_tokens=True)}
+
+
+def test_bos_is_never_there_twice(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_vocabulary(tmp_path / "a.gguf", VOCABULARIES["pieces"]))
+    once = tokenizer.encode("a b", add_special_tokens=True)
+    assert tokenizer.encode("<s>a b", add_special_tokens=True) == once
+    assert tokenizer.count("<s>a b", add_special_tokens=True) == len(once)
+    assert tokenizer.encode("a<s>", add_special_tokens=True).count(1) == 2
+    plain = Tokenizer.load(write_vocabulary(tmp_path / "b.gguf", VOCABULARIES["pieces"], add_bos_token=False))
+    assert plain.encode("<s>a b", add_special_tokens=True) == once
+
+
+def beside(path: Path, change: dict[str, Any]) -> Tokenizer:
+    """A file without a rule for words, and its tokenizer.json beside it."""
+    file = write_vocabulary(path / "a.gguf", VOCABULARIES["bytes"], pre="qwen2")
+    definition = json.loads(Tokenizer.load(file).definition()) | change
+    write_vocabulary(path / "a.gguf", VOCABULARIES["bytes"], pre="falcon")
+    (path / "tokenizer.json").write_text(json.dumps(definition))
+    return Tokenizer.load(file)
+
+
+def test_a_published_tokenizer_beside_the_file_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="troupellm.models")
+    text = "don't 12345 <think>"
+    tokenizer = beside(tmp_path, {})
+    assert "a.gguf: its tokenizer is the tokenizer.json beside it" in caplog.messages
+    (tmp_path / "tokenizer.json").unlink()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert ids != Tokenizer.load(tmp_path / "a.gguf").encode(text, add_special_tokens=False)
+    write_vocabulary(tmp_path / "a.gguf", VOCABULARIES["bytes"], pre="qwen2")
+    assert ids == Tokenizer.load(tmp_path / "a.gguf").encode(text, add_special_tokens=False)
+
+
+def test_a_tokenizer_of_another_model_beside_the_file_does_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokens = VOCABULARIES["bytes"]["tokens"]
+    model = {"type": "BPE", "vocab": {token: index for index, token in enumerate(reversed(tokens[:300]))}, "merges": []}
+    tokenizer = beside(tmp_path, {"model": model, "added_tokens": []})
+    assert "a.gguf: the tokenizer.json beside it is that of another model: " in caplog.text
+    assert tokenizer.vocabulary()[tokens[5]] == 5

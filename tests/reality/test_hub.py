@@ -11,7 +11,8 @@ from hub_processes import LoopbackHub, loopback_hub
 from processes import ON_A_THREAD, ready_process, serving_process
 from tiny_model import write_tiny_model
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
+"""Some start five servers, which takes long on a busy machine."""
 
 PROMPTS = ("Once upon a time", "The answer is", "Grüße, 你好")
 UNREAD = dict.fromkeys(("pytorch_model.bin", "modeling_tiny.py", "README.md", "onnx/model.onnx"), b"never fetched")

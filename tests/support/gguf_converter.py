@@ -18,8 +18,9 @@ from torch import Tensor
 
 Arch = gguf.MODEL_ARCH
 Tensors = Iterable[tuple[str, Tensor]]
-STEP = 2.0**-9
-"""Of the grid: whole numbers up to 127 times it."""
+EIGHT_BITS = torch.arange(-127, 128) * 2.0**-9
+FOUR_BITS = torch.tensor([-6.0, -4.0, -3.0, -2.0, -1.0, 0.0, 0.5, 1.5, 2.0, 3.0, 4.0, 6.0]) * 2.0**-5
+"""Some of the values that types of so many bits hold exactly, if the largest one is in each block of 32."""
 EXPERTS = "mlp.experts."
 
 
@@ -45,13 +46,14 @@ class Converter:
 
 def write(
     path: Path, converter: Converter, config: transformers.PretrainedConfig, kind: Kind = Kind.F32,
-    extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    extra: Callable[[gguf.GGUFWriter], None] = lambda writer: None, experts: Kind | None = None,
 ) -> transformers.PreTrainedModel:  # fmt: skip
     """Write a random model of this configuration.
 
     Args:
         kind: of all tensors but norms, biases and routers.
         extra: writes more keys and tensors.
+        experts: another type for all experts.
 
     Returns:
         the model.
@@ -61,7 +63,7 @@ def write(
     torch.manual_seed(4)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     values = config.to_dict()
-    state = _randomized(model, norm=1.0 - converter.norm_shift)
+    state = _randomized(model, 1.0 - converter.norm_shift, four_bits=experts == Kind.MXFP4)
     if not converter.plain:
         base_keys(writer, values)
     converter.keys(writer, values)
@@ -70,7 +72,9 @@ def write(
         if config.tie_word_embeddings and name == "lm_head.weight":
             continue
         for changed, part in converter.tensors(name, tensor, values):
-            _add(writer, _gguf_name(names, changed), _turned(converter, changed, part, values), kind, converter)
+            there = _gguf_name(names, changed)
+            own = experts or kind if "_exps." in there else kind
+            _add(writer, there, _turned(converter, changed, part, values), own, converter)
     extra(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -79,8 +83,12 @@ def write(
     return model
 
 
-def _randomized(model: transformers.PreTrainedModel, norm: float) -> dict[str, Tensor]:
-    """The model's state after its tensors were drawn anew: norms around `norm`, the others on the grid."""
+def _randomized(model: transformers.PreTrainedModel, norm: float, *, four_bits: bool) -> dict[str, Tensor]:
+    """The model's state after its tensors were drawn anew: norms around `norm`, the others on the grid.
+
+    Args:
+        four_bits: experts lie on MXFP4's grid.
+    """
     random = torch.Generator().manual_seed(5)
     state = {name: tensor for name, tensor in model.state_dict().items() if "inv_freq" not in name}
     for name, tensor in state.items():
@@ -89,10 +97,11 @@ def _randomized(model: transformers.PreTrainedModel, norm: float) -> dict[str, T
         elif tensor.ndim == 1 or "bias" in name:
             tensor.copy_(torch.rand(tensor.shape, generator=random) - 0.5)
         else:
-            whole = torch.randint(-127, 128, tensor.shape, generator=random)
+            values = FOUR_BITS if four_bits and EXPERTS in name else EIGHT_BITS
+            drawn = values[torch.randint(len(values), tensor.shape, generator=random)]
             rows, columns = torch.arange(tensor.shape[-2])[:, None], torch.arange(tensor.shape[-1])
             largest = (rows + columns) % 16 == 0  # once in each run of 32, along rows and along columns
-            tensor.copy_(torch.where(largest, 127 * whole.sign().add(0.5).sign(), whole) * STEP)
+            tensor.copy_(torch.where(largest & (drawn != -values[-1]), values[-1], drawn))
     return state
 
 

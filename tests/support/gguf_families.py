@@ -165,12 +165,46 @@ def deepseek_keys(writer: Writer, config: Config) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * mscale)
 
 
+def scale_keys(writer: Writer, config: Config) -> None:
+    writer.add_logit_scale(config["logit_scale"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def cohere2_keys(writer: Writer, config: Config) -> None:
+    scale_keys(writer, config)
+    window_key(writer, config)
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+
+
+def hunyuan_keys(writer: Writer, config: Config) -> None:
+    """The base is written with its scaling."""
+    rope, size = config["rope_parameters"], config["head_dim"]
+    writer.add_rope_freq_base(rope["rope_theta"] * rope["alpha"] ** (size / (size - 2)))
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    writer.add_rope_scaling_factor(1)
+    writer.add_rope_scaling_orig_ctx_len(config["max_position_embeddings"])
+
+
+def minimax_keys(writer: Writer, config: Config) -> None:
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+    writer.add_rope_dimension_count(int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]))
+
+
+def minimax_tensors(name: str, tensor: torch.Tensor, config: Config) -> Any:
+    if name.endswith("mlp.e_score_correction_bias"):
+        return [(name.replace("mlp.e_score_correction_bias", "block_sparse_moe.e_score_correction.bias"), tensor)]
+    return split_experts(name, tensor, config)
+
+
 def merged_deepseek(name: str, tensor: torch.Tensor, config: Config) -> Any:
     return [(name, tensor)] if "kv_b_proj" in name else deepseek_tensors(name, tensor, config)
 
 
 LLAMA = Converter(Arch.LLAMA, llama_keys, turned=True)
 MIXTRAL = replace(LLAMA, tensors=split_experts)
+GEMMA = Converter(Arch.GEMMA, gemma_keys, plain=True, norm_shift=1.0)
 GEMMA2 = Converter(Arch.GEMMA2, gemma2_keys, plain=True, norm_shift=1.0)
 GEMMA3 = Converter(Arch.GEMMA3, window_key, norm_shift=1.0)
 PHI3 = Converter(Arch.PHI3, phi3_keys, plain=True)
@@ -236,5 +270,25 @@ FAMILIES = {
     "deepseek2 with sigmoids": family(
         DEEPSEEK, "DeepseekV3", n_group=4, topk_group=2, n_shared_experts=1, rope_parameters={
             **YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, **MLA),
+    "gemma": family(GEMMA, "Gemma", head_dim=32),
+    "command-r": family(Converter(Arch.COMMAND_R, scale_keys), "Cohere", logit_scale=0.3),
+    "command-r with normed heads": family(Converter(Arch.COMMAND_R, scale_keys), "Cohere", logit_scale=0.3,
+                                          use_qk_norm=True),
+    "cohere2": family(Converter(Arch.COHERE2, cohere2_keys), "Cohere2", num_hidden_layers=5, sliding_window=6),
+    "exaone4": family(Converter(Arch.EXAONE4, pattern_keys), "Exaone4", num_hidden_layers=5, sliding_window=6),
+    "exaone4 without windows": family(Converter(Arch.EXAONE4, pattern_keys), "Exaone4", sliding_window=None,
+                                      layer_types=["full_attention"] * 2),
+    "ernie4_5": family(Converter(Arch.ERNIE4_5), "Ernie4_5", head_dim=32),
+    "hunyuan-dense": family(
+        Converter(Arch.HUNYUAN_DENSE, hunyuan_keys), "HunYuanDenseV1", head_dim=32,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0}),
+    "seed_oss": family(Converter(Arch.SEED_OSS), "SeedOss", head_dim=32, attention_bias=True,
+                       attention_out_bias=False),
+    "minimax-m2": family(Converter(Arch.MINIMAXM2, minimax_keys, minimax_tensors), "MiniMaxM2", head_dim=32,
+                         num_local_experts=4, num_experts_per_tok=2, rope_parameters={
+                             "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}),
 }  # fmt: skip
 """By the row of the table of architectures that they are of."""
+SHORT = family(PHI3, "Phi3", sliding_window=None, original_max_position_embeddings=64,
+               rope_parameters={**LONGROPE, "original_max_position_embeddings": 64})  # fmt: skip
+"""Phi-3 whose trained context the tests' sequences do not outgrow."""

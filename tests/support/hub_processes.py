@@ -72,8 +72,8 @@ class LoopbackHub:
                 continue
             if entry["place"] == "cdn":
                 found.append(("/".join(entry["path"].split("/")[2:]), entry["range"]))
-            elif entry["place"] == "hub" and not entry["path"].endswith((".safetensors", ".gguf", ".bin")):
-                found.append(("/".join(entry["path"].partition("/resolve/")[2].split("/")[1:]), entry["range"]))
+            elif "/resolve-cache/" in entry["path"]:
+                found.append(("/".join(entry["path"].partition("/resolve-cache/")[2].split("/")[1:]), entry["range"]))
         return found
 
     def names(self) -> list[str]:
@@ -121,9 +121,10 @@ class Resolver:
             command, env=clean_environment() | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def begin(self, model: str, env: Mapping[str, str | None], **config: Any) -> None:
+    def begin(self, model: str, env: Mapping[str, str | None], *, checked: bool = False, **config: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"config": {"model": model, **config}, "env": dict(env)}) + "\n")
+        request = {"config": {"model": model, **config}, "env": dict(env), "checked": checked}
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
 
     def end(self) -> Outcome:

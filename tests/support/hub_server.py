@@ -26,6 +26,8 @@ class Behaviour:
 
     status: int = 0
     """The answer to every request of the first address."""
+    reason: str = ""
+    """The hub's X-Error-Message beside that status."""
     retry_after: str = ""
     file_status: dict[str, int] = field(default_factory=dict)
     """The answer to requests of a file, by its path."""
@@ -187,10 +189,12 @@ class HubHandler(Handler):
         self.note("hub", path)
         faults = self.hub.behaviour
         if faults.status:
-            return self.send(faults.status, self.retry_after(), b"", body=body)
+            reason = {"X-Error-Message": faults.reason} if faults.reason else {}
+            return self.send(faults.status, self.retry_after() | reason, b"", body=body)
         if path.startswith("/api/models/"):
             return self.list_repository(path.removeprefix("/api/models/"))
-        repo, _, rest = path.strip("/").partition("/resolve/")
+        kept = "/resolve-cache/" in path
+        repo, _, rest = path.removeprefix("/kept").strip("/").partition("/resolve-cache/" if kept else "/resolve/")
         asked, _, name = rest.partition("/")
         if self.is_closed(repo):
             return self.refuse(401, "RepoNotFound", body=body)
@@ -240,6 +244,9 @@ class HubHandler(Handler):
         data = file.read_bytes()
         size = str(self.hub.behaviour.sizes.get(name, len(data)))
         if not name.endswith(LARGE_SUFFIXES):
+            if "/resolve/" in self.path:  # small files are behind a redirect on the same host
+                place = f"/kept{self.path.replace('/resolve/', '/resolve-cache/')}"
+                return self.send(307, headers | {"Location": place}, b"", body=body)
             headers |= {"ETag": f'"{git_digest(data)}"'} | ({} if body else {"Content-Length": size})
             return self.send_file(name, file, headers, body=body)
         digest = hashlib.sha256(data).hexdigest()

@@ -54,8 +54,8 @@ class ServerProcess:
         with anyio.fail_after(START_SECONDS):
             await self._listening.wait()
 
-    async def ready(self) -> None:
-        with anyio.fail_after(START_SECONDS):
+    async def ready(self, seconds: float = START_SECONDS) -> None:
+        with anyio.fail_after(seconds):
             await self._ready.wait()
         self.note_children()
 

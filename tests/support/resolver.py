@@ -1,14 +1,18 @@
 """A process that resolves models as the product does: its environment is all that a test sets.
 
-Reads one JSON object a line, {"config": ..., "env": ...}, and answers with the path, or the error and its hint.
+Reads one JSON object a line, {"config": ..., "env": ..., "checked": ...}, and answers with the path, or the error and
+its hint. Checked models have a config.json that the engine reads.
 """
 
 import json
 import os
 import sys
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
+from troupellm.models.early_check import check_before_weights
 from troupellm.models.source import resolve_model
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -25,10 +29,16 @@ def answer(line: str) -> dict[str, object]:
     told: list[LoadProgress] = []
     outcome: dict[str, object] = {}
     try:
-        outcome["path"] = str(resolve_model(ModelConfig(**request["config"]), told.append))
+        config = ModelConfig(**request["config"])
+        check = partial(check_before_weights, config=config) if request["checked"] else unchecked
+        outcome["path"] = str(resolve_model(config, told.append, check))
     except ModelLoadError as error:
         outcome |= {"error": error.message, "hint": error.hint}
     return outcome | {"progress": msgspec.to_builtins(told)}
+
+
+def unchecked(folder: Path) -> None:
+    """Of models that are never read."""
 
 
 def main() -> None:

@@ -30,10 +30,12 @@ def hub(hub_process: LoopbackHub) -> LoopbackHub:
 def resolve(hub: LoopbackHub, resolver: Resolver, tmp_path: Path) -> Callable[..., Outcome]:
     """Resolves a name in the resolver's process, with a cache of the test's own."""
 
-    def outcome(model: str, *, env: dict[str, str | None] | None = None, **config: Any) -> Outcome:
+    def outcome(
+        model: str, *, env: dict[str, str | None] | None = None, checked: bool = False, **config: Any
+    ) -> Outcome:
         variables: dict[str, str | None] = {"HF_HUB_OFFLINE": None, "TRANSFORMERS_OFFLINE": None, "HF_TOKEN": None}
         variables |= {"HF_ENDPOINT": hub.url} | (env or {})
-        resolver.begin(model, variables, **{"download_dir": str(tmp_path / "cache")} | config)
+        resolver.begin(model, variables, checked=checked, **{"download_dir": str(tmp_path / "cache")} | config)
         return resolver.end()
 
     return outcome

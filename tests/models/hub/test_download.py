@@ -157,7 +157,7 @@ def test_a_damaged_body_is_fetched_again_and_then_refused(tiny, resolve, tmp_pat
     assert (resolve(REPO).folder / name).read_bytes() == FILES[name]
     tiny.behave(**{fault: {name: 5}})
     outcome = resolve(REPO, download_dir=str(tmp_path / "other"))
-    assert outcome.error.startswith(f"{name} was damaged in the download, twice: ")
+    assert outcome.error.startswith(f"{name} was damaged in the download, twice, and removed: ")
     left = [path.name for path in (tmp_path / "other" / "models--acme--tiny" / "blobs").iterdir()]
     assert not [name for name in left if name.endswith(".partial")]
 

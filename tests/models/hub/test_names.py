@@ -1,6 +1,8 @@
 import pytest
 
 from troupellm.models.gguf.choice import choose_gguf, label
+from troupellm.models.gguf.config import model_config
+from troupellm.models.gguf.header import Header
 from troupellm.models.hub.name import HubName, chosen_revision, parse_hub_name
 from troupellm.protocol.errors import ModelLoadError
 
@@ -126,3 +128,20 @@ def test_the_only_file_is_taken_without_a_note():
 )  # fmt: skip
 def test_the_types_that_a_file_name_tells(name, expected):
     assert label(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"general.type": "adapter"}, "f.gguf: general.type adapter is a LoRA adapter"),
+        ({"general.type": "mmproj"}, "f.gguf: general.type mmproj is the part of a model that sees images"),
+        ({"general.type": "imatrix"}, "f.gguf: general.type imatrix is an importance matrix"),
+        ({"general.type": ["riddle"]}, "is no language model"),
+        ({"general.type": "model", "general.architecture": "clip"}, "f.gguf: general.architecture clip is the part"),
+    ],
+)
+def test_a_file_that_is_no_language_model_says_what_it_is(metadata, said):
+    header = Header("f.gguf", {"general.architecture": "llama"} | metadata, {})
+    with pytest.raises(ModelLoadError) as caught:
+        model_config(header)
+    assert said in caught.value.message

@@ -2,6 +2,7 @@ import json
 import socket
 
 import pytest
+from hub_processes import Resolver
 
 REPO = "acme/tiny"
 FILES = {
@@ -98,6 +99,34 @@ def test_a_hub_that_cannot_be_reached_is_replaced_by_the_cache(tiny, resolve, tm
         assert str(tmp_path / "other") in outcome.error
 
 
+def test_a_hub_that_never_answers_is_given_up(tmp_path):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        process = Resolver({"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_ETAG_TIMEOUT": "1"})
+        process.begin(REPO, {})
+        outcome = process.end()
+        process.close()
+    assert "the hub cannot be reached" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        (404, "", "neither a local folder nor"),
+        (401, "", "neither a local folder nor"),
+        (401, "Invalid credentials in Authorization header", "the hub refuses the token"),
+        (403, "", "the hub answers 403"),
+        (403, "Access to this resource is disabled.", "the hub answers 403"),
+    ],
+)
+def test_the_cache_serves_where_the_hub_fails_and_not_where_it_refuses(tiny, resolve, status, reason, said):
+    resolve(REPO)
+    tiny.behave(status=status, reason=reason)
+    assert said in resolve(REPO).error
+
+
 def test_a_page_of_a_network_login_is_no_hub(tiny, resolve):
     tiny.behave(listing="<html>Please log in</html>")
     assert "the hub's answer is no list of files" in resolve(REPO).error
@@ -138,6 +167,22 @@ def test_a_repository_that_is_no_model_is_refused_before_a_weight_is_fetched(hub
     assert said in outcome.error
     assert outcome.hint
     assert set(hub.names()) <= {"adapter_config.json"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"architectures": ["RiddleForCausalLM"]}, "RiddleForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"], "hidden_size": "many"}, "hidden_size"),
+        ({"architectures": ["BertModel"], "position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ],
+)
+def test_a_config_that_cannot_be_served_is_refused_before_a_weight_is_fetched(hub, resolve, settings, said):
+    hub.add(REPO, FILES | {"config.json": json.dumps(settings).encode()})
+    outcome = resolve(REPO, checked=True, model_impl="troupellm")
+    assert outcome.error.startswith("config.json")
+    assert said in outcome.error
+    assert hub.names() == ["config.json", "tokenizer.json"]
 
 
 @pytest.mark.parametrize("name", ["../evil.json", "/etc/config.json"])

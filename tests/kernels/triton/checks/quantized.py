@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
+from troupellm.kernels.quantized import Fp8, GgufBlocks, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
+from troupellm.kernels.quantized.gguf import LAYOUTS
 from troupellm.kernels.quantized.gpu import CodedGpuProduct, EightBitProduct, gpu_product
 from troupellm.kernels.row_codes.reference import row_codes_reference
 from troupellm.kernels.triton_support import check_device
@@ -100,6 +101,23 @@ def test_weights_in_codes(kind: str, rows: int) -> None:
     product = gpu_product(weight, bias)
     assert isinstance(product, CodedGpuProduct)
     torch.testing.assert_close(product(between_nan(x)), weight.product(x, bias), atol=2e-3, rtol=1e-4)
+
+
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q5_1": (0, 2), "Q6_K": (208,), "TQ2_0": (64,)}
+"""Bytes at which the float16 numbers of a block begin: groups of 16, 32 and 256, in four and eight bits."""
+
+
+@pytest.mark.parametrize("layout", SCALES)
+def test_blocks_of_gguf_files(layout: str) -> None:
+    generator, block = torch.Generator().manual_seed(1), LAYOUTS[layout]
+    data = torch.randint(0, 256, (70 * 512 // block.weights, block.size), generator=generator, dtype=torch.uint8)
+    for at in SCALES[layout]:
+        data[:, at : at + 2] = torch.full((len(data), 1), 0.01).half().view(torch.uint8)
+    weight, (x, _, bias) = GgufBlocks(data.view(70, -1).to(DEVICE), layout), inputs(3, 512, 70)
+    product = gpu_product(weight, bias)
+    assert isinstance(product, CodedGpuProduct)
+    expected = weight.product(x, bias)
+    torch.testing.assert_close(product(between_nan(x)), expected, atol=1e-4 * float(expected.abs().max()), rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -51,9 +51,11 @@ def test_eight_bits(kind: str, rows: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_codes(rows: int) -> None:
-    for group in (32, 64, 128):
+    for group in (16, 32, 64, 128, 256):
         codes("table", rows, group)
-    codes("int8", rows, 4096, offsets=None)
+    for group in (16, 4096):
+        codes("int8", rows, group, offsets=None)
+    codes("int8", rows, 32)
     codes("fp8", rows, 128, offsets=None)
 
 

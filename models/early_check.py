@@ -1,0 +1,56 @@
+"""What config.json says is checked before weights are downloaded; torch is not imported for it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from troupellm.models.architecture import read_config
+from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.encoder_config import describe_encoder
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.registry import describe_decoder, has_family, is_encoder
+from troupellm.protocol.config import ModelConfig
+from troupellm.protocol.errors import ModelLoadError
+
+INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
+
+
+def check_before_weights(folder: Path, config: ModelConfig) -> None:
+    """Refuse a model that cannot be served, as far as its configuration tells.
+
+    Architectures that only `transformers` may have are left to the loader: asking the package imports torch.
+
+    Args:
+        folder: has all files but the weights.
+
+    Raises:
+        ModelLoadError: names the file, the key and the value.
+    """
+    if config.model_impl == "transformers":
+        return
+    reader = read_config(folder).reader
+    if is_encoder(reader):
+        describe_encoder(reader)
+    elif config.model_impl == "troupellm" or has_family(reader):
+        describe_decoder(reader)
+    elif not has_transformers():
+        describe_without_transformers(reader)
+
+
+def describe_without_transformers(reader: ConfigReader) -> DecoderConfig:
+    """Describe a decoder by our families; where the package is not installed, the refusal says that it may know more.
+
+    Raises:
+        ModelLoadError: as `describe_decoder`.
+    """
+    try:
+        return describe_decoder(reader)
+    except ModelLoadError as error:
+        if has_transformers():
+            raise
+        hint = f"transformers may know it: {INSTALL}; {error.hint}"
+        raise ModelLoadError(error.message, hint=hint) from error
+
+
+def has_transformers() -> bool:
+    """Whether the package is installed; it is not imported."""
+    return find_spec("transformers") is not None

@@ -1,0 +1,96 @@
+"""Rules of a tokenizer.json that would take too long, or make a text much longer, for a server of other people's texts.
+
+The number of steps is limited. Patterns that published tokenizers do not have, and replacements that make a text
+longer, are tried in a child process with little memory and time; `tokenizer_probe` is its program.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from troupellm.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from troupellm.protocol.errors import ModelLoadError
+
+MOST_STEPS = 32
+PATIENCE = 20.0
+"""Seconds until the child is ended if it does not end by itself; it limits its own processor time."""
+_USUAL = frozenset(pattern for rule in PRE_TOKENIZERS.values() for pattern in rule.patterns) | {
+    " {2,}", r"\s+", r"\d", r"\p{N}", r"\p{N}{1,3}", r"\s", "[\r\n]", r"\w+|[^\w\s]+",
+}  # fmt: skip
+_LONGEST = 4
+"""Characters that a usual step puts in place of one, or in front of a text."""
+
+
+class Rules(msgspec.Struct):
+    """The part of tokenizer.json that works on a text before its model does."""
+
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+
+def check_rules(definition: bytes, file: str) -> None:
+    """
+    Args:
+        definition: a tokenizer.json.
+        file: its name, for messages.
+
+    Raises:
+        ModelLoadError: too many steps, or steps that are too slow or make a text too long.
+    """
+    rules = msgspec.json.decode(definition, type=Rules)
+    unusual = False
+    for name, rule in (("normalizer", rules.normalizer), ("pre_tokenizer", rules.pre_tokenizer)):
+        steps = [*_steps(rule)]
+        if len(steps) > MOST_STEPS:
+            raise ModelLoadError(f"{file}: {name} has {len(steps)} steps; at most {MOST_STEPS} are run")
+        unusual = unusual or any(map(_is_unusual, steps))
+    if unusual and (why := _tried(rules)) is not None:
+        raise ModelLoadError(
+            f"{file}: normalizer and pre_tokenizer {why}",
+            hint="use the tokenizer.json that the model's maker published",
+        )
+
+
+def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """A rule without its sequences; a file nests at most as deep as the JSON reader allows."""
+    waiting = [rule]
+    while waiting:
+        step = waiting.pop()
+        if not isinstance(step, dict):
+            continue
+        inner = step.get("normalizers") or step.get("pretokenizers")
+        if isinstance(inner, list):
+            waiting += inner
+        else:
+            yield step
+
+
+def _is_unusual(step: dict[str, Any]) -> bool:
+    pattern = step.get("pattern")
+    content = step.get("content")
+    found = pattern.get("Regex") if isinstance(pattern, dict) else None
+    added = content if isinstance(content, str) else step.get("prepend", "")
+    replaced = pattern.get("String") if isinstance(pattern, dict) else None
+    longer = len(added) > _LONGEST * max(1, len(replaced) if isinstance(replaced, str) else 1)
+    return longer or replaced == "" or (found is not None and found not in _USUAL)
+
+
+def _tried(rules: Rules) -> str | None:
+    """Why the rules are refused, or none."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "troupellm.models.tokenizer_probe"],
+            input=msgspec.json.encode(rules),
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "take too long for short texts"
+    if done.returncode == 0:
+        return None
+    said = done.stdout.decode(errors="replace").strip()
+    return said or "take too long or too much memory for short texts"

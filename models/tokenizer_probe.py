@@ -1,0 +1,59 @@
+"""A child process that runs a stranger's rules for texts: reads them from its standard input as JSON, says on its
+standard output why they are refused, and ends with 0 if they are not."""
+
+import json
+import resource
+import sys
+import time
+
+from tokenizers import Tokenizer
+
+MOST_BYTES = 2**30
+MOST_SECONDS = 0.1
+"""Of processor time, for one sample."""
+MOST_SECONDS_IN_ALL = 5
+MOST_GROWTH = 16
+LENGTH = 2048
+_LETTERS = "aZ1 \n\t\r'.,-_é日ก\u0301🎉\u2581"
+_MOST_LETTERS = 64
+
+
+def samples(rules: str) -> list[str]:
+    """Texts that repeat one character each, those of the rules' patterns among them, with another one at the end."""
+    letters = dict.fromkeys([*_LETTERS, *(letter for letter in rules if letter.isprintable())])
+    chosen = [*letters][:_MOST_LETTERS]
+    mixed = ["".join(chosen) * (LENGTH // len(chosen)), "ab" * (LENGTH // 2), "a " * (LENGTH // 2)]
+    return [*(letter * LENGTH + ("!" if letter != "!" else "a") for letter in chosen), *mixed]
+
+
+def complaint(data: str) -> str | None:
+    """Why the rules are refused."""
+    rules = json.loads(data)
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    backend = Tokenizer.from_str(json.dumps(rules | {"version": "1.0", "added_tokens": [], "model": model}))
+    for text in samples(json.dumps(rules, ensure_ascii=False)):
+        started = time.process_time()
+        normalized = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
+        if len(normalized.encode()) > MOST_GROWTH * len(text.encode()):
+            return f"make {len(normalized)} characters of {len(text)}"
+        if backend.pre_tokenizer is not None:
+            backend.pre_tokenizer.pre_tokenize_str(normalized)
+        taken = time.process_time() - started
+        if taken > MOST_SECONDS:
+            return f"take {taken:.1f} s for {len(text)} characters"
+    return None
+
+
+def main() -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS_IN_ALL, MOST_SECONDS_IN_ALL))
+    try:
+        found = complaint(sys.stdin.read())
+    except BaseException as error:  # a panic of the library is no Exception
+        found = f"cannot be run: {error}"
+    sys.stdout.write(found or "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Calls of every compiled function with random sizes, each compared with a reference.
+
+With `TROUPE_NATIVE=asan` or `TROUPE_GUARD=1` they also show that no function leaves its memory. A case is made of a
+seed; what takes long to make (weights) is made once for a few cases.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.linear import PackedLinear, pack
+from troupellm.kernels.linear.native import NativeWeight
+from troupellm.kernels.quantized import Int4Group, Int8Channel, QuantizedWeight, coded_cpu, int8_cpu
+from troupellm.kernels.quantized.coded import coded
+from troupellm.kernels.quantized.few_rows_cpu import ToldWeight
+from troupellm.kernels.quantized.grouped import Int8WeightOnly
+from troupellm.kernels.quantized.int8 import quantize_rows
+from troupellm.kernels.sampling import native as sampling
+from troupellm.kernels.sampling.adjust import unpacked
+from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
+
+Random = np.random.Generator
+MOST_ROWS = 130
+
+
+def floats(random: Random, *shape: int) -> Tensor:
+    return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+
+
+def apart(random: Random, x: Tensor) -> Tensor:
+    """The same matrix, whose rows may lie further from each other than they are long."""
+    behind = int(random.integers(0, 4))
+    wider = torch.full((x.shape[0], x.shape[1] + behind), torch.nan)
+    wider[:, : x.shape[1]] = x
+    return wider[:, : x.shape[1]]
+
+
+def near(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Compare with a tolerance that grows with the largest number."""
+    assert found.shape == expected.shape
+    most = float(expected.abs().max()) if expected.numel() else 0.0
+    assert torch.allclose(found, expected, atol=tolerance * max(1.0, most), rtol=0.0)
+
+
+Weight = tuple[NativeWeight | ToldWeight, Callable[[Tensor], Tensor], float]
+"""A compiled product, its reference, and how far from it the result may be."""
+
+
+def float_weight(random: Random) -> Weight:
+    outs, depth = (int(size) for size in random.integers(1, 200, 2))
+    outs = outs // 32 * 32 or outs if random.random() < 0.5 else outs
+    weight, bias = floats(random, outs, depth), floats(random, outs) if random.random() < 0.5 else None
+    packed = pack(weight, bias)
+    assert isinstance(packed.native, NativeWeight)
+    packed.native.most_rows = int(random.choice([16, 64, 4096]))
+    return packed.native, lambda x: functional.linear(x, weight, bias), 1e-5
+
+
+def int8_weight(random: Random) -> Weight:
+    outs, depth = (int(size) for size in random.integers(1, 200, 2))
+    outs = outs // 32 * 32 or outs if random.random() < 0.5 else outs
+    weight = Int8Channel.quantize(floats(random, outs, depth))
+    bias = floats(random, outs) if random.random() < 0.5 else None
+    product = int8_cpu.Int8Product(weight, bias)
+    assert product.native is not None
+    return product.native, lambda x: weight.product(x, bias), 0.02
+
+
+def coded_weight(random: Random) -> Weight:
+    outs, groups = int(random.integers(1, 130)), int(random.integers(1, 5))
+    outs = outs // 32 * 32 or outs if random.random() < 0.5 else outs
+    plain = floats(random, outs, 32 * groups)
+    weight: QuantizedWeight = Int4Group.quantize(plain, 32)
+    if random.random() < 0.5:
+        weight = Int8WeightOnly.quantize(plain)
+    codes, functions = coded(weight), coded_cpu.load()
+    assert codes is not None
+    assert functions is not None
+    bias = floats(random, outs) if random.random() < 0.5 else None
+    return coded_cpu.CodedProduct(functions, codes, weight.shape, bias), lambda x: weight.product(x, bias), 1e-4
+
+
+def a_product(random: Random, weight: Weight) -> None:
+    """One call of `linear` and, where halves can be multiplied, one of `gated`."""
+    native, reference, tolerance = weight
+    rows = int(random.integers(0, MOST_ROWS + 1))
+    x = apart(random, floats(random, rows, native.in_features))
+    norm = floats(random, native.in_features) if random.random() < 0.5 else None
+    ready = x if norm is None else functional.rms_norm(x, (native.in_features,), norm, 1e-5)
+    expected = reference(ready)
+    if random.random() < 0.5:
+        residual = apart(random, floats(random, rows, native.out_features))
+        wanted = residual + 0.5 * expected
+        near(native.linear(x, norm, 1e-5, residual, 0.5), wanted, tolerance)
+    else:
+        near(native.linear(x, norm, 1e-5, None, 1.0), expected, tolerance)
+    if native.gates:
+        gate, up = expected.chunk(2, dim=-1)
+        for name, function in (("silu", functional.silu), ("gelu_tanh", tanh_gelu)):
+            near(native.gated(x, norm, 1e-5, name), function(gate) * up, 4 * tolerance)
+
+
+def tanh_gelu(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def decoded(random: Random, weight: Weight) -> None:
+    """More rows than the compiled product takes: pieces of the weight are decoded."""
+    native, reference, tolerance = weight
+    assert isinstance(native, coded_cpu.CodedProduct)
+    x = floats(random, int(random.integers(coded_cpu.MOST_ROWS + 1, MOST_ROWS + 1)), native.in_features)
+    near(native(x), reference(x), tolerance)
+
+
+def quantized_rows(random: Random) -> None:
+    rows, size = int(random.integers(0, MOST_ROWS + 1)), int(random.integers(1, 300))
+    x = apart(random, floats(random, rows, size))
+    values, scale = int8_cpu.quantize_unsigned(x)
+    wanted, wanted_scale = quantize_rows(x)
+    assert torch.equal(values.int() - int8_cpu.ZERO, wanted.int())
+    assert torch.equal(scale, wanted_scale)
+
+
+def options(random: Random, slots: int) -> sampling.Columns:
+    scales = np.where(random.random(slots) < 0.3, 0.0, random.random(slots) + 0.2)
+    floors = np.where(random.random(slots) < 0.5, -np.inf, -4.0)
+    return sampling.Columns(
+        random.integers(-(2**63), 2**63, slots), scales.astype(np.float32), floors.astype(np.float32)
+    )
+
+
+def drawn(random: Random) -> None:
+    """`draw`, `keep_bits` and `choose` of the same logits."""
+    functions = sampling.compiled()
+    assert functions is not None
+    rows, vocab = int(random.integers(0, MOST_ROWS + 1)), int(random.integers(1, 400))
+    logits, codes = floats(random, rows, vocab) * 3.0, token_codes(vocab, torch.device("cpu"))
+    keys = position_keys(torch.arange(rows), torch.arange(rows))
+    expected = (logits - log_exponential(codes, keys)).argmax(-1)
+    assert torch.equal(functions.draw(apart(random, logits), keys, codes), expected)
+
+    guided = torch.from_numpy(np.flatnonzero(random.random(rows) < 0.4))
+    words = -(-vocab // 32) + int(random.integers(0, 2))
+    bits = torch.from_numpy(random.integers(-(2**31), 2**31, (guided.numel(), words), dtype=np.int32))
+    bits[:, 0] |= 1  # something is left
+    masked = logits.index_copy(0, guided, logits[guided].masked_fill(~unpacked(bits, vocab), -torch.inf))
+    kept = apart(random, logits)
+    functions.keep_bits(kept, guided, bits)
+    assert torch.equal(kept, masked)
+
+    columns, slots = options(random, 40), random.integers(0, 40, rows)
+    positions = random.integers(0, 2**40, rows)
+    tokens, peaks = functions.choose(logits, columns, slots, positions, codes, guided, bits)
+    streams, scales, floors = (torch.from_numpy(of[slots]) for of in (columns.streams, columns.scales, columns.floors))
+    scores = (masked - masked.amax(-1, keepdim=True)) * scales[:, None]
+    scores = scores.masked_fill(scores < floors[:, None], -torch.inf)
+    keys = position_keys(streams, torch.from_numpy(positions))
+    wanted = torch.where(scales == 0, masked.argmax(-1), (scores - log_exponential(codes, keys)).argmax(-1))
+    assert torch.equal(tokens, wanted)
+    assert torch.equal(peaks, logits.amax(-1))
+
+
+def some_product(random: Random, outs: int, ins: int, int8: bool) -> PackedLinear:
+    """A weight in float32 or int8 whose products keep numbers near 1."""
+    plain = floats(random, outs, ins) / ins**0.5
+    return pack(Int8Channel.quantize(plain) if int8 else plain, floats(random, outs) if random.random() < 0.3 else None)
+
+
+def with_weight(make: Callable[[Random], Weight], use: Sequence[Callable[[Random, Weight], None]]) -> "Calls":
+    """Calls of products: one weight for every ten."""
+
+    def calls(random: Random, count: int) -> None:
+        weight = make(random)
+        for number in range(count):
+            if number % 10 == 9:
+                weight = make(random)
+            for one in use:
+                one(random, weight)
+
+    return calls
+
+
+def each(one: Callable[[Random], None]) -> "Calls":
+    def calls(random: Random, count: int) -> None:
+        for _ in range(count):
+            one(random)
+
+    return calls
+
+
+Calls = Callable[[Random, int], None]
+"""Makes so many calls of one binding."""
+
+PRODUCTS: dict[str, Calls] = {
+    "linear": with_weight(float_weight, (a_product,)),
+    "int8_linear": with_weight(int8_weight, (a_product,)),
+    "coded_linear": with_weight(coded_weight, (a_product, decoded)),
+    "int8_quantize": each(quantized_rows),
+    "sampling": each(drawn),
+}
