@@ -1,5 +1,7 @@
+import itertools
 import json
 import sys
+import threading
 
 import pytest
 import text_models
@@ -167,3 +169,24 @@ def test_the_builtin_tokenizer():
     assert tokenizer.form == "byte_level"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=True)) == text
     assert tokenizer.eos_token_ids
+
+
+def test_a_long_text_is_encoded_while_other_threads_run():
+    """The library's `encode` holds the interpreter's lock from its begin to its end."""
+    tokenizer = Tokenizer.load(BUILTIN_FOLDER)
+    turns, over = itertools.count(), threading.Event()
+
+    def count():
+        while not over.is_set():
+            next(turns)
+
+    other = threading.Thread(target=count)
+    before = next(turns)
+    other.start()
+    try:
+        tokens = tokenizer.encode("the quick brown fox jumps " * 20_000, add_special_tokens=False)
+    finally:
+        over.set()
+        other.join()
+    assert len(tokens) > 100_000
+    assert next(turns) - before > 10_000
