@@ -170,9 +170,15 @@ def test_the_builtin_tokenizer():
     assert tokenizer.eos_token_ids
 
 
-def test_a_long_text_is_encoded_while_other_threads_run():
-    """The library's `encode` holds the interpreter's lock from its begin to its end."""
+@pytest.mark.parametrize("way", ["encode", "count", "decode"])
+def test_long_texts_are_encoded_and_decoded_while_other_threads_run(way):
+    """The library's `encode` and `decode` hold the interpreter's lock from their begin to their end."""
     tokenizer = Tokenizer.load(BUILTIN_FOLDER)
+    calls = {
+        "encode": lambda: tokenizer.encode("the quick brown fox jumps " * 50_000, add_special_tokens=False),
+        "count": lambda: tokenizer.count("the quick brown fox jumps " * 50_000, add_special_tokens=False),
+        "decode": lambda: tokenizer.decode([*range(300, 2000)] * 1_000),
+    }
     begun, over, pause = threading.Event(), threading.Event(), threading.Event()
     turns = []
 
@@ -184,12 +190,10 @@ def test_a_long_text_is_encoded_while_other_threads_run():
 
     other = threading.Thread(target=run)
     other.start()
-    text = "the quick brown fox jumps " * 50_000
     begun.set()
     try:
-        tokens = tokenizer.encode(text, add_special_tokens=False)
+        assert calls[way]()
     finally:
         over.set()
         other.join()
-    assert len(tokens) > 250_000
     assert turns.count(False) > 10
