@@ -4,6 +4,7 @@ A patched import hid that no hub id loaded in a fresh process. So no test patche
 puts a fake in the place of the part that it is about.
 """
 
+from functools import cache
 from pathlib import Path
 
 from patches import patches_of
@@ -35,6 +36,7 @@ def listed() -> dict[tuple[str, str], str]:
     return {(row[0], row[1]): row[2] for row in rows}
 
 
+@cache
 def found() -> set[tuple[str, str]]:
     """File and target of each patch in the tests."""
     return {
