@@ -19,7 +19,7 @@ import msgspec
 from troupellm.actors.door import Door
 from troupellm.actors.engine_admin import EngineAdmin
 from troupellm.actors.front_session import FrontSession
-from troupellm.actors.intake import work_on
+from troupellm.actors.intake import is_short
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.prompts import tokenize
 from troupellm.actors.stream import Stream
@@ -81,8 +81,9 @@ class Engine(EngineAdmin, Door):
         """The token ids that a prompt becomes, off the event loop where it is long."""
         running = self._require()
         loaded, pool = running.loaded, running.machinery.pool
-        work = partial(tokenize, prompt, loaded.tokenizer, loaded.chat_template, None)
-        return list((await work_on(prompt, loaded.chat_template, work, pool.run)).token_ids)
+        work = partial(tokenize, prompt, loaded.tokenizer, loaded.chat_template.patient, None)
+        tokens = work() if is_short(prompt) else await pool.run(work)
+        return list(tokens.token_ids)
 
     # What is known of it.
 

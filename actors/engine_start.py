@@ -31,6 +31,7 @@ from troupellm.models.preload import frozen, import_beside
 from troupellm.models.read_errors import load_failure
 from troupellm.models.served_tokenizer import check_fit, fit_notes, tokenizer_folder
 from troupellm.models.source import resolve_model, served_names
+from troupellm.models.template_process import Renderer, TemplateProcesses
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, WorkerCrashed
@@ -76,6 +77,7 @@ class Machinery:
         self._worker: Worker | None = None
         self._process: ProcessSeat | None = None
         self._compiler: ProcessCompiler | None = None
+        self._templates = TemplateProcesses()
         self._frozen = False
 
     async def load(
@@ -90,7 +92,9 @@ class Machinery:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
             check = check_before_weights if factory is None else _no_check
-            folder, home, tokenizer, speaker, defaults = await self.pool.run(_read, config, sink, check)
+            folder, home, tokenizer, speaker, defaults = await self.pool.run(
+                _read, config, sink, check, self._templates
+            )
             if factory is None:  # before anything large is read
                 await self.pool.run(check_fit, tokenizer, folder, home, None)
             tables = await self.pool.run(TextTables, tokenizer)
@@ -103,6 +107,7 @@ class Machinery:
             raise
         except Exception as error:
             raise load_failure(error) from error
+        speaker.template.fit(ready.max_model_len)
         return Loaded(
             names=served_names(config.model),
             tokenizer_folder=home,
@@ -171,6 +176,7 @@ class Machinery:
         seconds = HUNG_SECONDS if hung else CLOSE_SECONDS
         ended = self._process is None or await self._process.close()
         ended &= self._compiler is None or await self._compiler.close()
+        self._templates.close()
         worker, self._worker = self._worker, None
         if worker is not None:
             with anyio.move_on_after(seconds):
@@ -304,14 +310,14 @@ def _no_check(folder: Path, config: ModelConfig) -> None:
 
 
 def _read(
-    config: EngineConfig, progress: ProgressSink, check: Callable[[Path, ModelConfig], None]
+    config: EngineConfig, progress: ProgressSink, check: Callable[[Path, ModelConfig], None], renderer: Renderer
 ) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
-    """What the front half needs from the model's folder; `check` may refuse a hub model before its weights."""
+    """The parts of the model's folder that the front half needs; `check` may refuse a hub model before its weights."""
     model = config.model
     folder = resolve_model(model, progress, lambda folder: check(folder, model))
     home = tokenizer_folder(folder, model, progress)
     tokenizer = Tokenizer.load(home)
-    template = ChatTemplate.load(home, model.chat_template)
+    template = ChatTemplate.load(home, model.chat_template, renderer)
     speaker = speaker_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
     return folder, home, tokenizer, speaker, defaults

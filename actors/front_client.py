@@ -6,7 +6,6 @@ place, which was taken before. Answers come as frames for all requests together 
 
 from array import array
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, assert_never
@@ -25,7 +24,7 @@ from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import Submission
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
@@ -113,7 +112,10 @@ class RemoteEngine(Door):
         self._long_texts = LongTexts(threads, clock)
         self._clock = clock
         self._randomness = randomness
-        self._preparer = PoolingPreparer(tokenizer, chat_template, serving.limits, serving.ready, iter(()))
+        templates = (chat_template, chat_template.patient)
+        self._preparer, self._patient = (
+            PoolingPreparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
+        )
         self._numbers = count(1)
         self._requests: dict[int, _Request] = {}
         self._queries = Queries(post)
@@ -347,26 +349,28 @@ class RemoteEngine(Door):
     async def _prepare(self, submission: Submission) -> TokensPrompt:
         """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
         try:
-            if is_short(submission.prompt, self.chat_template) and has_short_lists(submission.params):
-                with suppress(HeavyTemplate), self.chat_template.brief():
-                    return self._checked(submission)
+            quick = partial(self._checked, self._preparer, submission)
+            if is_short(submission.prompt) and has_short_lists(submission.params):
+                return quick()
             letters = letters_of(submission.prompt, LONG_LETTERS)
-            return await self._long_texts.run(submission.tenant, letters, self._checked, submission)
+            patient = partial(self._checked, self._patient, submission)
+            return await self._long_texts.run_twice(submission.tenant, letters, quick, patient)
         except TroupeError:
             raise
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
             raise RequestFailed("the request could not be prepared") from cause
 
-    def _checked(self, submission: Submission) -> TokensPrompt:
+    @staticmethod
+    def _checked(preparer: PoolingPreparer, submission: Submission) -> TokensPrompt:
         if submission.pooling is not None:
-            return self._preparer.pooled(submission.prompt, submission.pooling)[0]
+            return preparer.pooled(submission.prompt, submission.pooling)[0]
         if isinstance(submission.prompt, EmbedsPrompt):
             raise InvalidRequest(
                 "prompt_embeds is only for an engine in the caller's own process",
                 param="prompt_embeds",
                 code="unsupported_parameter",
             )
-        return self._preparer.checked(submission.prompt, submission.params)[0]
+        return preparer.checked(submission.prompt, submission.params)[0]
 
     def _control(self, message: SchedulerControl) -> None:
         """What an outbox would tell the scheduler."""

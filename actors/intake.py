@@ -8,9 +8,9 @@ Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler,
 On crash:  each request that it was preparing is answered; those in the mailbox wait for the next one.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
-from typing import Any, Never, TypeVar
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Never
 
 import anyio
 import anyio.lowlevel
@@ -22,7 +22,7 @@ from troupellm.actors.long_texts import LONG_LETTERS, LongTexts
 from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock, Randomness, Threads
 from troupellm.actors.prefix_keys import PrefixHasher
-from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError
 from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
@@ -41,11 +41,8 @@ from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage
 from troupellm.protocol.worker import WorkerReady
 
-T = TypeVar("T")
-
 INLINE_CHARACTERS = 1000
 """Texts up to this length are tokenized on the event loop (under a millisecond); a thread costs more than it saves."""
-_INLINE_MESSAGES = 16
 _INLINE_BYTES = 2**20
 _INLINE_IDS = 2048
 """Lists of token ids up to this length are checked, packed and hashed on the event loop: 0.2 ms."""
@@ -83,8 +80,8 @@ class Intake:
         self._long_texts = LongTexts(threads, clock)
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
-        self._template = chat_template
         self._preparer = PoolingPreparer(tokenizer, chat_template, limits, ready, rows, hasher)
+        self._patient = PoolingPreparer(tokenizer, chat_template.patient, limits, ready, rows, hasher)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty and everything in it was passed on."""
@@ -93,7 +90,7 @@ class Intake:
             while await self._inbox.wait():
                 while (message := self._inbox.take()) is not None:
                     seed = self._randomness.seed()  # here, so that seeds follow the order of arrival
-                    if is_short(message.prompt, self._template) and has_short_lists(message.params):
+                    if is_short(message.prompt) and has_short_lists(message.params):
                         await self._pass_on(message, seed, in_thread=False)
                     else:  # at most as many as admission lets in
                         group.start_soon(self._pass_on_from_thread, message, seed)
@@ -124,13 +121,13 @@ class Intake:
             raise
 
     async def _prepared(self, message: PrepareRequest, seed: int, *, in_thread: bool) -> Prepared | None:
-        prepare = self._preparer.prepare
+        quick = partial(self._preparer.prepare, message, seed)
         try:
             if not in_thread:
-                with suppress(HeavyTemplate), self._template.brief():
-                    return prepare(message, seed)
+                return quick()
             letters = letters_of(message.prompt, LONG_LETTERS)
-            return await self._long_texts.run(message.tenant, letters, prepare, message, seed)
+            patient = partial(self._patient.prepare, message, seed)
+            return await self._long_texts.run_twice(message.tenant, letters, quick, patient)
         except TroupeError as error:
             _refuse(message, error)
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
@@ -143,25 +140,8 @@ class Intake:
         self._scheduler.control(AbortRequest(message.request))
 
 
-async def work_on(
-    prompt: Prompt,
-    chat_template: ChatTemplate,
-    work: Callable[[], T],
-    in_thread: Callable[[Callable[[], T]], Awaitable[T]],
-) -> T:
-    """The result of `work`, which renders or tokenizes a prompt: on the event loop where the prompt is short.
-
-    Raises:
-        InvalidRequest: the prompt cannot be rendered or tokenized, or is too long.
-    """
-    if is_short(prompt, chat_template):
-        with suppress(HeavyTemplate), chat_template.brief():
-            return work()
-    return await in_thread(work)
-
-
-def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:
-    """Whether preparing it takes about a millisecond at most."""
+def is_short(prompt: Prompt) -> bool:
+    """Whether preparing it takes about a millisecond at most. A chat is never short: it waits for another process."""
     match prompt:
         case TokensPrompt(token_ids=token_ids):
             return len(token_ids) <= _INLINE_IDS
@@ -171,9 +151,8 @@ def is_short(prompt: Prompt, chat_template: ChatTemplate) -> bool:
             return not isinstance(text, str) or len(text) <= INLINE_CHARACTERS
         case PairPrompt(text=text, second=second):
             return len(text) + len(second) <= INLINE_CHARACTERS
-        case ChatPrompt(messages=messages, tools=tools, documents=documents, template=template):
-            few = not (tools or documents or template) and len(messages) <= _INLINE_MESSAGES
-            return few and not chat_template.heavy and _letters(messages, INLINE_CHARACTERS) <= INLINE_CHARACTERS
+        case ChatPrompt():
+            return False
 
 
 def has_short_lists(params: SamplingParams) -> bool:

@@ -1,4 +1,4 @@
-"""Turns of texts that take long to tokenize: a few at once, and the keys one after another."""
+"""Turns of prompts that take long to render or tokenize: a few at once, and the keys one after another."""
 
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -7,6 +7,7 @@ import anyio
 
 from troupellm.actors.guide_turns import TooManyWaiting, Turns
 from troupellm.actors.ports import Clock, Threads
+from troupellm.models.chat_template import SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded
 
 T = TypeVar("T")
@@ -45,3 +46,14 @@ class LongTexts:
             with anyio.CancelScope(shield=True):
                 result = await self._threads.run(function, *args)
         return result
+
+    async def run_twice(self, tenant: str, letters: int, quick: Callable[[], T], patient: Callable[[], T]) -> T:
+        """Call `quick`; where its template turns out to be slow, `patient` when the turn of the key has come.
+
+        Raises:
+            EngineOverloaded: as `run`.
+        """
+        try:
+            return await self.run(tenant, letters, quick)
+        except SlowTemplate:
+            return await self.run(tenant, LONG_LETTERS + 1, patient)

@@ -11,10 +11,11 @@ from typing import TypeVar
 import anyio
 
 from troupellm.actors.guide_turns import Turns
-from troupellm.actors.intake import letters_of, work_on
+from troupellm.actors.intake import is_short, letters_of
 from troupellm.actors.long_texts import LONG_LETTERS, PARALLEL
 from troupellm.actors.ports import SystemClock
 from troupellm.actors.prompts import count_tokens, tokenize
+from troupellm.models.chat_template import ChatTemplate, SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
 from troupellm.protocol.intake import ChatPrompt, TextPrompt
 from troupellm.server.offload import offload
@@ -50,9 +51,11 @@ class Counting:
             InvalidRequest: the prompt cannot be rendered or tokenized, or is too long.
             EngineOverloaded, QueueTimeout: see `run`.
         """
-        template = engine.speaker.template
-        work = partial(count_tokens, prompt, engine.tokenizer, template, most_tokens)
-        return await work_on(prompt, template, work, partial(self.run, tenant, letters_of(prompt, LONG_LETTERS)))
+
+        def work(template: ChatTemplate) -> int:
+            return count_tokens(prompt, engine.tokenizer, template, most_tokens)
+
+        return await self._work(engine, tenant, prompt, work)
 
     async def tokens(
         self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, use: Callable[[Sequence[int]], T]
@@ -63,12 +66,22 @@ class Counting:
             InvalidRequest: the prompt cannot be rendered or tokenized.
             EngineOverloaded, QueueTimeout: see `run`.
         """
-        template = engine.speaker.template
 
-        def work() -> T:
+        def work(template: ChatTemplate) -> T:
             return use(tokenize(prompt, engine.tokenizer, template, None).token_ids)
 
-        return await work_on(prompt, template, work, partial(self.run, tenant, letters_of(prompt, LONG_LETTERS)))
+        return await self._work(engine, tenant, prompt, work)
+
+    async def _work(
+        self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, work: Callable[[ChatTemplate], T]
+    ) -> T:
+        template, letters = engine.speaker.template, letters_of(prompt, LONG_LETTERS)
+        if is_short(prompt):
+            return work(template)
+        try:
+            return await self.run(tenant, letters, partial(work, template))
+        except SlowTemplate:
+            return await self.run(tenant, LONG_LETTERS, partial(work, template.patient))
 
     async def run(self, tenant: str, size: int, function: Callable[[], T]) -> T:
         """Call on a thread when the turn has come. A call that its caller leaves keeps its turn until it ends.

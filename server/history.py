@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from troupellm.models.call_arguments import CallArguments
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatMessage, ToolFields
 from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolChoiceBody
@@ -130,7 +129,7 @@ def _plain_message(here: str, message: ChatMessage, open_calls: dict[str, str]) 
         raise InvalidRequest(f"{here}.role must be one of {', '.join(ROLES)}", param=f"{here}.role")
     if message.content is None and message.role != "assistant":
         raise InvalidRequest(f"{here}.content is missing", param=f"{here}.content")
-    content = _content_text(here, message)
+    content = _content(here, message)
     plain: dict[str, Any] = {
         # Few templates know the developer role, which took the system role's place.
         "role": "system" if message.role == "developer" else message.role,
@@ -150,9 +149,7 @@ def _plain_message(here: str, message: ChatMessage, open_calls: dict[str, str]) 
         open_calls.update({call["id"]: call["function"]["name"] for call in plain["tool_calls"] if "id" in call})
     thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
     if thoughts is not None:
-        plain["reasoning_content"] = plain["reasoning"] = thoughts
-        if message.tool_calls and not content:
-            plain["thinking"] = thoughts
+        plain["reasoning_content"] = thoughts
     return plain
 
 
@@ -170,29 +167,30 @@ def _plain_calls(here: str, calls: Sequence[PastCall]) -> list[dict[str, Any]]:
     return plain
 
 
-def _arguments(given: str | Mapping[str, Any] | None) -> CallArguments | str:
+def _arguments(given: str | Mapping[str, Any] | None) -> dict[str, Any] | str:
     """An object where the text is one; what a model wrote wrongly stays as it wrote it, but for halves of surrogate
     pairs, over which no template's text could be read any more."""
     if given is None or given == "":
-        return CallArguments()
+        return {}
     if isinstance(given, Mapping):
-        return CallArguments(given)
+        return dict(given)
     try:
         value = json.loads(given)
         if _SPELT_HALF.search(given):
             value = json.loads(_HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError):
         return given
-    return CallArguments(value) if isinstance(value, dict) else given
+    return value if isinstance(value, dict) else given
 
 
-def _content_text(here: str, message: ChatMessage) -> str | None:
+def _content(here: str, message: ChatMessage) -> str | list[dict[str, str]] | None:
+    """A text, or its parts: the chat template decides which form it reads."""
     if not isinstance(message.content, list):
         return message.content
-    texts = []
+    parts = []
     for position, part in enumerate(message.content):
         if part.type != "text" or part.text is None:
             param = f"{here}.content[{position}]"
             raise InvalidRequest(f"{param} must be a part of type text with a text", param=param)
-        texts.append(part.text)
-    return "\n".join(texts)
+        parts.append({"type": "text", "text": part.text})
+    return parts

@@ -87,7 +87,9 @@ async def prepare(host: EngineHost, request: ChatRequest) -> tuple[ChatPrompt, S
     """
     engine = host.require()
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
-    if has_many_parts(request.messages) or has_long_tools(request, request.messages):
+    kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
+    slow = not engine.speaker.knows_opening(kwargs)
+    if slow or has_many_parts(request.messages) or has_long_tools(request, request.messages):
         return await offload(partial(_prepare, engine, request))
     return _prepare(engine, request)
 

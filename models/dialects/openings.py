@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
-from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.models.chat_template import ChatTemplate, SlowTemplate
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.tools import Effort
 
@@ -17,8 +17,7 @@ Kwargs = Mapping[str, Any]
 
 
 class Openings:
-    """Seen on a chat of one message. The usual ones are seen before requests come: a heavy template takes more time for
-    each than there is then, and what is not known of it must not be remembered as nothing."""
+    """Seen on a chat of one message. The usual ones are seen before requests come. Thread-safe."""
 
     def __init__(self, template: ChatTemplate, switches: Sequence[str], *, wanted: bool = True) -> None:
         """
@@ -31,6 +30,14 @@ class Openings:
         usual = {_key(kwargs): kwargs for kwargs in _usual(switches)} if wanted else {}
         self._usual = {key: self._rendered(kwargs) for key, kwargs in usual.items()}
         self._others: dict[tuple[tuple[str, Any], ...], str] = {}
+
+    def knows(self, kwargs: Kwargs) -> bool:
+        """Whether `of` need not render, which waits for another process."""
+        key = _key({name: value for name, value in kwargs.items() if name in self._names})
+        try:
+            return key in self._usual or key in self._others
+        except TypeError:  # a value that cannot be a key
+            return True
 
     def of(self, kwargs: Kwargs) -> str:
         """The end of what stands before an answer; empty where it cannot be seen.
@@ -45,11 +52,7 @@ class Openings:
         except TypeError:  # a value that cannot be a key
             return ""
         if known is None:
-            try:
-                with self._template.brief():
-                    known = self._rendered(kwargs)
-            except HeavyTemplate:
-                return ""
+            known = self._rendered(kwargs)
             if len(self._others) >= _MOST:
                 self._others.clear()
             self._others[key] = known
@@ -58,7 +61,7 @@ class Openings:
     def _rendered(self, kwargs: Kwargs) -> str:
         try:
             text = self._template.render([{"role": "user", "content": "."}], add_generation_prompt=True, **kwargs)
-        except InvalidRequest:  # what the request itself will be told
+        except (InvalidRequest, SlowTemplate):  # the request itself is refused for it
             return ""
         return text[-_LONGEST:]
 

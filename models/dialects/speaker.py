@@ -16,6 +16,7 @@ from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
+from troupellm.models.message_forms import text_of
 from troupellm.models.model_documents import read_json
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import ModelConfig
@@ -195,6 +196,10 @@ class Speaker:
             show_thoughts=show_thoughts,
         )
 
+    def knows_opening(self, kwargs: Mapping[str, Any] | None) -> bool:
+        """Whether `voice` need not render the template, which waits for another process."""
+        return self._openings.knows(kwargs or {})
+
     def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
         """Variables of the template for how hard the model is to think; what is given already stays."""
         if effort is None:
@@ -210,8 +215,7 @@ class Speaker:
         if thinking is None and channels is None:
             return "free", ""
         if prompt.continue_final_message:
-            content = prompt.messages[-1].get("content") if prompt.messages else ""
-            ending = content if isinstance(content, str) else ""
+            ending = text_of(prompt.messages[-1].get("content")) if prompt.messages else ""
             if thinking is not None:
                 opened = max(ending.rfind(mark) for mark in thinking.opens)
                 closed = max(ending.rfind(mark) for mark in thinking.closes)

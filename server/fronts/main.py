@@ -22,6 +22,7 @@ from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.model_folder import readable
+from troupellm.models.template_process import Renderer, TemplateProcesses
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import (
     AdminAnswer,
@@ -80,6 +81,7 @@ class Front:
         self._http = HttpFront(app, config, listener)
         self._vitals.crowd = self._http.crowd
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
+        self._templates = TemplateProcesses()
         self._remote: RemoteEngine | None = None
         self._serving: Serving | None = None
         self._status: Status | None = None
@@ -102,6 +104,7 @@ class Front:
                 group.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
+                self._templates.close()
                 await self._pool.close(_FLUSH_SECONDS)
         return EXIT_OK if told else EXIT_FAILED
 
@@ -149,7 +152,8 @@ class Front:
         serving, status = self._serving, self._status
         assert serving is not None
         assert status is not None, "the state comes before the engine"
-        tokenizer, speaker = await self._pool.run(_read, serving)
+        tokenizer, speaker = await self._pool.run(_read, serving, self._templates)
+        speaker.template.fit(serving.limits.max_model_len)
         self._remote = RemoteEngine(
             serving,
             self._status or status,
@@ -210,12 +214,12 @@ class Front:
         )
 
 
-def _read(serving: Serving) -> tuple[Tokenizer, Speaker]:
+def _read(serving: Serving, renderer: Renderer) -> tuple[Tokenizer, Speaker]:
     model = serving.config.model
     name = model.model if model.tokenizer is None else model.tokenizer
     folder = readable(Path(serving.tokenizer_folder), name, model.allow_model_links)
     tokenizer = Tokenizer.load(folder)
-    return tokenizer, speaker_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template), folder)
+    return tokenizer, speaker_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template, renderer), folder)
 
 
 async def serve(engine: socket.socket, listener: socket.socket) -> int:

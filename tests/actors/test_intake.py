@@ -1,6 +1,5 @@
 import itertools
 from array import array
-from functools import partial
 
 import anyio
 import msgspec
@@ -8,10 +7,9 @@ import pytest
 import text_models
 from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
-from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short, work_on
+from troupellm.actors.intake import INLINE_CHARACTERS, has_short_lists, is_short
 from troupellm.actors.prefix_keys import KEY_BYTES, PrefixHasher, namespace
 from troupellm.actors.prompts import count_tokens, tokenize
-from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
 from troupellm.protocol.intake import ChatPrompt, TextPrompt, TokensPrompt
@@ -283,19 +281,12 @@ async def test_the_output_actor_hears_of_a_request_before_the_scheduler(tmp_path
         bench.inbox.close()
 
 
-async def test_short_prompts_are_worked_on_where_they_are_and_long_ones_in_a_thread(bench):
-    async def in_thread(work):
-        threads.append(work)
-        return work()
-
-    threads: list = []
-    for text, calls in (("the fox", 0), ("fox " * 1000, 1)):
-        prompt = TextPrompt(text)
-        work = partial(count_tokens, prompt, bench.tokenizer, bench.template, None)
-        expected = bench.tokenizer.encode(text, add_special_tokens=True)
-        assert await work_on(prompt, bench.template, work, in_thread) == len(expected)
-        assert len(threads) == calls
-        assert tokenize(prompt, bench.tokenizer, bench.template, None).token_ids == expected
+@pytest.mark.parametrize("text", ["the fox", "fox " * 1000])
+def test_counting_gives_as_many_tokens_as_there_are(bench, text):
+    arguments = (TextPrompt(text), bench.tokenizer, bench.template, None)
+    expected = bench.tokenizer.encode(text, add_special_tokens=True)
+    assert count_tokens(*arguments) == len(expected)
+    assert tokenize(*arguments).token_ids == expected
 
 
 def test_a_text_that_cannot_fit_is_not_tokenized(bench):
@@ -319,7 +310,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(bench):
     ],
 )
 async def test_what_is_prepared_on_the_loop(prompt, short):
-    assert is_short(prompt, ChatTemplate({}, {})) is short
+    assert is_short(prompt) is short
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ async def test_F5_a_template_that_hogs_over_some_messages_harms_nobody_else(tiny
             error = answer.json()["error"]
             assert error["param"] == "messages"
             assert "subclasses" not in error["message"]
-        assert engine.chat_template.heavy
         body = {"model": "tiny", "messages": [{"role": "user", "content": "fine"}], "max_tokens": 2}
         assert (await attacked.client.post("/v1/chat/completions", json=body)).status_code == 200
         assert max(attacked.lags) < 3.0

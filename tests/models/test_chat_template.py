@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from troupellm.models.call_arguments import CallArguments
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
@@ -169,7 +168,7 @@ def test_arguments_of_past_calls_are_json_however_a_template_writes_them(written
     source = (
         "{% for message in messages %}{% for call in message.tool_calls or [] %}" + written + "{% endfor %}{% endfor %}"
     )
-    call = {"function": {"name": "f", "arguments": CallArguments({"city": "Zürich", "n": [1, None]})}}
+    call = {"function": {"name": "f", "arguments": {"city": "Zürich", "n": [1, None]}}}
     messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
     assert ChatTemplate({"default": source}, {}).render(messages) == '{"city": "Zürich", "n": [1, null]}'
 

@@ -1,23 +1,29 @@
-"""Chat templates that want too much: refused by a count of steps or characters, never by running out of something."""
+"""Chat templates that want too much are ended in time and in memory, whatever operation they use, and reach nothing."""
 
 import json
-import resource
+import os
+import time
+from collections.abc import Iterator
 
 import jinja2
 import pytest
 
-from troupellm.models import chat_template, template_costs, template_sandbox, template_sizes
-from troupellm.models.chat_template import ChatTemplate, HeavyTemplate
+from troupellm.models import template_child
+from troupellm.models.chat_template import ChatTemplate, SlowTemplate
 from troupellm.models.source import BUILTIN_FOLDER
-from troupellm.models.template_meter import TemplateLimit
-from troupellm.models.template_sandbox import Sandbox
-from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.models.template_process import (
+    MOST_IDLE,
+    TemplateExhausted,
+    TemplateProcesses,
+    TemplateRefused,
+)
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, ModelLoadError
 
 USER = [{"role": "user", "content": "hi"}]
+LIMIT = 0.05
+"""Seconds of processor time, so that the tests are quick."""
 DOUBLED = "{% set n = namespace(x=[0]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
 DOUBLED_TUPLES = "{% set n = namespace(x=(0,)) %}{% for i in range(40) %}{% set n.x = (n.x, n.x) %}{% endfor %}"
-LATER = "{% if messages | length > 1 %}"
-"""Not when it is tried at load, with one message."""
 
 GREEDY = {
     "a loop in a loop": "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
@@ -117,131 +123,150 @@ OPERATIONS = {
     "arguments": "{% set a = range(99999) | list %}" + "{% set c = cycler(*a) %}" * 40,
     "a large integer": "{{ ('f' * 1000000) | int(0, 16) }}",
 }
-ABSENT = {
-    "wordwrap": "{{ ('a' * 1000000) | wordwrap(1) }}",
-    "autoescape": "{% autoescape 1|round(3000000, 'ceil') %}{% endautoescape %}",
-}
-UNNAMED = ["'a'.encode", "'a'.expandtabs", "dict.fromkeys", "(1).to_bytes", "''.maketrans", "range"]
-"""Methods that templates do not have, but the last."""
+QUICK_BOMBS = frozenset(
+    {"a loop in a loop", "a text times a number", "a wide format", "a doubled text", "rfind", "shared lists shown"}
+)
+"""Run by `make test`; `make test-all` runs the others too."""
 
 
-@pytest.fixture
-def _few_steps(monkeypatch):
-    """Counting to the real limit takes half a second."""
-    monkeypatch.setattr(template_sandbox, "MAX_COST", 20_000_000)
+@pytest.fixture(scope="module")
+def processes() -> Iterator[TemplateProcesses]:
+    made = TemplateProcesses()
+    yield made
+    made.close()
 
 
 def template(text: str) -> ChatTemplate:
     return ChatTemplate({"default": text}, {})
 
 
-@pytest.mark.usefixtures("_few_steps")
-@pytest.mark.parametrize("text", GREEDY.values(), ids=GREEDY.keys())
-def test_a_template_that_wants_too_much_is_refused_when_it_is_loaded(text):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ModelLoadError, match="template"):
-        template(text)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024  # KiB
+def cpu_seconds(pid: int) -> float:
+    return time.clock_gettime(~pid << 3 | 2)
 
 
-@pytest.mark.usefixtures("_few_steps")
-@pytest.mark.parametrize("text", GREEDY.values(), ids=GREEDY.keys())
-def test_what_shows_only_later_is_the_requests_fault(text):
-    loaded = template(LATER + text + "{% endif %}fine")
+def bombs() -> list[object]:
+    every = GREEDY | OPERATIONS
+    return [
+        pytest.param(text, id=name, marks=() if name in QUICK_BOMBS else pytest.mark.slow)
+        for name, text in every.items()
+    ]
+
+
+@pytest.mark.parametrize("text", bombs())
+def test_a_bomb_ends_in_time_and_memory_and_the_next_rendering_is_fine(processes, text):
+    before, began = time.process_time(), time.monotonic()
+    try:
+        shown = processes.render(text, {"messages": USER}, LIMIT)
+        assert len(shown) <= template_child.MAX_CHARACTERS
+    except (TemplateExhausted, TemplateRefused):
+        pass
+    assert time.process_time() - before < 0.2, "it costs this process next to nothing"
+    assert time.monotonic() - began < 60.0
+    assert all(cpu_seconds(pid) < 60.0 for pid in processes.pids)
+    assert processes.render("{{ messages[0].content }}", {"messages": USER}, 0.3) == "hi"
+
+
+ENDLESS = {
+    "Python code": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "one call": DOUBLED + "{% set a = n.x %}" + DOUBLED + "{{ a == n.x }}",
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_an_endless_rendering_is_ended_by_its_processor_time(processes, text):
+    with pytest.raises(TemplateExhausted, match="^time$"):
+        processes.render(text, {"messages": USER}, LIMIT)
+
+
+@pytest.mark.parametrize("text", ["{{ 'x' * 10000000000 }}", "{{ ([0] * 10000000000) | length }}"])
+def test_a_rendering_that_fills_the_memory_is_ended(processes, text):
+    with pytest.raises(TemplateExhausted, match="^memory$"):
+        processes.render(text, {"messages": USER}, 5.0)
+
+
+def test_a_text_that_is_too_long_is_refused(processes):
+    text = "{% for i in range(100000) %}" + "x" * 1_000 + "{% endfor %}"
+    with pytest.raises(TemplateRefused, match=f"more than {template_child.MAX_CHARACTERS} characters"):
+        processes.render(text, {"messages": USER}, 5.0)
+
+
+def test_a_model_with_an_endless_template_is_not_loaded(processes):
+    for text in ENDLESS.values():
+        with pytest.raises(ModelLoadError, match="chat template default: it needs more time for one message"):
+            ChatTemplate({"default": text}, {}, processes)
+
+
+def test_a_slow_rendering_gets_the_time_of_the_context_when_it_is_patient(processes):
+    slow = "{% if messages | length > 1 %}" + ENDLESS["Python code"] + "{% endif %}fine"
+    loaded = ChatTemplate({"default": slow}, {}, processes)
+    loaded.fit(5_000)
     assert loaded.render(USER) == "fine"
-    with pytest.raises(InvalidRequest, match="refuses these messages") as caught:
+    with pytest.raises(SlowTemplate):
         loaded.render(USER * 2)
+    with pytest.raises(InvalidRequest, match=r"^the chat template needs more than 0.5 s for 2 messages$") as caught:
+        loaded.patient.render(USER * 2)
     assert caught.value.param == "messages"
-    assert loaded.render(USER) == "fine", "the next rendering has its own limits"
-
-
-@pytest.mark.usefixtures("_few_steps")
-@pytest.mark.parametrize("text", OPERATIONS.values(), ids=OPERATIONS.keys())
-def test_operations_are_charged_by_what_they_work_on(text):
-    loaded = template(LATER + text + "{% endif %}fine")
-    refusals = "template (takes|makes|rounds|computes|nests|indents|formats)|templates sum"
-    with pytest.raises(InvalidRequest, match=refusals) as caught:
-        loaded.render(USER * 2)
-    assert isinstance(caught.value.__cause__, TemplateLimit)
+    with pytest.raises(InvalidRequest, match=r"needs more than 0.3 s for 2 messages$"):
+        loaded.patient.render(USER * 2, source=slow)
     assert loaded.render(USER) == "fine"
 
 
-@pytest.mark.parametrize(("name", "text"), ABSENT.items())
-def test_what_templates_do_not_have_is_refused_by_name_when_it_is_parsed(name, text):
-    with pytest.raises(ModelLoadError, match=name):
-        template(text)
+def test_more_messages_than_the_context_has_tokens_are_refused_unrendered():
+    class Never:
+        def render(self, source, variables, seconds):
+            assert len(variables["messages"]) == 1, "a trial at load"
+            return ""
+
+    loaded = ChatTemplate({"default": "x"}, {}, Never())
+    loaded.fit(3)
+    with pytest.raises(InvalidRequest, match="4 entries, but the model's context has 3 tokens"):
+        loaded.render(USER * 4)
 
 
-@pytest.mark.parametrize("name", UNNAMED)
-def test_methods_that_are_not_listed_are_refused_by_name(name):
-    method = name.split(".")[-1]
-    loaded = template("{% if messages | length > 1 %}{{ " + name + "(3) }}{% endif %}")
-    if name == "range":
-        assert loaded.render(USER * 2) == "range(0, 3)"
-        return
-    with pytest.raises(InvalidRequest, match=method):
-        loaded.render(USER * 2)
+def test_a_process_that_was_killed_is_replaced(processes):
+    for pid in processes.pids:
+        os.kill(pid, 9)
+    with pytest.raises(TemplateExhausted):
+        processes.render("a", {"messages": USER}, 0.3)
+    for _ in range(MOST_IDLE):
+        try:
+            assert processes.render("a", {"messages": USER}, 0.3) == "a"
+        except TemplateExhausted:
+            continue
+    assert processes.render("a", {"messages": USER}, 0.3) == "a"
 
 
-@pytest.mark.parametrize("name", ["filters", "tests"])
-def test_everything_that_a_template_can_name_has_a_rule(name):
-    """Whatever jinja2 brings in its next version, templates do not have before somebody knows its cost."""
-    sandbox = Sandbox([])
-    listed = template_costs.FILTERS if name == "filters" else template_costs.TESTS
-    assert {one for one in getattr(sandbox, name) if not one.endswith("!")} == set(listed)
-    assert listed.keys() <= getattr(jinja2.Environment(), name).keys()
+def test_closed_processes_are_gone_and_render_no_more():
+    made = TemplateProcesses()
+    assert made.render("a", {"messages": USER}, 0.3) == "a"
+    (pid,) = made.pids
+    made.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(EngineStopped):
+        made.render("a", {"messages": USER}, 0.3)
 
 
-def test_nothing_runs_when_a_template_is_compiled(monkeypatch):
-    def never(*given):
-        raise AssertionError("it ran")
-
-    monkeypatch.setattr(template_sizes, "_open", never)
-    monkeypatch.setattr(Sandbox, "call_binop", never)
-    monkeypatch.setattr(Sandbox, "call", never)
-    made = Sandbox([])
-    made.add_filter("tojson", never)
-    made.from_string("{{ 10 ** 10000000 }}{{ [1] * 9 }}{{ [1, 2] | tojson }}{{ 'a' ~ 'b' }}{{ 'a'.upper() }}")
-
-
-HOG = (
-    "{% set a = range(10000) | list %}{% if messages[0].content == 'hog' %}{% set b = a | sort %}{% endif %}"
-    "{{ messages[0].content }}"
-)
+def test_variables_cross_to_the_process_and_texts_come_back_whole(processes):
+    values = {
+        "half": "\ud800",
+        "big": 2**70,
+        "text": 'Zürich 東京 🦊\n"',
+        "list": [1.5, None, True],
+        "map": {"b": 1, "a": 2},
+    }
+    source = "{{ half }}|{{ big }}|{{ text }}|{{ list }}|{{ list | tojson }}"
+    expected = template_child.render(source, {"messages": USER, **values})
+    assert processes.render(source, {"messages": USER, **values}, 0.3) == expected
+    with pytest.raises(TemplateRefused, match="plain data only"):
+        processes.render(source, {"messages": USER, "half": object()}, 0.3)
 
 
-def test_a_template_that_is_heavy_once_leaves_the_event_loop():
-    loaded, hog = template(HOG), [{"role": "user", "content": "hog"}]
-    with loaded.brief():
-        assert loaded.render(USER) == "hi"
-    assert loaded.render(hog) == "hog", "in a thread"
-    assert not loaded.heavy, "what happens in a thread holds nobody up"
-    with pytest.raises(HeavyTemplate), loaded.brief():
-        loaded.render(hog)
-    assert loaded.heavy
-    assert loaded.render(hog) == "hog"
-
-
-def test_a_template_is_heavy_by_the_clock_too(monkeypatch):
-    loaded = template("hi")
-    monkeypatch.setattr(chat_template, "HEAVY_SECONDS", -1.0)
-    loaded.render(USER)
-    assert not loaded.heavy
-    with loaded.brief():
-        assert loaded.render(USER) == "hi"
-    assert loaded.heavy
-
-
-def test_a_template_that_is_heavy_over_the_simplest_chat_is_so_from_the_start():
-    assert template("{% set a = range(10000) | list | sort %}hi").heavy
-
-
-def test_the_clock_ends_what_takes_few_steps(monkeypatch):
-    """Steps are cheap to count, but one can be made to take long."""
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.0)
-    loaded = template(LATER + "{% for i in range(9) %}{{ range(100000) | sum }}{% endfor %}{% endif %}")
-    with pytest.raises(InvalidRequest, match="seconds"):
-        loaded.render(USER * 2)
+def test_nothing_runs_when_a_template_is_compiled():
+    began = time.process_time()
+    for text in ("{{ 10 ** 10000000 }}", "{{ 'x' * 10**10 }}", "{{ 'x' | center(10**10) }}", "{{ [1] * 10**9 }}"):
+        template_child.environment().from_string(text)
+    assert time.process_time() - began < 1.0
 
 
 ESCAPES = [
@@ -316,11 +341,11 @@ def test_what_templates_of_families_do_besides_is_allowed():
     assert template(text).render(messages) == expected.from_string(text).render(messages=messages)
 
 
-def test_long_chats_are_within_the_limits():
+def test_long_chats_are_within_the_limits(processes):
     text = "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' }}{{ m.content }}{% endfor %}"
     many = [{"role": "user", "content": "x" * 800}] * 10_000
-    assert len(template(text).render(many)) > 8_000_000
+    assert len(processes.render(text, {"messages": many}, 0.3)) > 8_000_000
 
 
-def test_the_built_in_template_is_within_the_limits():
-    assert ChatTemplate.load(BUILTIN_FOLDER, None).render(USER)
+def test_the_built_in_template_is_within_the_limits(processes):
+    assert ChatTemplate.load(BUILTIN_FOLDER, None, processes).render(USER)

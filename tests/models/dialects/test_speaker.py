@@ -24,7 +24,6 @@ USER = ({"role": "user", "content": "<think> is a mark"},)
 OFF = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 SWITCHED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n" + OFF + "{% endif %}")
 OPENED = CHAT_TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
-HEAVY = "{% set a = range(10000) | list | sort %}"
 """More than may be done while requests come."""
 
 
@@ -63,15 +62,6 @@ def test_guides_wait_for_the_end_of_thoughts(speaker, template, kwargs, after, i
     assert params.guide.after == after
     assert (params.guide.kind == "structural_tag") is (inside is None)
     assert (params.thinking.start, params.thinking.end, params.thinking.open) == ("<think>", "</think>", inside)
-
-
-@pytest.mark.parametrize("effort", [None, "low"])
-@pytest.mark.parametrize("kwargs", [None, {"enable_thinking": True}, {"enable_thinking": True, "thinking": True}])
-def test_where_answers_begin_is_known_of_a_heavy_template_too(speaker, kwargs, effort):
-    made = speaker("none", "qwen3", HEAVY + OPENED)
-    assert made.template.heavy
-    voice = voice_of(made, template_kwargs=made.with_effort(kwargs, effort))
-    assert (voice.after, voice.thinking.open) == ("</think>", True)
 
 
 @pytest.mark.parametrize(("reasoning", "count"), [("qwen3", 14), ("granite", 10), ("openai_gptoss", 8), ("none", 0)])

@@ -1,0 +1,73 @@
+"""The forms in which a chat template reads messages: their contents, and the reasoning of past answers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import jinja2.nodes
+import msgspec
+
+ContentForm = Literal["both", "parts", "text"]
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names of one and the same text; the first one that a message has is given under each name that a template reads."""
+_PROBE = "a-text-to-look-for"
+
+
+class MessageForms(msgspec.Struct, frozen=True):
+    content: ContentForm
+    """Whether the template shows a content that is a list of parts, one that is a text, or both."""
+    reasoning: tuple[str, ...]
+
+    @classmethod
+    def of_template(cls, tree: jinja2.nodes.Template, shown: Callable[[Any], str]) -> Self:
+        """Those of a template, as a trial shows them.
+
+        Args:
+            shown: the text of a chat of one message with a content; empty where the template refuses it.
+        """
+        text = _PROBE in shown(_PROBE)
+        parts = _shows_parts(shown([{"type": "text", "text": _PROBE}]))
+        return cls("both" if text and parts else "parts" if parts else "text", _named(tree))
+
+    @classmethod
+    def of_tree(cls, tree: jinja2.nodes.Template) -> Self:
+        """Those of a template that was not tried: contents are texts."""
+        return cls("text", _named(tree))
+
+    def of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages as the template reads them."""
+        return [self._one(message) for message in messages]
+
+    def _one(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        made = {name: value for name, value in message.items() if name not in REASONING}
+        content = message.get("content")
+        if self.content == "text" and isinstance(content, list | tuple):
+            made["content"] = text_of(content)
+        elif self.content == "parts" and isinstance(content, str):
+            made["content"] = [{"type": "text", "text": content}] if content else []
+        thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
+        if thoughts is not None:
+            for name in self.reasoning:
+                # Templates that read `thinking` write it instead of the content of an answer with calls.
+                if name != "thinking" or not (message.get("tool_calls") and content):
+                    made[name] = thoughts
+        return made
+
+
+def text_of(content: Any) -> str:
+    """The text of a content: its text parts, a line each."""
+    if isinstance(content, list | tuple):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def _shows_parts(text: str) -> bool:
+    """Whether the text of a part stands there by itself, not within the list printed as a whole."""
+    return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+
+def _named(tree: jinja2.nodes.Template) -> tuple[str, ...]:
+    names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+    names |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return tuple(name for name in REASONING if name in names)
