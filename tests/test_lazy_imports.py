@@ -73,7 +73,7 @@ for name in sys.argv[1:]:
 
 
 def test_every_public_name_is_found_first() -> None:
-    names = sorted(name for name in troupellm.__all__)
+    names = sorted(troupellm.__all__)
     assert len(names) > 30
     done = subprocess.run(
         [sys.executable, "-c", _PUBLIC, *names], check=True, capture_output=True, text=True, timeout=100

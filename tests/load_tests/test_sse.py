@@ -6,15 +6,16 @@ import json
 import tempfile
 
 import pytest
+from without_package import run_without
 
 from troupellm.load_tests.sse import command
 from troupellm.server.cli.main import main
 
 
-def test_without_psutil_it_says_what_installs_it(monkeypatch, capsys):
-    monkeypatch.setattr(command, "find_spec", {"psutil": None}.get)
-    assert main(["bench", "sse"]) == 2
-    assert "psutil comes with the test tools (make test)" in capsys.readouterr().err
+def test_without_psutil_it_says_what_installs_it(tmp_path):
+    program = "import sys; from troupellm.server.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = run_without("psutil", program, "bench", "sse", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "bench sse: psutil comes with the test tools (make test)\n")
 
 
 class Process:

@@ -6,6 +6,7 @@ import pytest
 import text_models
 from hypothesis import given, settings, strategies as st
 from tokenizers import decoders
+from without_package import run_without
 
 from troupellm.models.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer import Tokenizer
@@ -134,11 +135,23 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path):
     assert len(tokenizer.encode("the quick brown fox", add_special_tokens=False)) > 2
 
 
-def test_without_tokenizer_json_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModelLoadError, match="no tokenizer.json") as caught:
-        Tokenizer.load(tmp_path)
-    assert "transformers" in caught.value.hint
+_LOAD = """
+import sys
+from pathlib import Path
+from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.errors import ModelLoadError
+try:
+    Tokenizer.load(Path(sys.argv[1]))
+except ModelLoadError as error:
+    print(error, error.hint, sep="\\n")
+"""
+
+
+def test_without_tokenizer_json_the_error_says_what_to_install(tmp_path):
+    (packages := tmp_path / "packages").mkdir()
+    done = run_without("transformers", _LOAD, str(tmp_path), folder=packages)
+    assert "no tokenizer.json" in done.stdout, done.stderr
+    assert "transformers" in done.stdout.splitlines()[-1]
 
 
 def test_without_tokenizer_json_another_form_is_converted(tmp_path):

