@@ -40,8 +40,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan repeat pythons clients references real-models peers encoder xgrammar torchao \
-	simulate check wheel clean
+.PHONY: serve demo test test-all asan repeat pythons clients references real-models peers encoder xgrammar torchao simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
