@@ -50,13 +50,8 @@ def hub(hub_process: LoopbackHub) -> LoopbackHub:
 @pytest.fixture
 def environment(hub: LoopbackHub, tmp_path: Path) -> dict[str, str]:
     """Of a machine with an empty cache and this hub."""
-    return {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(tmp_path / "home"),
-        "HF_HUB_OFFLINE": "",
-        "HF_TOKEN": "",
-        "NO_PROXY": "*",
-    }
+    cache = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_CACHE": str(tmp_path / "home" / "hub")}
+    return {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "", "HF_TOKEN": "", "NO_PROXY": "*"} | cache
 
 
 async def answers(model: object, environment: Mapping[str, str], *flags: str) -> list[str]:
