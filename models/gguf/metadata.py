@@ -6,6 +6,7 @@ from typing import Any
 
 from troupellm.models.gguf.header import Header
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.read_errors import why
 from troupellm.protocol.errors import ModelLoadError
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -80,7 +81,7 @@ class Metadata:
                 file.seek(tensor.offset)
                 found = array("f", file.read(tensor.nbytes)).tolist()
         except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{self.header.name}: tensor {name} cannot be read: {error}") from error
+            raise ModelLoadError(f"{self.header.name}: tensor {name} cannot be read: {why(error)}") from error
         if len(found) != length or not all(0 < number < 1e6 for number in found):
             raise ModelLoadError(f"{self.header.name}: tensor {name} must hold {length} numbers above 0")
         return found
