@@ -6,6 +6,7 @@ from typing import Any
 
 from troupellm.models.gguf.header import Header
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.read_errors import why
 from troupellm.protocol.errors import ModelLoadError
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -65,7 +66,7 @@ class Metadata:
         """A small float32 tensor.
 
         Raises:
-            ModelLoadError: it is missing, or has another type or length, or holds no numbers above 0.
+            ModelLoadError: it is missing or cannot be read, or has another type or length, or holds no numbers above 0.
         """
         tensor = self.header.tensors.get(name)
         if tensor is None:
@@ -75,9 +76,12 @@ class Metadata:
                 f"{self.header.name}: tensor {name} has type {tensor.type} and shape {list(tensor.shape)}, "
                 f"expected F32 and [{length}]"
             )
-        with tensor.file.open("rb") as file:
-            file.seek(tensor.offset)
-            found = array("f", file.read(tensor.nbytes)).tolist()
+        try:
+            with tensor.file.open("rb") as file:
+                file.seek(tensor.offset)
+                found = array("f", file.read(tensor.nbytes)).tolist()
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{self.header.name}: tensor {name} cannot be read: {why(error)}") from error
         if len(found) != length or not all(0 < number < 1e6 for number in found):
             raise ModelLoadError(f"{self.header.name}: tensor {name} must hold {length} numbers above 0")
         return found

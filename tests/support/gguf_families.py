@@ -266,7 +266,7 @@ FAMILIES = {
     "deepseek2": family(DEEPSEEK, "DeepseekV2", topk_method="greedy", n_group=1, topk_group=1,
                         routed_scaling_factor=1.0, **MLA),
     "deepseek2 of before": family(OLDER_DEEPSEEK, "DeepseekV2", topk_method="group_limited_greedy", n_group=4,
-                                  topk_group=2, routed_scaling_factor=16.0, **MLA | {"q_lora_rank": None}),
+                                  topk_group=1, routed_scaling_factor=16.0, **MLA | {"q_lora_rank": None}),
     "deepseek2 with sigmoids": family(
         DEEPSEEK, "DeepseekV3", n_group=4, topk_group=2, n_shared_experts=1, rope_parameters={
             **YARN, "mscale": 0.707, "mscale_all_dim": 0.707}, **MLA),
