@@ -166,9 +166,10 @@ class ChatTemplate:
             if own and seconds < self._most_seconds:
                 raise SlowTemplate from error
             much = f"{seconds:.1f} s" if str(error) == "time" else f"{MEMORY_BYTES >> 20} MiB"
+            number = len(variables["messages"])
+            messages = "1 message" if number == 1 else f"{number:,} messages"
             raise InvalidRequest(
-                f"the chat template needs more than {much} for {len(variables['messages']):,} messages",
-                param="messages",
+                f"the chat template needs more than {much} for {messages}", param="messages"
             ) from error
 
     def _load(self, name: str, source: str) -> "_Loaded":

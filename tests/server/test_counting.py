@@ -19,21 +19,26 @@ class Work:
     """Calls that end when the test says so."""
 
     def __init__(self) -> None:
-        self.begun, self.gate = threading.Event(), threading.Event()
+        self.begun, self.gate = threading.Semaphore(0), threading.Event()
+        self.lock = threading.Lock()
         self.running = self.most = self.done = 0
 
     def __call__(self) -> int:
-        self.running += 1
-        self.most = max(self.most, self.running)
-        self.begun.set()
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        self.begun.release()
         assert self.gate.wait(30)
-        self.running -= 1
-        self.done += 1
-        return self.done
+        with self.lock:
+            self.running -= 1
+            self.done += 1
+            return self.done
 
 
 async def begun(work: Work) -> None:
-    assert await anyio.to_thread.run_sync(work.begun.wait, 30)
+    """Until as many calls run as may."""
+    for _ in range(PARALLEL):
+        assert await anyio.to_thread.run_sync(partial(work.begun.acquire, timeout=30))
 
 
 async def test_it_never_holds_more_than_its_own_threads():
