@@ -40,7 +40,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all repeat pythons clients references real-models peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan repeat pythons clients references real-models peers encoder xgrammar torchao simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -55,6 +55,11 @@ test: $(VENV)/.tested
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
 test-all: $(VENV)/.tested clients references real-models encoder xgrammar torchao
 	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )$(BIN)/python -m pytest -q -rs $(SPREAD) $(ARGS)
+
+# The compiled code with AddressSanitizer and UBSan, built in a file of its own: the tests that call it, and 2,000 random
+# calls of every function. `make test-all` runs it too.
+asan: $(VENV)/.tested
+	$(BIN)/python tests/support/sanitized.py $(ARGS)
 
 # A flake is a bug: the first failure ends it.
 repeat: $(VENV)/.tested

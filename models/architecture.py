@@ -1,5 +1,6 @@
 """Which architecture a config.json is for, and what its quantization section is, wherever that stands."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,13 +10,14 @@ from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader, ignored_rope_keys, is_on
 from troupellm.models.quantization.section import find_section
 from troupellm.models.read_errors import plain_name
-from troupellm.models.registry import BARE, CLASSIFIERS, FAMILIES, Describe, describe_decoder
+from troupellm.models.registry import BARE, CLASSIFIERS, FAMILIES, describe_decoder
 from troupellm.models.spellings import SPELLINGS
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 _KEY = "architectures"
 _BY_TYPE = {"gemma3": "Gemma3ForConditionalGeneration", "gemma3_text": "Gemma3ForCausalLM"}
 """Types whose architectures do not begin like them."""
+_HEAD = re.compile(r"(Text)?(Model|For[A-Z]\w*)$")
 
 
 class ModelConfigFile(NamedTuple):
@@ -73,9 +75,9 @@ def settle_architecture(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, 
     families = {name: family for name in names if (family := _family_of(_usual(name))) is not None}
     if len(set(families.values())) > 1:
         raise reader.refuse(_KEY, "must name one family", hint="leave only the name that the weights are for")
-    name = next(iter(families), names[0])
-    notes = []
+    name, notes = next(iter(families), names[0]), list[str]()
     if len(names) > 1:
+        name = name if families else _known_elsewhere(names) or name
         notes.append(f"config.json: {_KEY}: {plain_name(name)} is served, of {len(names)} names")
     if (spelling := SPELLINGS.get(name)) is None:
         return reader.with_values(architectures=[name]), tuple(notes)
@@ -88,12 +90,17 @@ def _usual(name: str) -> str:
     return SPELLINGS[name].architecture if name in SPELLINGS else name
 
 
-def _family_of(architecture: str) -> Describe | str | None:
-    """The same value for all architectures of a family; None where there is no family."""
-    for families in (FAMILIES, BARE, CLASSIFIERS):
-        if architecture in families:
-            return families[architecture]
-    return ENCODERS[architecture][0] if architecture in ENCODERS else None
+def _family_of(architecture: str) -> str | None:
+    """The name without the kind of head; None where there is no family."""
+    known = any(architecture in names for names in (FAMILIES, BARE, CLASSIFIERS, ENCODERS))
+    return _HEAD.sub("", architecture) if known else None
+
+
+def _known_elsewhere(names: list[str]) -> str | None:
+    """The first one that transformers runs."""
+    from troupellm.models.transformers_backend import describe
+
+    return next((name for name in names if describe.knows_name(_usual(name))), None)
 
 
 def _by_type(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, ...]]:

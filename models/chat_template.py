@@ -7,12 +7,13 @@ and turns its failures into errors of the request.
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2.nodes
 
-from troupellm.models.message_forms import MessageForms, text_of
+from troupellm.models.message_forms import ContentForm, MessageForms, content_form, reasoning_names, text_of
 from troupellm.models.template_child import LONGEST_REASON, MEMORY_BYTES, environment
 from troupellm.models.template_files import read_templates
 from troupellm.models.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused
@@ -32,6 +33,7 @@ SECONDS_PER_TOKEN = 40e-6
 """Of processor time for each token of the context; a template that looks ahead takes the square of the rounds."""
 MAX_SOURCE = 65_536
 """Characters of a template that comes with a request."""
+_KEPT_TRIALS = 32
 _MARK = "the-last-message"
 """Stands in for the content of a message that an answer goes on from."""
 
@@ -134,9 +136,11 @@ class ChatTemplate:
         text = self._rendered(loaded, variables, own=own)
         if not continue_final_message:
             return text
-        marked = loaded.forms.of([*messages[:-1], {**messages[-1], "content": _MARK}])
+        content = messages[-1].get("content")
+        mark = [{"type": "text", "text": _MARK}] if isinstance(content, list | tuple) else _MARK
+        marked = loaded.forms.of([*messages[:-1], {**messages[-1], "content": mark}])
         found = self._rendered(loaded, {**variables, "messages": marked}, own=own).rpartition(_MARK)
-        return _continue(text, text_of(messages[-1].get("content")), found[2] if found[1] else None)
+        return _continue(text, text_of(content), found[2] if found[1] else None)
 
     def _check(self, messages: Sequence[Any], continue_final_message: bool, add_generation_prompt: bool) -> None:
         if not messages:
@@ -178,21 +182,14 @@ class ChatTemplate:
             environment().from_string(source)
         except Exception as error:  # jinja2 compiles to Python, which can refuse it too
             raise ModelLoadError(f"chat template {name}: {str(error)[:LONGEST_REASON]}") from error
-
-        def shown(content: Any) -> str:
-            messages = [{"role": "user", "content": content}]
-            variables = {**self.special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
-            try:
-                return self._renderer.render(source, variables, QUICK_SECONDS)
-            except TemplateExhausted as error:
-                raise ModelLoadError(
-                    f"chat template {name}: it needs more {error} for one message than it may have",
-                    hint="--chat-template names another template",
-                ) from error
-            except TemplateRefused:  # other messages may suit it
-                return ""
-
-        return _Loaded(source, tree, MessageForms.of_template(tree, shown))
+        try:
+            form = _content_form(_Trial(source, self.special_tokens, self._renderer))
+        except TemplateExhausted as error:
+            raise ModelLoadError(
+                f"chat template {name}: it needs more {error} for one message than it may have",
+                hint="--chat-template names another template",
+            ) from error
+        return _Loaded(source, tree, MessageForms(form, reasoning_names(tree)))
 
     def _of_request(self, source: str) -> "_Loaded":
         """A template that comes with a request; parsing is linear, and its length is bounded."""
@@ -203,7 +200,7 @@ class ChatTemplate:
         except Exception as error:  # jinja2 raises RecursionError too
             reason = str(error)[:LONGEST_REASON]
             raise InvalidRequest(f"chat_template does not parse: {reason}", param="chat_template") from None
-        return _Loaded(source, tree, MessageForms.of_tree(tree))
+        return _Loaded(source, tree, MessageForms("text", reasoning_names(tree)))
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> "_Loaded":
         if tools and "tool_use" in self._loaded:
@@ -235,6 +232,37 @@ class _Loaded:
         self.forms = forms
         self.reads_documents = any(name.name == "documents" for name in tree.find_all(jinja2.nodes.Name))
         """The template mentions the variable; perhaps it shows them."""
+
+
+class _Trial:
+    """Renderings of one message by a template. Equal ones have equal results, however they are rendered."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], renderer: Renderer) -> None:
+        self._source, self._special_tokens, self._renderer = source, special_tokens, renderer
+
+    def _key(self) -> tuple[object, ...]:
+        return self._source, *sorted(self._special_tokens.items())
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Trial) and self._key() == other._key()
+
+    def shown(self, content: Any) -> str:
+        """The text of a chat with this content; empty where the template refuses it, which other chats may suit."""
+        messages = [{"role": "user", "content": content}]
+        variables = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+        try:
+            return self._renderer.render(self._source, variables, QUICK_SECONDS)
+        except TemplateRefused:
+            return ""
+
+
+@lru_cache(_KEPT_TRIALS)
+def _content_form(trial: _Trial) -> ContentForm:
+    """Remembered, since a trial starts a process: several engines of one program need it once."""
+    return content_form(trial.shown)
 
 
 def _continue(text: str, content: str, tail: str | None) -> str:

@@ -1,13 +1,16 @@
-"""What config.json says is checked before weights are downloaded; torch is not imported for it."""
+"""The small files of a model are checked before its weights are downloaded; torch is not imported for it."""
 
 from importlib.util import find_spec
 from pathlib import Path
 
 from troupellm.models.architecture import read_config
+from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder_config import describe_encoder
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder, has_family, is_encoder
+from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 
@@ -15,7 +18,7 @@ INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 
 
 def check_before_weights(folder: Path, config: ModelConfig) -> None:
-    """Refuse a model that cannot be served, as far as its configuration tells.
+    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
 
     Architectures that only `transformers` may have are left to the loader: asking the package imports torch.
 
@@ -25,9 +28,14 @@ def check_before_weights(folder: Path, config: ModelConfig) -> None:
     Raises:
         ModelLoadError: names the file, the key and the value.
     """
-    if config.model_impl == "transformers":
-        return
-    reader = read_config(folder).reader
+    if config.model_impl != "transformers":
+        _check_config(read_config(folder).reader, config)
+    home = tokenizer_folder(folder, config)
+    check_fit(Tokenizer.load(home), folder, home, None)
+    ChatTemplate.load(home, config.chat_template)
+
+
+def _check_config(reader: ConfigReader, config: ModelConfig) -> None:
     if is_encoder(reader):
         describe_encoder(reader)
     elif config.model_impl == "troupellm" or has_family(reader):

@@ -15,6 +15,7 @@ from troupellm.models.decoder_config import Activation, DecoderConfig, QKNorm, R
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.json_file import read_object
 from troupellm.models.model_folder import check_file
+from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 FILE = "config.json"
@@ -80,7 +81,7 @@ class ConfigReader:
 
     def place_of(self, key: str) -> str:
         """File and whole key, for messages."""
-        return f"{self._file}: {self._prefix}{key}"
+        return f"{self._file}: {self._prefix}{plain_name(key)}"
 
     def has(self, key: str) -> bool:
         """Whether the key has a value, which may be 0 or false."""
@@ -140,7 +141,7 @@ class ConfigReader:
         value = value if is_on(value) else {}
         if not isinstance(value, dict):
             raise self.refuse(key, "must be an object")
-        file, prefix = self._elsewhere.get(key, (self._file, f"{self._prefix}{key}."))
+        file, prefix = self._elsewhere.get(key, (self._file, f"{self._prefix}{plain_name(key)}."))
         return ConfigReader(value, prefix, file)
 
     def without(self, key: str) -> "ConfigReader":

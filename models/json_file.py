@@ -10,6 +10,7 @@ from typing import Any
 from troupellm.models.read_errors import plain_name, why
 from troupellm.protocol.errors import ModelLoadError
 
+MOST_BYTES = 256 * 2**20
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """First bytes of the text that Git leaves in a file's place where Git LFS did not run."""
 
@@ -19,10 +20,12 @@ def read_value(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ModelLoadError: it is not JSON, or a Git LFS pointer.
+        ModelLoadError: it is not JSON, too large, or a Git LFS pointer.
     """
     name = plain_name(path.name)
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ModelLoadError(f"{name} has {size:,} bytes; JSON files of at most {MOST_BYTES:,} are read")
         content = path.read_bytes()
         if content.startswith(LFS_POINTER):
             raise lfs_pointer(name)

@@ -5,14 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from troupellm.models.hub.files import CONFIG, small_files
+from troupellm.models.json_file import LFS_POINTER, lfs_pointer
 from troupellm.models.model_folder import check_file
 from troupellm.models.read_errors import plain_name
 from troupellm.models.weight_files import PICKLES, is_weight_file, no_weights
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.protocol.sizes import human_size
 
 ADAPTER_CONFIG = "adapter_config.json"
-_POINTER = b"version https://git-lfs.github.com/spec/"
 _MOST_POINTER_BYTES = 1024
 _MOST_ADAPTER_BYTES = 2**20
 
@@ -46,12 +45,8 @@ def check_pointers(folder: Path, names: Iterable[str]) -> None:
         path = (folder / name).resolve()
         if not path.is_relative_to(home) or not path.is_file() or path.stat().st_size > _MOST_POINTER_BYTES:
             continue
-        text = path.read_bytes()
-        if text.startswith(_POINTER):
-            raise ModelLoadError(
-                f"{plain_name(name)} is a Git LFS pointer; the file itself{_size(text)} was not downloaded",
-                hint="run `git lfs pull` in the folder",
-            )
+        if path.read_bytes().startswith(LFS_POINTER):
+            raise lfs_pointer(plain_name(name))
 
 
 def adapter_refusal(model: str, folder: Path) -> ModelLoadError:
@@ -70,11 +65,3 @@ def adapter_refusal(model: str, folder: Path) -> ModelLoadError:
         f"{plain_name(model)} is a LoRA adapter for {named} ({ADAPTER_CONFIG}), no whole model",
         hint=f"serve {named} with --lora-modules once this version has it; until then merge the adapter into it",
     )
-
-
-def _size(pointer: bytes) -> str:
-    for line in pointer.split(b"\n"):
-        key, _, value = line.partition(b" ")
-        if key == b"size" and value.isdigit() and len(value) < 20:
-            return f" ({human_size(int(value))})"
-    return ""

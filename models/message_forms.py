@@ -1,7 +1,7 @@
 """The forms in which a chat template reads messages: their contents, and the reasoning of past answers."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import jinja2.nodes
 import msgspec
@@ -17,22 +17,6 @@ class MessageForms(msgspec.Struct, frozen=True):
     content: ContentForm
     """Whether the template shows a content that is a list of parts, one that is a text, or both."""
     reasoning: tuple[str, ...]
-
-    @classmethod
-    def of_template(cls, tree: jinja2.nodes.Template, shown: Callable[[Any], str]) -> Self:
-        """Those of a template, as a trial shows them.
-
-        Args:
-            shown: the text of a chat of one message with a content; empty where the template refuses it.
-        """
-        text = _PROBE in shown(_PROBE)
-        parts = _shows_parts(shown([{"type": "text", "text": _PROBE}]))
-        return cls("both" if text and parts else "parts" if parts else "text", _named(tree))
-
-    @classmethod
-    def of_tree(cls, tree: jinja2.nodes.Template) -> Self:
-        """Those of a template that was not tried: contents are texts."""
-        return cls("text", _named(tree))
 
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the template reads them."""
@@ -54,6 +38,25 @@ class MessageForms(msgspec.Struct, frozen=True):
         return made
 
 
+def content_form(shown: Callable[[Any], str]) -> ContentForm:
+    """The form that a template reads, as a trial shows it.
+
+    Args:
+        shown: the text of a chat of one message with a content.
+    """
+    parts = _shows_parts(shown([{"type": "text", "text": _PROBE}]))
+    if not parts:
+        return "text"
+    return "both" if _PROBE in shown(_PROBE) else "parts"
+
+
+def reasoning_names(tree: jinja2.nodes.Template) -> tuple[str, ...]:
+    """The names of `REASONING` that a template's text has."""
+    names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
+    names |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    return tuple(name for name in REASONING if name in names)
+
+
 def text_of(content: Any) -> str:
     """The text of a content: its text parts, a line each."""
     if isinstance(content, list | tuple):
@@ -65,9 +68,3 @@ def text_of(content: Any) -> str:
 def _shows_parts(text: str) -> bool:
     """Whether the text of a part stands there by itself, not within the list printed as a whole."""
     return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
-
-
-def _named(tree: jinja2.nodes.Template) -> tuple[str, ...]:
-    names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
-    names |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-    return tuple(name for name in REASONING if name in names)

@@ -9,8 +9,7 @@ from troupellm.models.decoder_config import DecoderConfig, LayerNorms, RopeConfi
 from troupellm.models.gemma2 import windows_but_every
 from troupellm.models.hf_config import ConfigReader, architecture_of, check_older_rope, decoder_config, scaled_rope
 
-SECOND, THIRD = "Olmo2ForCausalLM", "Olmo3ForCausalLM"
-ARCHITECTURES = (SECOND, THIRD)
+ARCHITECTURES = ("Olmo2ForCausalLM", "Olmo3ForCausalLM")
 NORMS = LayerNorms(
     before_attention=None,
     after_attention="post_attention_layernorm",
@@ -24,7 +23,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
     """What config.json says about this family."""
     reader = reader.with_defaults(rms_norm_eps=1e-5)
     bias = reader.flag("attention_bias", False)
-    if architecture_of(reader) == SECOND:
+    if architecture_of(reader).startswith("Olmo2"):  # with a head of any kind
         plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="full")
         return msgspec.structs.replace(plain, norms=NORMS)
     windows = windows_but_every(reader.with_defaults(sliding_window=4096), 4)

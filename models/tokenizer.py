@@ -18,6 +18,7 @@ from troupellm.models.added_tokens import AddedToken, check_added
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.gguf.published_tokenizer import published_tokenizer
 from troupellm.models.gguf.tokenizer import gguf_tokenizer
+from troupellm.models.lock_pauses import let_others_run
 from troupellm.models.model_documents import read_json
 from troupellm.models.panics import no_panics
 from troupellm.models.tokenizer_files import Loaded, load_backend
@@ -131,6 +132,7 @@ class Tokenizer:
         if most is not None and len(encoding) > most:
             raise TooManyTokens(len(encoding))
         ids: list[int] = encoding.ids
+        let_others_run(len(ids))  # before the encoding is freed, which takes as long again
         return ids
 
     def count(self, text: str, *, add_special_tokens: bool) -> int:
@@ -188,8 +190,12 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the tokens; invalid bytes show as U+FFFD, ids beyond the vocabulary as nothing."""
+        ids = list(token_ids)
         with no_panics(_LIBRARY):
-            text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            if len(ids) <= SHORT_LETTERS:
+                text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            else:  # without the interpreter's lock: see `_encoding`
+                (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -4,6 +4,7 @@ The rules are those of transformers 5: tokenizer.json counts, but a declared Lla
 own normalization, and the files beside it add tokens. `add_bos_token` and `add_eos_token` count only without it.
 """
 
+import codecs
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +13,12 @@ from tokenizers import AddedToken, Tokenizer as Backend, processors
 
 from troupellm.models.added_tokens import TokenFiles, text_of, tokens_to_add
 from troupellm.models.declared_tokenizer import Declared, declared, declared_rules, default_names, unknown_token
+from troupellm.models.json_file import LFS_POINTER, lfs_pointer
 from troupellm.models.model_documents import read_json
 from troupellm.models.model_folder import check_file, check_for_tokenizers
 from troupellm.models.panics import no_panics
 from troupellm.models.rank_files import tekken, tiktoken
+from troupellm.models.read_errors import why
 from troupellm.models.sentencepiece_model import BPE, build, read_model, special_pieces
 from troupellm.models.tokenizer_bombs import check_rules
 from troupellm.protocol.errors import ModelLoadError
@@ -62,7 +65,7 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> Loaded:
     check_file(path)
     if not path.is_file():
         return _older(folder, settings)
-    text = path.read_bytes()
+    text = _content(path)
     kind = declared(settings, read_json(folder / "config.json"), text)
     try:
         found = msgspec.json.decode(text, type=_Definition)
@@ -86,6 +89,21 @@ def load_backend(folder: Path, settings: dict[str, Any]) -> Loaded:
         stored=found.added_tokens,
     )
     return Loaded(backend, text, settings, add_tokens(backend, files))
+
+
+def _content(path: Path) -> bytes:
+    """A tokenizer file without a byte order mark.
+
+    Raises:
+        ModelLoadError: it is a Git LFS pointer, or cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelLoadError(f"{path.name} cannot be read: {why(error)}") from error
+    if data.startswith(LFS_POINTER):
+        raise lfs_pointer(path.name)
+    return data.removeprefix(codecs.BOM_UTF8)
 
 
 def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, Any], listed: bool) -> bytes:
@@ -130,7 +148,7 @@ def _older(folder: Path, settings: dict[str, Any]) -> Loaded:
     if path is None:
         backend = _convert(folder)
         return Loaded(backend, backend.to_str().encode(), settings)
-    data = path.read_bytes()
+    data = _content(path)
     try:
         with no_panics("tokenizers"):
             if path.name == _TEKKEN:

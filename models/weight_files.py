@@ -81,7 +81,7 @@ def folder_weight_files(folder: Path) -> list[str]:
     """
     homes = folder_homes(folder)
     try:
-        names = {path.name for path in folder.iterdir() if path.is_file()}
+        names = {path.name for path in folder.iterdir() if path.exists() and not path.is_dir()}
     except OSError as error:
         raise ModelLoadError(f"{plain_name(folder.name)} cannot be read: {why(error)}") from error
     listed = weight_files(names, homes)

@@ -24,9 +24,7 @@ OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which model, and how it is read."""
 
-    model: Annotated[
-        str | None, _help("folder, GGUF file, hub id (owner/name[@revision][:TAG]), or nothing for the built-in one")
-    ] = None
+    model: Annotated[str | None, _help("folder, GGUF file, owner/name[@revision][:TAG], or the built-in one")] = None
     tokenizer: Annotated[str | None, _help("folder, GGUF file or hub id of the tokenizer, if not the model's")] = None
     served_model_name: Annotated[tuple[str, ...], _help("name or names clients may use; the first is reported")] = ()
     revision: Annotated[str | None, _help("branch, tag or commit of a hub id, as owner/name@revision")] = None

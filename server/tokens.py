@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from troupellm.models.lock_pauses import let_others_run
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, TextPrompt
 from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
@@ -31,7 +32,10 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
             strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
         limit = engine.limits.max_model_len
         response = TokenizeResponse(count=len(tokens), max_model_len=limit, tokens=tokens, token_strs=strings)
-        return msgspec.json.encode(response)
+        let_others_run(len(tokens))
+        body = msgspec.json.encode(response)
+        let_others_run(len(tokens))  # before the list is freed
+        return body
 
     prompt = await offload(_prompt, request) if is_large(exchange) else _prompt(request)
     await exchange.respond(200, await host.counting.tokens(engine, exchange.key, prompt, encode))

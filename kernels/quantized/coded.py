@@ -107,13 +107,14 @@ def _gguf(weight: GgufBlocks) -> Coded:
     codes = torch.empty(rows, weight.shape[1] // (1 if eight else 2), dtype=torch.uint8, device=device)
     scale = torch.empty(rows, outline.groups, dtype=torch.float32, device=device)
     offset = torch.empty_like(scale) if outline.offsets else None
-    table: Tensor | None = None
+    table: tuple[int, ...] | None = None
     for place, fields in weight.slabs():
         codes[place] = fields.codes.view(torch.uint8) if eight else _halves(fields.codes)
         scale[place], table = fields.scale, fields.table
         if offset is not None and fields.offset is not None:
             offset[place] = fields.offset
-    return Coded(codes, "int8" if eight else "table", scale, offset, table)
+    numbers = None if table is None else torch.tensor(table, dtype=torch.int8)
+    return Coded(codes, "int8" if eight else "table", scale, offset, numbers)
 
 
 def _halves(numbers: Tensor) -> Tensor:

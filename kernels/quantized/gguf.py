@@ -92,8 +92,7 @@ def _form(layout: str) -> tuple[Code, int, bool]:
         return "mxfp4", group, False
     if fields.table is None:
         return "int8", group, fields.offset is not None
-    counts = torch.equal(fields.table, counting_from(int(fields.table[0])))
-    return "int4" if counts else "table4", group, fields.offset is not None
+    return "int4" if fields.table == counting_from(fields.table[0]) else "table4", group, fields.offset is not None
 
 
 class Layout(NamedTuple):

@@ -46,16 +46,14 @@ def q5_1(blocks: Tensor) -> Fields:
 
 def iq4_nl(blocks: Tensor) -> Fields:
     """32 weights: as Q4_0 with values of a table; w = d * value."""
-    table = torch.tensor(IQ4_VALUES, dtype=torch.int8)
-    return Fields(unpack_nibbles(blocks[:, 2:], 16), float16_at(blocks, 0), table=table)
+    return Fields(unpack_nibbles(blocks[:, 2:], 16), float16_at(blocks, 0), table=IQ4_VALUES)
 
 
 def mxfp4(blocks: Tensor) -> Fields:
     """32 weights: a power of two, then 16 bytes as of Q4_0; w = 2^(e - 128) * twice the float of four bits."""
     exponent = blocks[:, :1].int()
     bits = torch.where(exponent < 2, 0x00200000 << exponent, (exponent - 1) << 23)  # subnormal below 2^-126
-    table = torch.tensor(E2M1_DOUBLED, dtype=torch.int8)
-    return Fields(unpack_nibbles(blocks[:, 1:], 16), bits.view(torch.float32), table=table)
+    return Fields(unpack_nibbles(blocks[:, 1:], 16), bits.view(torch.float32), table=E2M1_DOUBLED)
 
 
 def tq1_0(blocks: Tensor) -> Fields:

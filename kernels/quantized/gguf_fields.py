@@ -15,13 +15,13 @@ class Fields:
         codes: [blocks, weights]; int8 values, or uint8 places in `table`.
         scale: float32 [blocks, groups], each of an equal run of weights.
         offset: like `scale`, or None.
-        table: int8 [16], or None where the codes are the values.
+        table: sixteen values of eight bits, or None where the codes are the values.
     """
 
     codes: Tensor
     scale: Tensor
     offset: Tensor | None = None
-    table: Tensor | None = None
+    table: tuple[int, ...] | None = None
 
     def weights(self) -> Tensor:
         """float32 [blocks, weights]."""
@@ -36,7 +36,7 @@ class Fields:
     def _values(self) -> Tensor:
         if self.table is None:
             return self.codes.float()
-        table = self.table.to(self.codes.device).float()
+        table = torch.tensor(self.table, dtype=torch.float32, device=self.codes.device)
         return table.index_select(0, self.codes.flatten().int()).view(self.codes.shape)
 
 
@@ -76,6 +76,6 @@ def unpack_bits(packed: Tensor, run: int) -> Tensor:
     return unpack(packed, run, range(8), 1)
 
 
-def counting_from(first: int) -> Tensor:
-    """The table whose entries count up from `first`, int8 [16]."""
-    return torch.arange(first, first + 16, dtype=torch.int8)
+def counting_from(first: int) -> tuple[int, ...]:
+    """The table whose entries count up from `first`."""
+    return tuple(range(first, first + 16))

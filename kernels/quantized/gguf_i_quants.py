@@ -29,7 +29,7 @@ def iq2_xxs(blocks: Tensor) -> Fields:
     words = blocks[:, 2:].reshape(-1, 8, 8)
     packed = _words32(words[..., 4:].flatten(1))
     scale = float16_at(blocks, 0) * (0.5 + (packed >> 28 & 15).float()) * 0.25
-    return _signed("IQ2_XXS", words[..., :4].flatten(1), _even_signs(_sign_numbers(packed)), scale)
+    return _signed("IQ2_XXS", words[..., :4].flatten(1), _even_signs(_parts(packed, SIGN_SHIFTS, 127)), scale)
 
 
 def iq2_xs(blocks: Tensor) -> Fields:
@@ -50,7 +50,7 @@ def iq3_xxs(blocks: Tensor) -> Fields:
     """8 groups: d; 64 entries of four weights; then four numbers for signs and a scale of four bits in 32 bits."""
     packed = _words32(blocks[:, 66:])
     scale = float16_at(blocks, 0) * (0.5 + (packed >> 28 & 15).float()) * 0.5
-    return _signed("IQ3_XXS", blocks[:, 2:66], _even_signs(_sign_numbers(packed)), scale)
+    return _signed("IQ3_XXS", blocks[:, 2:66], _even_signs(_parts(packed, SIGN_SHIFTS, 127)), scale)
 
 
 def iq3_s(blocks: Tensor) -> Fields:
@@ -63,7 +63,7 @@ def iq3_s(blocks: Tensor) -> Fields:
 def iq1_s(blocks: Tensor) -> Fields:
     """8 groups: d; low bytes of 32 entries; then 16 bits: three for each of four entries, scale, lowered or raised."""
     high = _words16(blocks[:, 34:])
-    entries = blocks[:, 2:34].int() | (high[..., None] >> torch.tensor([0, 3, 6, 9]) & 7).flatten(1) << 8
+    entries = blocks[:, 2:34].int() | _parts(high, (0, 3, 6, 9), 7) << 8
     scale = float16_at(blocks, 0) * (2 * (high >> 12 & 7) + 1)
     return _shifted(entries, (high >> 15 & 1).repeat_interleave(4, dim=1), scale)
 
@@ -75,24 +75,23 @@ def iq1_m(blocks: Tensor) -> Fields:
     """
     high, scales = unpack_nibbles(blocks[:, 32:48], 1).int(), _words16(blocks[:, 48:])
     entries = blocks[:, :32].int() | (high & 7) << 8
-    bits = (scales >> 12) << torch.tensor([0, 4, 8, 12])
+    bits = torch.cat([(scales[:, place : place + 1] >> 12) << 4 * place for place in range(4)], dim=1)
     number = bits.sum(dim=1, keepdim=True).to(torch.int16).view(torch.float16).float()
-    factors = (scales[..., None] >> torch.tensor([0, 3, 6, 9]) & 7).flatten(1)
-    return _shifted(entries, high >> 3, number * (2 * factors + 1))
+    return _shifted(entries, high >> 3, number * (2 * _parts(scales, (0, 3, 6, 9), 7) + 1))
 
 
 def _signed(name: GridName, entries: Tensor, signs: Tensor, scale: Tensor) -> Fields:
     """Entries of a grid, int [blocks, entries], with the signs of eight weights in a byte, uint8 [blocks, 32]."""
     negative = unpack_bits(signs, 1)
-    codes = grid(name)[entries.long()].flatten(1) | negative * NEGATIVE
+    codes = grid(name).to(entries.device)[entries.long()].flatten(1) | negative * NEGATIVE
     magnitudes = {"IQ3_XXS": MAGNITUDES_3_XXS, "IQ3_S": MAGNITUDES_3_S}.get(name, MAGNITUDES_2)
-    return Fields(codes, scale, table=torch.tensor([*magnitudes, *(-size for size in magnitudes)], dtype=torch.int8))
+    return Fields(codes, scale, table=(*magnitudes, *(-size for size in magnitudes)))
 
 
 def _shifted(entries: Tensor, lowered: Tensor, scale: Tensor) -> Fields:
     """Entries of the grid of -1, 0 and 1, all weights of one an eighth lower (1) or higher (0); both [blocks, 32]."""
-    codes = grid("IQ1")[entries.long()] | (lowered.to(torch.uint8) * NEGATIVE)[..., None]
-    return Fields(codes.flatten(1), scale / 8, table=torch.tensor([*RAISED, *LOWERED], dtype=torch.int8))
+    codes = grid("IQ1").to(entries.device)[entries.long()] | (lowered.to(torch.uint8) * NEGATIVE)[..., None]
+    return Fields(codes.flatten(1), scale / 8, table=(*RAISED, *LOWERED))
 
 
 @functools.cache
@@ -102,12 +101,12 @@ def _signs_by_number() -> Tensor:
 
 
 def _even_signs(numbers: Tensor) -> Tensor:
-    return _signs_by_number()[numbers.long()]
+    return _signs_by_number().to(numbers.device)[numbers.long()]
 
 
-def _sign_numbers(packed: Tensor) -> Tensor:
-    """Four numbers of seven bits in each int32: [blocks, words] to [blocks, words * 4]."""
-    return (packed[..., None] >> torch.tensor(SIGN_SHIFTS) & 127).flatten(1)
+def _parts(packed: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
+    """Numbers of a few bits in each word: [blocks, words] to [blocks, words * number of shifts]."""
+    return torch.stack([packed >> shift & mask for shift in shifts], dim=-1).flatten(1)
 
 
 def _words16(data: Tensor) -> Tensor:

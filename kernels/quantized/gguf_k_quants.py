@@ -50,8 +50,8 @@ def q6_k(blocks: Tensor) -> Fields:
 def iq4_xs(blocks: Tensor) -> Fields:
     """8 groups: d, scales of six bits in 2 and 4 bytes, four bits a weight; w = d * (scale - 32) * value."""
     scales = unpack_nibbles(blocks[:, 4:8], 1) | (unpack_pairs(blocks[:, 2:4], 1) << 4)
-    scale, table = float16_at(blocks, 0) * (scales.int() - 32), torch.tensor(IQ4_VALUES, dtype=torch.int8)
-    return Fields(unpack_nibbles(blocks[:, 8:], 16), scale, table=table)
+    scale = float16_at(blocks, 0) * (scales.int() - 32)
+    return Fields(unpack_nibbles(blocks[:, 8:], 16), scale, table=IQ4_VALUES)
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,8 @@ QUIET_SECONDS = 3.0
 REQUEST_SECONDS = 120.0
 STREAM_SECONDS = 600.0
 STREAM_TOKENS = 4_096
+WARM_CHUNKS = 50
+"""Of the stream, before anything is measured."""
 SHAPE = Shape(
     hidden_size=64,
     intermediate_size=128,
@@ -169,7 +171,7 @@ async def _watching(server: OwnServer) -> AsyncIterator[_Watch]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(watch.probe()), group.create_task(watch.stream())]
         async with asyncio.timeout(REQUEST_SECONDS):
-            while len(watch.chunks) < 2:
+            while len(watch.chunks) < WARM_CHUNKS:
                 await asyncio.sleep(PROBE_PAUSE)
         yield watch
         for task in tasks:

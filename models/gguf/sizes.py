@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from math import prod
+from math import ceil, prod
 
 import torch
 
@@ -11,9 +11,13 @@ from troupellm.kernels.quantized import held_bytes
 from troupellm.kernels.quantized.gguf import LAYOUTS, blocks_outline
 from troupellm.models.gguf.header import StoredTensor
 
-_MERGED = re.compile(r"(.*)\b(?:attn_[qkv]|ffn_(?:gate|up)(_exps|_shexp)?)\.weight")
+_MERGED = re.compile(r"(.*)\b(attn|ffn)_(?:[qkv]|gate|up)(_exps|_shexp|\.\d+)?\.weight")
 """Tensors of which several are computed as one product: queries, keys and values; gate and up."""
-_EXPERTS = "_exps."
+_EXPERTS = re.compile(r".*(_exps|_(?:gate|up|down)\.\d+)\.weight")
+"""Of all experts, or of one in older files."""
+_ROUTER = ".ffn_gate_inp"
+_ROWS, _BIASES = 64, 16
+"""Rows of plain weights and numbers of biases are padded to multiples of these on a CPU, at most."""
 
 
 def tensors_bytes(
@@ -31,20 +35,30 @@ def tensors_bytes(
         types[_product(name)].add(tensor.type)
     total = 0
     for name, tensor in tensors.items():
-        together, experts = types[_product(name)], _EXPERTS in name
-        if name in whole or len(tensor.shape) < 2 or not _stays(together, device, experts=experts):
-            total += prod(tensor.shape) * dtype.itemsize
-            continue
-        rows, columns = tensor.shape[-2:]
-        outline = blocks_outline(tensor.type, rows, columns)
-        total += prod(tensor.shape[:-2]) * held_bytes(outline, device, dtype, experts=experts)
+        experts = _EXPERTS.fullmatch(name) is not None
+        packed = name not in whole and (len(tensor.shape) == 2 or experts)
+        if packed and _stays(types[_product(name)], device, experts=experts):
+            outline = blocks_outline(tensor.type, *tensor.shape[-2:])
+            total += prod(tensor.shape[:-2]) * held_bytes(outline, device, dtype, experts=experts)
+        else:
+            total += _plain_numbers(name, tensor.shape) * dtype.itemsize
     return total
+
+
+def _plain_numbers(name: str, shape: tuple[int, ...]) -> int:
+    """At most the numbers that are held of a tensor which is plain or dequantized."""
+    if name.endswith(".bias"):  # compiled products have a padded copy
+        return prod(shape[:-1]) * (shape[-1] + ceil(shape[-1] / _BIASES) * _BIASES)
+    if len(shape) == 1 and _ROUTER not in name:
+        return shape[0]
+    rows = shape[-2] if len(shape) > 1 else 1
+    return prod(shape[:-2]) * ceil(rows / _ROWS) * _ROWS * shape[-1]
 
 
 def _product(name: str) -> str:
     """The same text for all tensors that are merged into one product."""
     match = _MERGED.fullmatch(name)
-    return name if match is None else f"{match[1]}{'attn' if 'attn_' in name else 'ffn'}{match[2] or ''}"
+    return name if match is None else f"{match[1]}{match[2]}{match[3] or ''}"
 
 
 def _stays(types: set[str], device: torch.device, *, experts: bool) -> bool:

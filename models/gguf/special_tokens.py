@@ -34,10 +34,12 @@ _END_TEXTS = frozenset(
     }
 )  # fmt: skip
 """Tokens that end an answer even where the file does not name them; llama.cpp has the same list."""
+_TAG = "</s>"
+"""An end if it is a control token; Gemma has it as a user-defined one, for HTML, and its answers go on behind it."""
 _NO_ENDS = (
     ("<|end|>", ("<|return|>", "<|call|>")),
     ("<|end|>", ("<|flush|>", "<|calls|>")),
-    ("</s>", ("<|tool_response>",)),
+    (_TAG, ("<|tool_response>",)),
 )
 """A text that is no end where all of the others are tokens: `<|end|>` closes only a message of gpt-oss."""
 _SAMPLING = {
@@ -118,7 +120,7 @@ def end_ids(header: Header) -> list[int]:
     ends = {
         token: index
         for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True))
-        if kind in (CONTROL, USER_DEFINED) and token in _END_TEXTS
+        if token in _END_TEXTS and (kind == CONTROL or (kind == USER_DEFINED and token != _TAG))
     }
     excepted = {ends.get(text) for text, others in _NO_ENDS if ends.keys() >= {*others}}
     return sorted((named | set(ends.values())) - excepted)

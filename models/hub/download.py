@@ -73,8 +73,11 @@ class Repository:
 
         Raises:
             Unavailable: the answer is no listing.
+            HFValidationError: the name can be no repository's.
             OSError: or the HTTP library's errors.
         """
+        from huggingface_hub.errors import HFValidationError
+
         try:
             info = self._api.model_info(self._repo, revision=revision, files_metadata=True, timeout=self._timeout)
             listed = {
@@ -82,6 +85,8 @@ class Repository:
                 for file in info.siblings or ()
             }
             commit = str(info.sha)
+        except HFValidationError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Unavailable("the hub's answer is no list of files") from error
         if not is_commit(commit):
@@ -135,8 +140,8 @@ class Repository:
         if not etag or size is None or _SAFE_ETAG.fullmatch(etag) is None:
             raise Unavailable(f"the hub's answer about {plain_name(name)} has no size or etag")
         digest = listed.sha256 or (etag if is_digest(etag) or etag == listed.blob_id else None)
-        partial = self._cache.blob(etag).with_name(f"{etag}.partial")
-        earlier = min(size, partial.stat().st_size) if partial.exists() else 0
+        left = self._cache.blob(etag).with_name(f"{etag}.partial")
+        earlier = min(size, left.stat().st_size) if left.exists() else 0
         return _Announced(name, url, etag, size, digest, earlier)
 
     def _fetch(self, file: _Announced) -> None:

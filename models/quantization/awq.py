@@ -25,7 +25,17 @@ _READ = frozenset(
     }
 )  # fmt: skip
 _HARMLESS = frozenset(
-    {*MAKING, *AUTOROUND_MAKING, "do_fuse", "modules_to_fuse", "fuse_max_seq_len", "exllama_config", "sym", "desc_act"}
+    {
+        *MAKING,
+        *AUTOROUND_MAKING,
+        "ignore",
+        "do_fuse",
+        "modules_to_fuse",
+        "fuse_max_seq_len",
+        "exllama_config",
+        "sym",
+        "desc_act",
+    }
 )
 
 

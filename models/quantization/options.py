@@ -5,8 +5,10 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
 from troupellm.models.hf_config import ConfigReader, is_on, whole
+from troupellm.models.read_errors import plain_name
 
 MOST_NAMES = 65_536
+_MOST_SHOWN = 32
 MAKING = frozenset(
     {
         "method", "dataset", "tokenizer", "damp_*", "true_sequential", "static_groups", "model_name_or_path",
@@ -62,7 +64,11 @@ def check_numbers(reader: ConfigReader) -> None:
 
 def ignored_note(reader: ConfigReader, keys: Collection[str]) -> tuple[str, ...]:
     """One line for the load log about settings that are ignored; none where there are none."""
-    return (f"{reader.place_of('')}{', '.join(keys)} cannot change the result and are ignored",) if keys else ()
+    if not keys:
+        return ()
+    shown = ", ".join(plain_name(key) for key in list(keys)[:_MOST_SHOWN])
+    more = f" and {len(keys) - _MOST_SHOWN} more" if len(keys) > _MOST_SHOWN else ""
+    return (f"{reader.place_of('')}{shown}{more} cannot change the result and are ignored",)
 
 
 def texts(reader: ConfigReader, key: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ FILES = ("quantize_config.json", "quant_config.json", "quantization_config.json"
 """AutoGPTQ and GPTQModel; AutoAWQ; AutoRound; ModelOpt."""
 METHOD = "quant_method"
 _NESTED = "quantization"
+"""ModelOpt's settings within its file; in config.json, MLX's."""
 _SAME_NAMES = {
     "w_bit": "bits",
     "q_group_size": "group_size",
@@ -65,6 +66,9 @@ def find_section(folder: Path, reader: ConfigReader) -> tuple[ConfigReader, tupl
     Raises:
         ModelLoadError: a file is damaged, or two places disagree.
     """
+    packed = reader.section(_NESTED)
+    if packed.is_on("bits") and not packed.is_on(METHOD) and not reader.section(KEY).is_on(METHOD):
+        raise reader.refuse(_NESTED, "is the packing of MLX, which is not read", hint="serve the original checkpoint")
     places, notes = _of_config(reader), list[str]()
     for file in FILES:
         check_file(folder / file)

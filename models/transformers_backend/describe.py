@@ -22,7 +22,12 @@ KINDS = ("full_attention", "sliding_attention")
 
 def knows(reader: ConfigReader) -> bool:
     """Whether `transformers` is there and has this decoder. Imports it."""
-    return has_transformers() and _model_class(architecture_of(reader)) is not None
+    return knows_name(architecture_of(reader))
+
+
+def knows_name(architecture: str) -> bool:
+    """The same, by the name."""
+    return has_transformers() and _model_class(architecture) is not None
 
 
 def causal_architecture(model_type: str) -> str | None:

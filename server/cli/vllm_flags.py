@@ -70,7 +70,7 @@ ELSEWHERE = {
     "override-pooler-config": "use --pooler-config",
     "max-loras": _LATER + "; merge the adapter into the checkpoint",
     "max-lora-rank": _LATER + "; merge the adapter into the checkpoint",
-    "chat-template-content-format": "templates are given text; leave it out",
+    "chat-template-content-format": "a trial at load finds the form that the template reads; leave it out",
     "default-chat-template-kwargs": "send chat_template_kwargs with the request",
     "response-role": "the role is always assistant; leave it out",
     "max-log-len": "requests are never logged with their text",

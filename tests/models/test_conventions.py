@@ -4,6 +4,7 @@ Each row runs with two families. One of them is quick; the other one runs in `ma
 """
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,13 +15,16 @@ import transformers
 from convention_refusals import REFUSED
 from convention_rows import LOADS
 from deepseek_mtp import write_deepseek
+from packed_words import GPTQ
 from quantized_llama import check_tokens, load, tokens_of
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import FAMILIES, SINGLE, SIZES, Files
 
-from troupellm.models.architecture import read_config
+from troupellm.models.architecture import read_config, settle_architecture
 from troupellm.models.encoder_worker import LoadedEncoder
 from troupellm.models.fingerprint import checkpoint_digest
+from troupellm.models.hf_config import ConfigReader
+from troupellm.models.quantization.formats import read_format
 from troupellm.models.registry import is_encoder
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -96,6 +100,25 @@ def test_bert_without_architectures_is_an_encoder(tmp_path: Path) -> None:
     assert notes == ("config.json: architectures is missing; model_type bert is served as BertModel",)
 
 
+@pytest.mark.parametrize(
+    ("names", "served"),
+    [
+        (["MyOwnForCausalLM", "StableLmForCausalLM"], "StableLmForCausalLM"),
+        (["MyOwnForCausalLM", "AnotherForCausalLM"], "MyOwnForCausalLM"),
+        (["Qwen2ForSequenceClassification", "Qwen2ForCausalLM"], "Qwen2ForSequenceClassification"),
+    ],
+)
+def test_the_first_name_that_is_known_here_or_in_transformers_is_served(names: list[str], served: str) -> None:
+    reader, _ = settle_architecture(ConfigReader({"architectures": names}))
+    assert reader.values["architectures"] == [served]
+
+
+@pytest.mark.parametrize("names", [["Glm4ForCausalLM", "GlmForCausalLM"], ["LlamaModel", "MistralForCausalLM"]])
+def test_names_of_two_families_are_refused_though_one_file_reads_both(names: list[str]) -> None:
+    with pytest.raises(ModelLoadError, match="must name one family"):
+        settle_architecture(ConfigReader({"architectures": names}))
+
+
 @pytest.mark.parametrize("drafts", [False, True])
 def test_layers_for_further_tokens_are_noted_unless_they_draft(tmp_path: Path, drafts: bool) -> None:
     folder, _, _ = write_deepseek(tmp_path)
@@ -129,3 +152,26 @@ def test_a_model_that_transformers_runs_has_the_same_files(tmp_path: Path, names
     worker, _ = load(tmp_path)
     check_tokens(model, tokens_of(worker, NEW_TOKENS))
     worker.close()
+
+
+def test_keys_from_a_file_stay_on_one_line_of_the_log_and_of_an_error(tmp_path: Path) -> None:
+    files = Files("llama")
+    files.config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "evil\n" + "x" * 999: 0}
+    _, notes = read_config(files.write(tmp_path))
+    assert all("\n" not in note and len(note) < 300 for note in notes)
+    assert "evil?xxx" in notes[0]
+    section = {**GPTQ, **{f"off {number}": 0 for number in range(500)}}
+    form = read_format(ConfigReader({"quantization_config": section}))
+    assert form is not None
+    (note,) = form.notes()
+    assert "and 469 more cannot change the result" in note
+    with pytest.raises(ModelLoadError, match=r"quantization_config\.evil\?key is not supported") as caught:
+        read_format(ConfigReader({"quantization_config": GPTQ | {"evil\nkey": 1}}))
+    assert "\n" not in caught.value.message
+
+
+def test_a_json_file_of_unusual_size_is_not_read(tmp_path: Path) -> None:
+    Files("llama").write(tmp_path)
+    os.truncate(tmp_path / "config.json", 2**40)
+    with pytest.raises(ModelLoadError, match=r"config\.json has 1,099,511,627,776 bytes; JSON files of at most"):
+        read_config(tmp_path)

@@ -2,11 +2,13 @@
 those of sentencepiece, tiktoken or transformers, as `tests/reality/make_reference_tokenizers.py` wrote them down."""
 
 import base64
+import codecs
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import text_models
 from awkward_texts import TEXTS
 from older_tokenizers import STORED, ranks, write
 
@@ -124,3 +126,17 @@ def test_a_cut_sentencepiece_model_is_refused_or_smaller() -> None:
 def test_a_hostile_sentencepiece_model_is_refused(data: bytes) -> None:
     with pytest.raises(ModelLoadError, match=r"tokenizer\.model"):
         read_model(data)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tekken.json", "qwen.tiktoken"])
+def test_a_git_lfs_pointer_is_called_that(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(ModelLoadError, match=f"^{name} is a Git LFS pointer") as caught:
+        Tokenizer.load(tmp_path)
+    assert "git lfs pull" in str(caught.value.hint)
+
+
+def test_a_byte_order_mark_before_a_definition_is_no_part_of_it(tmp_path: Path) -> None:
+    path = text_models.byte_level(tmp_path) / "tokenizer.json"
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert Tokenizer.load(tmp_path).form == "byte_level"

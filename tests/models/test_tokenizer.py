@@ -1,4 +1,5 @@
 import json
+import threading
 
 import pytest
 import text_models
@@ -179,3 +180,32 @@ def test_the_builtin_tokenizer():
     assert tokenizer.form == "byte_level"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=True)) == text
     assert tokenizer.eos_token_ids
+
+
+@pytest.mark.parametrize("way", ["encode", "count", "decode"])
+def test_long_texts_are_encoded_and_decoded_while_other_threads_run(way):
+    """The library's `encode` and `decode` hold the interpreter's lock from their begin to their end."""
+    tokenizer = Tokenizer.load(BUILTIN_FOLDER)
+    calls = {
+        "encode": lambda: tokenizer.encode("the quick brown fox jumps " * 50_000, add_special_tokens=False),
+        "count": lambda: tokenizer.count("the quick brown fox jumps " * 50_000, add_special_tokens=False),
+        "decode": lambda: tokenizer.decode([*range(300, 2000)] * 1_000),
+    }
+    begun, over, pause = threading.Event(), threading.Event(), threading.Event()
+    turns = []
+
+    def run():
+        begun.wait()
+        while not over.is_set():
+            pause.wait(0.001)
+            turns.append(over.is_set())
+
+    other = threading.Thread(target=run)
+    other.start()
+    begun.set()
+    try:
+        assert calls[way]()
+    finally:
+        over.set()
+        other.join()
+    assert turns.count(False) > 10

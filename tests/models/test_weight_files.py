@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -71,3 +72,13 @@ def test_a_folder_is_read_by_the_same_rule(tmp_path):
     (tmp_path / "one.safetensors").touch()
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
     assert folder_weight_files(tmp_path) == ["one.safetensors"]
+
+
+def test_a_pipe_in_a_files_place_is_refused_and_a_broken_link_is_a_missing_file(tmp_path):
+    os.mkfifo(tmp_path / SINGLE)
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors in the folder .* is no regular file"):
+        folder_weight_files(tmp_path)
+    (tmp_path / SINGLE).unlink()
+    (tmp_path / SINGLE).symlink_to("nowhere")
+    with pytest.raises(ModelLoadError, match=r"^model\.safetensors is missing"):
+        folder_weight_files(tmp_path)

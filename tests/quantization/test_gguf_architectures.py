@@ -1,4 +1,5 @@
-"""Every architecture of GGUF files: tokens of a tiny model, written as the converter writes it, are transformers'."""
+"""Every architecture of GGUF files: a tiny model, written as the converter writes it, gives the log-probabilities and
+tokens of transformers."""
 
 import shutil
 from collections.abc import Callable
@@ -10,9 +11,12 @@ import pytest
 from gguf_converter import write
 from gguf_families import FAMILIES, SHORT, Family
 from gguf_llama import Kind
-from quantized_llama import check_tokens, load, tokens_of
+from held_memory import held_by
+from logprob_check import check_logprobs
+from quantized_llama import load
 from transformers import PreTrainedModel
 
+from troupellm.models.decoder import Decoder
 from troupellm.models.gguf.architectures import ARCHITECTURES
 from troupellm.models.gguf.config import model_config
 from troupellm.models.gguf.header import Header, StoredTensor, read_header
@@ -39,10 +43,12 @@ def params() -> list[object]:
 
 
 @pytest.mark.parametrize(("name", "kind"), params())
-def test_tokens_are_those_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
+def test_logprobs_and_tokens_are_those_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     model = written(tmp_path / "tiny.gguf", FAMILIES[name], kind)
-    worker, _ = load(tmp_path / "tiny.gguf", **ONE_TABLE)
-    check_tokens(model, tokens_of(worker), 1e-3)
+    worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
+    planned, decoder = next(progress.total for progress in seen if progress.phase == "weights"), worker._parts.decoder
+    assert not isinstance(decoder, Decoder) or held_by(decoder) <= planned
+    check_logprobs(worker, model)
     worker.close()
 
 
@@ -54,7 +60,7 @@ def test_every_architecture_has_a_family_here() -> None:
 def test_short_contexts_take_the_short_factors(tmp_path: Path) -> None:
     model = written(tmp_path / "tiny.gguf", SHORT)
     worker, _ = load(tmp_path / "tiny.gguf", max_model_len=64, **ONE_TABLE)
-    check_tokens(model, tokens_of(worker), 1e-3)
+    check_logprobs(worker, model)
     worker.close()
 
 
@@ -63,7 +69,7 @@ def test_experts_in_four_bits_stay_packed(tmp_path: Path) -> None:
     """As gpt-oss is published: its experts in MXFP4, one tensor for gate and one for up."""
     model = written(tmp_path / "tiny.gguf", FAMILIES["gpt-oss"], experts=Kind.MXFP4)
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
-    check_tokens(model, tokens_of(worker), 1e-3)
+    check_logprobs(worker, model)
     assert "products: 31 gguf, 3 plain" in [progress.detail for progress in seen]  # three routers
     worker.close()
 
@@ -152,7 +158,7 @@ def drafting_layer(writer: gguf.GGUFWriter) -> None:
 def test_layers_that_draft_are_left_out_with_a_note(tmp_path: Path) -> None:
     model = written(tmp_path / "tiny.gguf", FAMILIES["glm4"]._replace(extra=drafting_layer))
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
-    check_tokens(model, tokens_of(worker), 1e-3)
+    check_logprobs(worker, model)
     worker.close()
     notes = [progress.detail for progress in seen if "multi-token prediction" in progress.detail]
     assert notes == ["4 tensors for multi-token prediction are left out, such as blk.2.nextn.eh_proj.weight"]

@@ -63,7 +63,8 @@ def header(tokens: list[str], types: list[int] | None = None, **settings: Any) -
         (["</s>", "<|tool_response>", "<turn|>"], None, {1, 2}),  # gemma4
         (["</s>", "a", "b"], None, {0}),
         (["</s>", "<|eot_id|>", "<EOT>"], [1, 1, 1], {1}),  # ordinary text, and a token marked wrongly
-        (["</s>", "<EOT>", "b"], [4, 4, 1], {0, 1}),
+        (["</s>", "<EOT>", "b"], [4, 4, 1], {1}),  # gemma3: HTML
+        (["</s>", "<EOT>", "b"], [3, 4, 1], {0, 1}),
     ],
 )
 def test_ends_of_an_answer(tokens: list[str], types: list[int] | None, expected: set[int]) -> None:

@@ -106,7 +106,7 @@ CRAFTED = {
     "offset": (gguf_bytes(tensors=1, body=tensor(offset=HUGE)), "tensor t ends beyond the file"),
     "unaligned": (gguf_bytes(tensors=1, body=tensor(offset=1)), "tensor t begins at 1, which is not aligned to 32"),
     "again": (gguf_bytes(tensors=2, body=tensor() * 2) + bytes(200), "has tensor t twice"),
-    "unknown": (gguf_bytes(tensors=1, body=tensor(kind=77)), "tensor t has type 77, which is not supported"),
+    "unknown": (gguf_bytes(tensors=1, body=tensor(kind=77)), "tensor t has type 77, which has no name here"),
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The shipped command with folders as tools publish them: the answers of the plain folder, or exit code 3 and the reason."""
+"""The shipped command with folders as tools publish them: the plain folder's answers, or exit code 3 and the reason."""
 
 import json
 from collections.abc import Callable
@@ -64,7 +64,7 @@ async def test_a_folder_as_tools_publish_it_answers_as_the_plain_one(tmp_path: P
     [
         (
             lambda folder: (folder / SINGLE).write_bytes((folder / SINGLE).read_bytes()[:5000]),
-            "is cut: it has 5,000 of",
+            "is cut: it has 5,000",
         ),
         (lambda folder: (folder / SINGLE).write_bytes(POINTER), f"{SINGLE} is a Git LFS pointer"),
         (configured(architectures=["MyForCausalLM"], auto_map={"AutoModel": "m.M"}), "needs its own Python code"),

@@ -188,6 +188,11 @@ REFUSED: dict[str, Row] = {
         section(GPTQMODEL | {"codebook": "e8"}), r'quantization_config\.codebook is not supported, got "e8"', INSTEAD
     ),
     "quantization: bitsandbytes": Row(section(BITSANDBYTES), r'quant_method must be .* got "bitsandbytes"', INSTEAD),
+    "quantization: MLX": Row(
+        config(quantization={"group_size": 64, "bits": 4}, quantization_config={"group_size": 64, "bits": 4}),
+        r'config\.json: quantization is the packing of MLX, which is not read, got {"group_size": 64',
+        "original checkpoint",
+    ),
     "quantization: NVFP4": Row(section(NVFP4), r'quantization_config\.format .* got "nvfp4-pack-quantized"', INSTEAD),
     "modelopt: NVFP4": Row(
         section(MODELOPT_SECTION | {"quant_algo": "NVFP4"}), r'quantization_config\.quant_algo .* got "NVFP4"', INSTEAD

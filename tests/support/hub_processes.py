@@ -142,6 +142,14 @@ class Resolver:
         self.process.communicate(timeout=30)
 
 
+def until_written(blobs: Path, etag: str) -> int:
+    """Wait until another process has written bytes of a file that stalls; how many there are."""
+    part = blobs / f"{etag}.partial"
+    while not part.exists() or not part.stat().st_size:
+        os.sched_yield()
+    return part.stat().st_size
+
+
 def clean_environment() -> dict[str, str]:
     """Of a process that is to know nothing of this machine's hub settings and proxies."""
     return {name: os.environ[name] for name in _KEPT if name in os.environ}

@@ -26,8 +26,13 @@ Random = np.random.Generator
 MOST_ROWS = 130
 
 
+POOL = np.random.default_rng(7).standard_normal(1 << 18, dtype=np.float32)
+
+
 def floats(random: Random, *shape: int) -> Tensor:
-    return torch.from_numpy(random.standard_normal(shape, dtype=np.float32))
+    """Normal numbers: a part of `POOL`, since many calls take more time to make numbers than to compute."""
+    begin = int(random.integers(0, POOL.size))
+    return torch.from_numpy(np.resize(POOL[begin:], shape))
 
 
 def apart(random: Random, x: Tensor) -> Tensor:

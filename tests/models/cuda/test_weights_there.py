@@ -9,9 +9,11 @@ from torch import Tensor
 from tests.support.faked_gpu import CUDA, absent_gpu
 from tests.support.quantized_weights import COLUMNS, ROWS, gguf, kinds
 from troupellm.kernels.fused_moe import pack_experts
+from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
-from troupellm.kernels.quantized import Fp8, GgufMixture, Int4Group, Mx, QuantizedWeight, merge
+from troupellm.kernels.quantized import Fp8, GgufBlocks, GgufMixture, Int4Group, Mx, QuantizedWeight, merge
 from troupellm.kernels.quantized.coded import Coded
+from troupellm.kernels.quantized.gguf import LAYOUTS
 from troupellm.models.cuda.weights import moved
 
 pytest.importorskip("triton")
@@ -64,6 +66,23 @@ def test_products(name: str) -> None:
         assert there(linear(x, packed) if packed.fast is not None else packed.weight)
     assert bool(launches) == (packed.fast is not None)
     assert all(there(part) for launch in launches for part in launch.arguments if isinstance(part, Tensor))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.usefixtures("counting")
+def test_blocks_of_gguf_files(layout: str) -> None:
+    """Tables of values that do not count up have no product there: such weights are dequantized, there too."""
+    block = LAYOUTS[layout]
+    blocks = GgufBlocks(torch.zeros(ROWS, COLUMNS // block.weights * block.size, dtype=torch.uint8), layout)
+    with absent_gpu(answer=False):
+        weight = moved(blocks, CUDA)
+        assert isinstance(weight, GgufBlocks)
+        assert there(*weight.tensors(), weight.dequantize(torch.bfloat16))
+        packed = pack(weight)
+        assert (packed.fast is None) == layout.startswith(("IQ", "MX"))
+        x = torch.zeros(2, COLUMNS, dtype=torch.float32 if packed.fast is None else torch.bfloat16, device=CUDA)
+        assert there(linear(x, packed) if packed.fast is not None else packed.weight)
+        assert there(stack([weight, weight]).values)
 
 
 @pytest.mark.usefixtures("counting")

@@ -1,13 +1,16 @@
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import pytest
-from hub_processes import LoopbackHub, Resolver
+from hub_processes import LoopbackHub, Resolver, until_written
+
+from troupellm.models.source import resolve_model
+from troupellm.protocol.config import ModelConfig
 
 REPO = "acme/tiny"
 WEIGHTS = bytes(range(256)) * 1000
+DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 SINGLE = "model.safetensors"
 FILES = {
     "config.json": b'{"model_type": "llama"}',
@@ -112,11 +115,9 @@ def test_a_killed_process_is_resumed_by_the_next_one_and_nothing_is_fetched_twic
     killed = Resolver({"HF_ENDPOINT": tiny.url, "HF_HOME": str(tmp_path / "home")})
     killed.begin(REPO, {})
     tiny.until_stalled()
-    part = tmp_path / "home" / "hub" / "models--acme--tiny" / "blobs" / f"{hashlib.sha256(WEIGHTS).hexdigest()}.partial"
-    while not part.stat().st_size:  # another process's state
-        os.sched_yield()
+    left = until_written(tmp_path / "home" / "hub" / blobs(tmp_path).relative_to(tmp_path / "cache"), DIGEST)
     killed.kill()
-    left, before = part.stat().st_size, tiny.downloads()
+    before = tiny.downloads()
     next_one = Resolver({"HF_ENDPOINT": tiny.url, "HF_HUB_CACHE": str(tmp_path / "home" / "hub")})
     next_one.begin(REPO, {})
     outcome = next_one.end()
@@ -125,8 +126,23 @@ def test_a_killed_process_is_resumed_by_the_next_one_and_nothing_is_fetched_twic
     assert tiny.downloads()[len(before) :] == [(SINGLE, f"bytes={left}-{len(WEIGHTS) - 1}")]
 
 
+def test_an_engine_that_is_closed_stops_the_download_and_keeps_its_bytes(tiny, tmp_path, monkeypatch):
+    class Closed(Exception):
+        """As the engine's sink raises when it is not wanted any more."""
+
+    def sink(progress):
+        if progress.detail == SINGLE and progress.done > 0:
+            raise Closed
+
+    monkeypatch.setenv("HF_ENDPOINT", tiny.url)
+    tiny.behave(cuts={SINGLE: [100_000]})
+    with pytest.raises(Closed):
+        resolve_model(ModelConfig(model=REPO, download_dir=str(tmp_path / "cache")), sink)
+    assert (blobs(tmp_path) / f"{DIGEST}.partial").exists()
+
+
 def test_a_partial_file_of_a_killed_process_is_resumed_and_counts_as_done(tiny, resolve, tmp_path):
-    digest = hashlib.sha256(WEIGHTS).hexdigest()
+    digest = DIGEST
     blobs(tmp_path).mkdir(parents=True)
     (blobs(tmp_path) / f"{digest}.partial").write_bytes(WEIGHTS[:200_000])
     outcome = resolve(REPO)
@@ -139,14 +155,14 @@ def test_a_partial_file_of_a_killed_process_is_resumed_and_counts_as_done(tiny, 
 def test_a_server_that_ignores_ranges_sends_the_file_anew(tiny, resolve, tmp_path):
     tiny.behave(whole=[SINGLE])
     blobs(tmp_path).mkdir(parents=True)
-    (blobs(tmp_path) / f"{hashlib.sha256(WEIGHTS).hexdigest()}.partial").write_bytes(b"old" * 1000)
+    (blobs(tmp_path) / f"{DIGEST}.partial").write_bytes(b"old" * 1000)
     assert (resolve(REPO).folder / SINGLE).read_bytes() == WEIGHTS
 
 
 @pytest.mark.parametrize("left", [b"something else", b"x" * (len(WEIGHTS) + 1), b"x" * len(WEIGHTS)])
 def test_a_partial_file_with_other_content_is_fetched_again(tiny, resolve, tmp_path, left):
     blobs(tmp_path).mkdir(parents=True)
-    (blobs(tmp_path) / f"{hashlib.sha256(WEIGHTS).hexdigest()}.partial").write_bytes(left)
+    (blobs(tmp_path) / f"{DIGEST}.partial").write_bytes(left)
     assert (resolve(REPO).folder / SINGLE).read_bytes() == WEIGHTS
 
 

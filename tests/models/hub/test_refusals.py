@@ -3,6 +3,7 @@ import socket
 
 import pytest
 from hub_processes import Resolver
+from tiny_model import write_tiny_model
 
 REPO = "acme/tiny"
 FILES = {
@@ -183,6 +184,27 @@ def test_a_config_that_cannot_be_served_is_refused_before_a_weight_is_fetched(hu
     assert outcome.error.startswith("config.json")
     assert said in outcome.error
     assert hub.names() == ["config.json", "tokenizer.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer.json", b'{"model": {}}'), ("chat_template.jinja", b"{% for %}"), ("tokenizer.json", None)],
+)
+def test_a_tokenizer_or_template_that_cannot_be_read_is_refused_before_a_weight_is_fetched(
+    hub, resolve, tmp_path, name, content
+):
+    folder = write_tiny_model(tmp_path / "tiny")
+    if content is None:  # more tokens than the model has rows
+        settings = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": 100}))
+    else:
+        (folder / name).write_bytes(content)
+    hub.add(REPO, folder)
+    assert name.partition(".")[0].replace("_", " ") in resolve(REPO, checked=True).error.replace("_", " ")
+    assert "model.safetensors" not in hub.names()
+    hub.reset()
+    hub.add(REPO, write_tiny_model(tmp_path / "good"))
+    assert resolve(REPO, checked=True).names
 
 
 @pytest.mark.parametrize("name", ["../evil.json", "/etc/config.json"])
