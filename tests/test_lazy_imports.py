@@ -4,11 +4,13 @@ huggingface_hub loads its submodules at their first use: `huggingface_hub.consta
 tests, which had imported it, and in no fresh process.
 """
 
+import ast
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from module_chains import Use, failures, is_submodule, uses_of
 
 import troupellm
@@ -17,10 +19,14 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
 
 
+def product_files() -> list[Path]:
+    return sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
+
+
 def uses() -> dict[str, list[Use]]:
     """The uses of submodules of each package that is not ours."""
     found: dict[str, list[Use]] = defaultdict(list)
-    for path in sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")):
+    for path in product_files():
         for use in uses_of(path, path.relative_to(ROOT).as_posix()):
             if use.chain[0] != "troupellm" and is_submodule(*use.chain[:2]):
                 found[use.chain[0]].append(use)
@@ -61,6 +67,39 @@ def test_a_submodule_that_only_another_lookup_loads_is_missed(tmp_path: Path) ->
     assert places == ["module.py:5: huggingface_hub.constants"]
 
 
+def imported_late() -> set[str]:
+    """The modules of ours that functions import."""
+    return {
+        node.module
+        for path in product_files()
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("troupellm.")
+    }
+
+
+_FIRST = """
+import os, sys, torch
+from importlib import import_module
+for name in sys.argv[1:]:
+    if not os.fork():
+        import_module(name)
+        os._exit(0)
+    if os.wait()[1]:
+        print(name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_module_that_a_function_imports_can_be_the_first_one() -> None:
+    names = sorted(imported_late())
+    assert len(names) > 50
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _FIRST, *names], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 _PUBLIC = """
 import os, sys, troupellm
 for name in sys.argv[1:]:
@@ -73,8 +112,9 @@ for name in sys.argv[1:]:
 
 
 def test_every_public_name_is_found_first() -> None:
-    names = sorted(troupellm.__all__)
-    assert len(names) > 30
+    assert {*troupellm._HOMES, "__version__"} == {*troupellm.__all__}
+    names = sorted({home: name for name, home in troupellm._HOMES.items()}.values())  # one of each module
+    assert len(names) > 10
     done = subprocess.run(
         [sys.executable, "-c", _PUBLIC, *names], check=True, capture_output=True, text=True, timeout=100
     )
