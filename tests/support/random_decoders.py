@@ -169,7 +169,7 @@ class Model:
         assert function is not None
         self.kv_heads, self.size = int(random.integers(1, 4)), 16 * int(random.integers(1, 17))
         self.heads, self.hidden = self.kv_heads * int(random.integers(1, 5)), int(random.integers(1, 100))
-        inner, int8 = 16 * int(random.integers(1, 9)), bool(random.random() < 0.5)
+        inner, int8 = 16 * int(random.integers(1, 80)), bool(random.random() < 0.5)
         self.half = int(random.choice([0, self.size // 4, self.size // 2]))
         self.windows = (None, int(random.integers(1, 40)))
         self.rotations = [(floats(random, 200, 1, self.half), floats(random, 200, 1, self.half))] if self.half else []
