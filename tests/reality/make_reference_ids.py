@@ -1,13 +1,12 @@
 """Makes tests/quantization/reference_ids.json: small vocabularies, and the ids that other tools give to awkward texts.
 
-Run as `python tests/reality/make_reference_ids.py FOLDER`, where FOLDER/node_modules has npm's `node-llama-cpp`, with
-`gguf` and `regex` installed. llama.cpp gives the ids, except for the rules of `PUBLIC`, whose patterns it simplifies.
-Their ids come from the patterns that the models' makers published, applied by the package `regex`.
+Run as `python tests/reality/make_reference_ids.py`, after `make references` and with `gguf` and `regex` installed.
+llama.cpp gives the ids, except for the rules of `PUBLIC`, whose patterns it simplifies: their ids come from the
+patterns that the models' makers published, applied by the package `regex`.
 """
 
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 import unicodedata
@@ -18,6 +17,7 @@ import regex
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+import llama_cpp
 from awkward_texts import SPECIAL as WITH_SPECIAL, TEXTS, WORDS
 from gguf_vocabulary import STORED, write_vocabulary
 
@@ -166,7 +166,7 @@ def byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
-def main(tools: Path) -> None:
+def main() -> None:
     vocabularies = {
         "bytes": bytes_vocabulary(1400), "pieces": piece_vocabulary(900, merges=False),
         "gemma4": piece_vocabulary(900, merges=True), "words": word_vocabulary(700), "unigram": unigram_vocabulary(700),
@@ -177,17 +177,12 @@ def main(tools: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             (
-                str(write_vocabulary(Path(folder) / f"{name}.gguf", vocabularies[kind], **settings)),
+                write_vocabulary(Path(folder) / f"{name}.gguf", vocabularies[kind], **settings),
                 [unicodedata.normalize("NFC", text) if name in COMPOSED else text for text in TEXTS],
             )
             for name, (kind, settings) in cases.items()
         ]
-        asked, answered = Path(folder) / "jobs.json", Path(folder) / "ids.json"
-        asked.write_text(json.dumps(jobs))
-        script = tools / "llama_cpp_ids.mjs"
-        script.write_text(Path(__file__).with_name("llama_cpp_ids.mjs").read_text())
-        subprocess.run(["node", str(script), str(asked), str(answered)], check=True, stderr=subprocess.DEVNULL)
-        answers = dict(zip(cases, json.loads(answered.read_text()), strict=True))
+        answers = dict(zip(cases, llama_cpp.token_ids(jobs), strict=True))
     for rule, pattern in PUBLIC.items():
         answers[rule] = [published(text, pattern, vocabularies["bytes"]) for text in TEXTS]
     distinct: list[list[list[int]]] = [[] for _ in TEXTS]
@@ -211,4 +206,4 @@ def main(tools: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

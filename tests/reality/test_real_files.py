@@ -49,6 +49,6 @@ def test_the_perplexity_of_a_text_is_that_of_transformers(case: Case) -> None:
 
 def test_token_ids_of_awkward_texts_are_those_of_llama_cpp(case: Case) -> None:
     assert len(TEXTS) >= 100
-    expected = llama_cpp.token_ids(real_model(case.name), TEXTS)
+    (expected,) = llama_cpp.token_ids([(real_model(case.name), TEXTS)])
     different = [each for each in zip(TEXTS, case.served.ids, expected, strict=True) if each[1] != each[2]]
     assert not different

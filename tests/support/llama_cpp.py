@@ -49,12 +49,13 @@ class _Parameters(ctypes.Structure):
     ]  # fmt: skip
 
 
-def token_ids(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    """Ids of each text, special tokens in it included and none added."""
+def token_ids(jobs: Sequence[tuple[Path, Sequence[str]]]) -> list[list[list[int]]]:
+    """Ids of the texts of each job by the vocabulary in its file, special tokens in a text included and none added."""
     _installed()
+    asked = {"modules": str(FOLDER), "jobs": [[str(path), list(texts)] for path, texts in jobs]}
     done = subprocess.run(
-        ["node", SCRIPT, path], input=json.dumps({"modules": str(FOLDER), "texts": list(texts)}), check=True,
-        stdout=subprocess.PIPE, text=True, timeout=300,
+        ["node", SCRIPT], input=json.dumps(asked), check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        text=True, timeout=300,
     )  # fmt: skip
     return json.loads(done.stdout.splitlines()[-1])
 
