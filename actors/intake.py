@@ -175,7 +175,7 @@ def letters_of(prompt: Prompt, most: int) -> int:
 
 
 def _letters(value: Any, most: int) -> int:
-    """Characters of all text inside a value, whatever its shape, until they are more than `most`."""
+    """Characters of all text inside a value of any shape, until they are more than `most`."""
     total, pending = 0, [value]
     while pending and total <= most:
         match pending.pop():

@@ -25,7 +25,7 @@ class AddedToken(msgspec.Struct):
 
 
 class TokenFiles(msgspec.Struct):
-    """What a folder says about tokens beside its vocabulary; each is empty if its file is missing."""
+    """The tokens that a folder declares beside its vocabulary; each is empty if its file is missing."""
 
     settings: dict[str, Any]
     """tokenizer_config.json."""
@@ -83,7 +83,7 @@ class TokenFiles(msgspec.Struct):
 
 
 def tokens_to_add(files: TokenFiles, present: Mapping[int, LibraryToken]) -> list[LibraryToken]:
-    """What is added to a tokenizer, in this order: tokens with an id that it lacks or has with other flags, special
+    """The additions to a tokenizer, in this order: tokens with an id that it lacks or has with other flags, special
     tokens with a name, and further special tokens.
 
     Args:

@@ -32,7 +32,7 @@ class _Hash(Protocol):
 
 
 class Damaged(Exception):
-    """What arrives is not the file; the text says why."""
+    """The body that arrives is not the file; the text says why."""
 
 
 def fetch_blob(
@@ -137,7 +137,7 @@ class _Transfer:
     def _check_answer(self, response: Any) -> None:
         if str(response.headers.get("Content-Type", "")).startswith("text/html"):
             raise Damaged("the server sends a page of HTML instead")
-        if response.status_code != 206:  # the whole file, whatever was asked for
+        if response.status_code != 206:  # the whole file, although a range was asked for
             self._restart()
             return
         begin = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
 
 class SentencePieceModel(NamedTuple):
-    """What the file says."""
+    """The contents of the file."""
 
     pieces: list[Piece]
     algorithm: int = UNIGRAM

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Spelling(NamedTuple):
-    """What a published name stands for."""
+    """The meaning of a published name."""
 
     architecture: str
     """In transformers."""

@@ -1,4 +1,4 @@
-"""What only counts tokens: on threads that no prompt to be answered waits for, with a bounded line.
+"""Token counting without an answer: on threads of its own, with a bounded queue.
 
 Nothing else bounds it: admission is for what is to be generated, and what is counted may be longer than the context.
 """
@@ -60,7 +60,7 @@ class Counting:
     async def tokens(
         self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, use: Callable[[Sequence[int]], T]
     ) -> T:
-        """What `use` makes of the token ids of a prompt; on the thread as well, where the prompt is long.
+        """The result of `use` for the token ids of a prompt; on the thread as well, where the prompt is long.
 
         Raises:
             InvalidRequest: the prompt cannot be rendered or tokenized.

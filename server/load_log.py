@@ -1,4 +1,4 @@
-"""What the log says while a model is loaded: its notes, and the download as a bar or as one line per ten seconds."""
+"""The log of a model's loading: its notes, and the download as a bar or as one line per ten seconds."""
 
 import logging
 import sys

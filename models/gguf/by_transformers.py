@@ -1,4 +1,4 @@
-"""What the files of models say that the package `transformers` runs. Sources are those of dense.py."""
+"""Settings from the files of models that the package `transformers` runs. Sources are those of dense.py."""
 
 from troupellm.models.gguf.dense import Config, decoder, layer_kinds
 from troupellm.models.gguf.metadata import Metadata

@@ -113,7 +113,7 @@ def folder_names(folder: Path) -> list[str]:
 
 
 def label(name: str) -> str:
-    """What the name says about the file's types, such as Q4_K_M or UD-Q4_K_XL; without it, the file's name."""
+    """The tensor types in a file name, such as Q4_K_M or UD-Q4_K_XL; without it, the file's name."""
     words = _words(name)
     for at in range(len(words) - 1, -1, -1):
         if _TYPE.fullmatch(words[at]):
@@ -200,7 +200,7 @@ def _companion(file: str, models: dict[str, tuple[str, ...]], model: str) -> Mod
 
 
 def _labels(models: Iterable[str]) -> list[str]:
-    """What tells the files apart: their types if all differ, else their names."""
+    """Labels that tell the files apart: their types if all differ, else their names."""
     names = list(models)
     labels = [label(name) for name in names]
     return labels if len(set(labels)) == len(labels) else [PurePosixPath(name).name for name in names]

@@ -1,4 +1,4 @@
-"""What the files of models without experts say, as config.json says it.
+"""Settings from the files of models without experts, in the form of config.json.
 
 Keys and what they leave out are those of llama.cpp's converters (`conversion/`) and model files (`src/models/`).
 """

@@ -11,7 +11,7 @@ from troupellm.protocol.errors import ModelLoadError
 
 
 class PreTokenizer(NamedTuple):
-    """What happens to a text before its merges."""
+    """The steps that a text takes before its merges."""
 
     patterns: tuple[str, ...]
     whole_first: bool = False

@@ -1,4 +1,4 @@
-"""What the files of models with experts say, as config.json says it. Sources are those of dense.py."""
+"""Settings from the files of models with experts, in the form of config.json. Sources are those of dense.py."""
 
 from typing import Any
 

@@ -159,7 +159,7 @@ class GgufWeights:
         return stored._replace(shape=stored.shape[1:], offset=stored.offset + number * size, nbytes=size)
 
     def _merged(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """What makes all heads' keys and values of a latent vector, of two tensors by head [heads, latent, key] and
+        """The weight that makes all heads' keys and values of a latent vector, of two tensors by head [heads, latent, key] and
         [heads, value, latent]."""
         parts = []
         for part in (_KEYS, _VALUES):

@@ -78,7 +78,7 @@ def _rule(name: str, layer: ConfigReader) -> str:
 
 
 def _change(layer: ConfigReader) -> dict[str, Any]:
-    """What that rule sets.
+    """The settings of that rule.
 
     Raises:
         ModelLoadError: a setting is wrong or not supported.

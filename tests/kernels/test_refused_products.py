@@ -1,4 +1,4 @@
-"""What would lead compiled code out of its memory is refused with a sentence, and nothing is computed."""
+"""Arguments that would lead compiled code out of its memory are refused with a sentence, and nothing is computed."""
 
 from collections.abc import Callable
 from dataclasses import replace

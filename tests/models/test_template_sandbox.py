@@ -1,4 +1,4 @@
-"""Chat templates that want too much are ended in time and in memory, whatever operation they use, and reach nothing."""
+"""Chat templates that want too much are ended in time and in memory, with any operation, and reach nothing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a GGUF file says beside its vocabulary: tokens around a prompt, ends of an answer, chat templates."""
+"""The parts of a GGUF file beside its vocabulary: tokens around a prompt, ends of an answer, chat templates."""
 
 import json
 from array import array
@@ -71,7 +71,7 @@ def test_ends_of_an_answer(tokens: list[str], types: list[int] | None, expected:
     assert set(end_ids(header(tokens, types))) == expected
 
 
-def test_named_ends_count_whatever_their_text() -> None:
+def test_named_ends_count_with_any_text() -> None:
     named = {
         f"tokenizer__ggml__{key}": index for index, key in enumerate(("eos_token_id", "eot_token_id", "eom_token_id"))
     }

@@ -7,7 +7,7 @@ from torch import Tensor
 def e4m3_by_tensor(
     weight: Tensor, scale_name: str, inputs: tuple[str, ...], *, channels: bool = False, block: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """What is stored for a weight, and what it means.
+    """The stored tensors of a weight, and their meaning.
 
     Args:
         scale_name: of the tensor with the weight's scale.

@@ -230,7 +230,7 @@ def gpt_oss_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor
 
 
 def deepseek_tensors(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensors:
-    """What makes keys and values is split by head, and that of keys is transposed."""
+    """The weight of keys and values is split by head, and that of keys is transposed."""
     if name.endswith("e_score_correction_bias"):
         return [(name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor)]
     if not name.endswith("kv_b_proj.weight"):

@@ -22,7 +22,7 @@ HTML = b"<html><body>Please log in to the network.</body></html>"
 
 @dataclass
 class Behaviour:
-    """What goes wrong; by default nothing does."""
+    """The faults of the server; by default none."""
 
     status: int = 0
     """The answer to every request of the first address."""
@@ -36,7 +36,7 @@ class Behaviour:
     stalls: dict[str, int] = field(default_factory=dict)
     """So many bytes of a file are sent, and no more until the client leaves; once."""
     whole: list[str] = field(default_factory=list)
-    """Files that are sent whole, with 200, to whoever asks for a range."""
+    """Files that are sent whole, with 200, although a range was asked for."""
     html: dict[str, int] = field(default_factory=dict)
     """A page is sent instead of a file, so many times."""
     changed: dict[str, int] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Hub:
         return {path.relative_to(home).as_posix(): path for path in sorted(home.rglob("*")) if path.is_file()}
 
     def spend(self, counts: dict[str, Any], name: str) -> Any:
-        """What a fault says about a file, for the last time; None where there is none."""
+        """The value of a fault for a file, for the last time; None where there is none."""
         with self.lock:
             value = counts.get(name)
             if isinstance(value, list):

@@ -8,7 +8,7 @@ _METHODS = {"setattr", "setitem", "delattr", "delitem"}
 
 
 def patches_of(path: Path) -> Iterator[tuple[str, ast.expr | None]]:
-    """What each patch of a file replaces, and what takes its place.
+    """The target of each patch of a file, and its replacement.
 
     `monkeypatch.setattr` and its like, `mock.patch`, `sys.modules[...] = ...`, and assignments to an attribute of an
     imported module or class. The name of a local object is that of the expression in the file.
