@@ -159,8 +159,10 @@ class GgufWeights:
         return stored._replace(shape=stored.shape[1:], offset=stored.offset + number * size, nbytes=size)
 
     def _merged(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """The weight that makes all heads' keys and values of a latent vector, of two tensors by head [heads, latent, key] and
-        [heads, value, latent]."""
+        """The weight that makes all heads' keys and values of a latent vector.
+
+        The file has it in two tensors by head, [heads, latent, key] and [heads, value, latent].
+        """
         parts = []
         for part in (_KEYS, _VALUES):
             there = name.replace(_MERGED, part)
