@@ -139,6 +139,15 @@ def next_tokens(prefix: str) -> Change:
     return change
 
 
+def layer_behind(files: Files) -> None:
+    """A whole layer that config.json does not count, without the marks of DeepSeek's."""
+    files.tensors |= {
+        name.replace("layers.1", "layers.2"): tensor.clone()
+        for name, tensor in files.tensors.items()
+        if "layers.1" in name
+    }
+
+
 def gptq(section: dict[str, Any] | None, **others: Any) -> Change:
     def change(files: Files) -> None:
         files.store(GptqWriter(GPTQ))
@@ -247,6 +256,9 @@ LOADS: dict[str, Row] = {
     ),
     "mtp: a module": Row(next_tokens("mtp."), "3 tensors for multi-token prediction are left out, such as mtp"),
     "mtp: a layer behind the last": Row(next_tokens("model.layers.2."), "5 tensors for multi-token prediction"),
+    "mtp: a plain layer behind the last": Row(
+        layer_behind, r"\d+ tensors for multi-token prediction are left out, such as model\.layers\.2\."
+    ),
     "file: quantize_config.json": Row(
         gptq(None, quantize_config=AUTOGPTQ), r"quantize_config\.json: .*damp_percent.* are ignored"
     ),
