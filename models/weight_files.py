@@ -18,7 +18,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OTHERS = (".h5", ".onnx", ".msgpack", ".tflite", ".ot")
 """Weights of other frameworks."""
-_NOT_WEIGHTS = ("consolidated", "adapter", "optimizer")
+NOT_WEIGHTS = ("consolidated", "adapter", "optimizer")
 _SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.safetensors")
 _LONGEST_FILE_NAME = 255
 _HINT = "download the missing file, or the whole model again"
@@ -55,7 +55,7 @@ def weight_files(names: Collection[str], homes: Mapping[str, str]) -> list[str]:
 
 def is_weight_file(name: str) -> bool:
     """Whether a file may hold weights of the model."""
-    return name.endswith(".safetensors") and "/" not in name and not name.startswith(_NOT_WEIGHTS)
+    return name.endswith(".safetensors") and "/" not in name and not name.startswith(NOT_WEIGHTS)
 
 
 def no_weights(names: Iterable[str]) -> ModelLoadError:

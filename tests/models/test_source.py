@@ -90,6 +90,17 @@ def test_an_adapter_is_named_with_its_base_model(tmp_path, base):
     assert "--lora-modules" in said
 
 
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_with_a_config_is_an_adapter_unless_there_is_a_whole_model(tmp_path, weights):
+    for name in ("adapter_config.json", "config.json"):
+        (tmp_path / name).write_text(json.dumps({"base_model_name_or_path": "acme/base"}))
+    (tmp_path / weights).touch()
+    assert "is a LoRA adapter for acme/base" in refusal(tmp_path)
+    assert resolved(tmp_path, load_format="dummy") == tmp_path
+    (tmp_path / "model.safetensors").touch()
+    assert resolved(tmp_path) == tmp_path
+
+
 def test_a_folder_with_pickles_only_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"x" * 2000)
