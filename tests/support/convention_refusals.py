@@ -46,8 +46,13 @@ def config(**values: Any) -> Change:
     return lambda files: files.config.update(values)
 
 
-def section(values: dict[str, Any]) -> Change:
-    return config(quantization_config=values)
+def section(values: dict[str, Any], modelopt: dict[str, Any] | None = None) -> Change:
+    def change(files: Files) -> None:
+        files.config["quantization_config"] = values
+        if modelopt is not None:
+            files.others["hf_quant_config.json"] = modelopt
+
+    return change
 
 
 def two_families(files: Files) -> None:
@@ -165,6 +170,11 @@ REFUSED: dict[str, Row] = {
     "quantization: two files disagree": Row(
         gptq(GPTQMODEL, quantize_config=AUTOGPTQ | {"group_size": 64}),
         r"quantize_config\.json: group_size is 64, but config\.json: quantization_config\.group_size is 32",
+        "remove or correct",
+    ),
+    "quantization: two lists of layers": Row(
+        section(MODELOPT_SECTION | {"ignore": ["lm_head", "o_proj"]}, MODELOPT_FILE),
+        r'hf_quant_config\.json: quantization\.exclude_modules is \["lm_head"\], but .*\.ignore is \["lm_head", "o_p',
         "remove or correct",
     ),
     "quantization: two tools": Row(

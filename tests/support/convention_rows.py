@@ -267,6 +267,7 @@ LOADS: dict[str, Row] = {
     "file: text_config": Row(in_text_config),
     "gptq: Optimum's settings": Row(gptq(OPTIMUM), r"dataset.* are ignored"),
     "file: two that agree": Row(gptq(GPTQMODEL, quantize_config=AUTOGPTQ | {"damp_percent": 0.5})),
+    "file: null for the method": Row(gptq({**GPTQMODEL, "quant_method": None})),
     "file: another runtime's": Row(
         lambda files: files.others.update({"quantize_config.json": ONNX}),
         r"quantize_config\.json is not used: it does not say how these weights are quantized",
@@ -284,6 +285,9 @@ LOADS: dict[str, Row] = {
         fp8(STATIC, "weight_scale_inv", "activation_scale"), "calibrated input scales are not used"
     ),
     "fp8: blocks that nothing names": Row(fp8({"quant_method": "fp8"}, "weight_scale_inv", block=True)),
+    "modelopt: both places, with the same lists": Row(
+        fp8(MODELOPT_SECTION, "weight_scale", "input_scale", file=MODELOPT_FILE), "calibrated scales of the KV cache"
+    ),
     "modelopt: hf_quant_config.json": Row(
         fp8(None, "weight_scale", "input_scale", file=MODELOPT_FILE), "calibrated scales of the KV cache are not used"
     ),
