@@ -137,9 +137,7 @@ def test_a_hostile_sentencepiece_model_is_refused(data: bytes) -> None:
 def test_a_table_that_makes_a_text_much_longer_is_refused() -> None:
     table = struct.pack("<I", 4) + bytes(4) + b"b" * 100 + b"\0"
     normalizer = b"\x12" + bytes([len(table)]) + table
-    with pytest.raises(
-        ModelLoadError, match=r"tokenizer\.model: its table of characters puts 100 bytes in place"
-    ):
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.model: its table of characters puts 100 bytes in place"):
         read_model(b"\n\x03\n\x01a" + b"\x1a" + bytes([len(normalizer)]) + normalizer)
 
 

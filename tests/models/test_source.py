@@ -48,6 +48,9 @@ def test_a_revision_of_a_local_folder_is_ignored_with_a_note(tmp_path):
         ("owner/name:Q8_0/f.gguf", "names the tag Q8_0 and a file"),
         ("two words", "neither a local folder nor a model"),
         ("owner/name@../../x", "no hub id either"),
+        ("~an-unknown-user/model", "no hub id either"),
+        ("x" * 5000, "neither a local folder nor a model"),
+        ("x/" * 3000, "no hub id either"),
     ],
 )
 def test_a_name_without_a_model_is_refused(model, said):
