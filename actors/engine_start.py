@@ -23,7 +23,7 @@ from troupellm.actors.system import Company, System
 from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
-from troupellm.models.early_check import check_before_weights
+from troupellm.models.early_check import check_before_weights, check_stored
 from troupellm.models.generation_config import load_generation_defaults, token_cap
 from troupellm.models.model_folder import Followed
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
@@ -33,7 +33,7 @@ from troupellm.models.served_tokenizer import check_fit, fit_notes, tokenizer_fo
 from troupellm.models.source import resolve_model, served_names
 from troupellm.models.template_process import Renderer, TemplateProcesses
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.config import EngineConfig, ModelConfig
+from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, WorkerCrashed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.sampling import Limits
@@ -91,9 +91,8 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            check = check_before_weights if factory is None else _no_check
             folder, home, tokenizer, speaker, defaults = await self.pool.run(
-                _read, config, sink, check, self._templates
+                _read, config, sink, self._templates, factory is None
             )
             if factory is None:  # before anything large is read
                 await self.pool.run(check_fit, tokenizer, folder, home, None)
@@ -305,16 +304,20 @@ def _secret(config: EngineConfig) -> bytes | None:
     return None if path is None else read_secret(path)
 
 
-def _no_check(folder: Path, config: ModelConfig) -> None:
-    """For a worker that the caller brings along: it may read models that we do not know."""
-
-
 def _read(
-    config: EngineConfig, progress: ProgressSink, check: Callable[[Path, ModelConfig], None], renderer: Renderer
+    config: EngineConfig, progress: ProgressSink, renderer: Renderer, checked: bool
 ) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
-    """The parts of the model's folder that the front half needs; `check` may refuse a hub model before its weights."""
+    """The parts of the model's folder that the front half needs.
+
+    Args:
+        checked: refuse what our worker cannot read; a worker that the caller brings along may read other models.
+    """
     model = config.model
-    folder = resolve_model(model, progress, lambda folder: check(folder, model))
+    if checked:
+        folder = resolve_model(model, progress, lambda folder: check_before_weights(folder, model))
+        check_stored(folder, model)
+    else:
+        folder = resolve_model(model, progress)
     home = tokenizer_folder(folder, model, progress)
     tokenizer = Tokenizer.load(home)
     template = ChatTemplate.load(home, model.chat_template, renderer)

@@ -86,6 +86,16 @@ def settle_architecture(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, 
     return reader.with_defaults(**moved).with_values(architectures=[spelling.architecture]), tuple(notes)
 
 
+def asks_transformers(reader: ConfigReader) -> bool:
+    """Whether `settle_architecture` asks the package transformers, whose import takes seconds."""
+    names = reader.values.get(_KEY)
+    if is_on(names):
+        known = isinstance(names, list) and any(isinstance(name, str) and _family_of(_usual(name)) for name in names)
+        return isinstance(names, list) and len(names) > 1 and not known
+    kind = reader.values.get("model_type")
+    return isinstance(kind, str) and bool(kind) and _own_name(kind) is None
+
+
 def _usual(name: str) -> str:
     return SPELLINGS[name].architecture if name in SPELLINGS else name
 

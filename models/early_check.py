@@ -1,16 +1,21 @@
-"""The small files of a model are checked before its weights are downloaded; torch is not imported for it."""
+"""What tells that a model cannot be served is read first: the small files before weights are downloaded, the headers
+of weight files before a worker has imported torch, compiled kernels and read weights.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
 
-from troupellm.models.architecture import read_config
+from troupellm.models.architecture import asks_transformers, read_config
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder_config import describe_encoder
+from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder, has_family, is_encoder
+from troupellm.models.safetensors_header import check_header
 from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.weight_files import folder_weight_files
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 
@@ -20,7 +25,7 @@ INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 def check_before_weights(folder: Path, config: ModelConfig) -> None:
     """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
 
-    Architectures that only `transformers` may have are left to the loader: asking the package imports torch.
+    Architectures and types that only `transformers` may have are left to the loader: asking the package imports torch.
 
     Args:
         folder: has all files but the weights.
@@ -28,14 +33,31 @@ def check_before_weights(folder: Path, config: ModelConfig) -> None:
     Raises:
         ModelLoadError: names the file, the key and the value.
     """
-    if config.model_impl != "transformers":
-        _check_config(read_config(folder).reader, config)
+    _check_config(folder, config)
     home = tokenizer_folder(folder, config)
     check_fit(Tokenizer.load(home), folder, home, None)
     ChatTemplate.load(home, config.chat_template)
 
 
-def _check_config(reader: ConfigReader, config: ModelConfig) -> None:
+def check_stored(folder: Path, config: ModelConfig) -> None:
+    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files tell.
+
+    Args:
+        folder: has all files of the model; or a GGUF file.
+
+    Raises:
+        ModelLoadError: names the file; a weight file is missing, cut or damaged.
+    """
+    _check_config(folder, config)
+    if config.load_format != "dummy" and not is_gguf(folder):
+        for name in folder_weight_files(folder):
+            check_header(folder / name)
+
+
+def _check_config(folder: Path, config: ModelConfig) -> None:
+    if config.model_impl == "transformers" or asks_transformers(ConfigReader.load(folder)):
+        return
+    reader = read_config(folder).reader
     if is_encoder(reader):
         describe_encoder(reader)
     elif config.model_impl == "troupellm" or has_family(reader):

@@ -1,14 +1,14 @@
 """Files of a local model folder that are something else than they should be: pointers, adapters, pickles."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from troupellm.models.hub.files import CONFIG, small_files
 from troupellm.models.json_file import LFS_POINTER, lfs_pointer
 from troupellm.models.model_folder import check_file
 from troupellm.models.read_errors import plain_name
-from troupellm.models.weight_files import PICKLES, is_weight_file, no_weights
+from troupellm.models.weight_files import NOT_WEIGHTS, PICKLES, is_weight_file, no_weights
 from troupellm.protocol.errors import ModelLoadError
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -26,12 +26,29 @@ def check_folder(folder: Path, *, with_weights: bool) -> None:
         ModelLoadError: it has Git LFS pointers instead of files, a LoRA adapter, or pickled weights only.
     """
     names = sorted(path.relative_to(folder).as_posix() for path in (*folder.glob("*"), *folder.glob("*/*")))
-    if CONFIG not in names and ADAPTER_CONFIG in names:
+    if is_adapter(names, with_weights=with_weights):
         raise adapter_refusal(folder.name, folder)
     weights = [name for name in names if is_weight_file(name)]
     check_pointers(folder, [*small_files(names), *weights])
     if with_weights and not weights and any(name.endswith(PICKLES) for name in names if "/" not in name):
         raise no_weights(names)
+
+
+def is_adapter(names: Collection[str], *, with_weights: bool) -> bool:
+    """Whether a folder or repository holds a LoRA adapter and no whole model.
+
+    Args:
+        names: of all its files.
+        with_weights: whether weights are read; without them, a folder with config.json has what is read.
+    """
+    if ADAPTER_CONFIG not in names:
+        return False
+    return CONFIG not in names or (with_weights and not any(_is_whole_model(name) for name in names))
+
+
+def _is_whole_model(name: str) -> bool:
+    pickled = name.endswith(PICKLES) and "/" not in name and not name.startswith(NOT_WEIGHTS)
+    return is_weight_file(name) or (pickled and name != "training_args.bin")
 
 
 def check_pointers(folder: Path, names: Iterable[str]) -> None:

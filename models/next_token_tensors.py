@@ -1,15 +1,15 @@
 """Tensors of a model's own layers for further tokens (multi-token prediction), which the model itself does not need.
 
-DeepSeek and GLM store them as layers behind the last one, with `eh_proj`, `enorm`, `hnorm` and `shared_head`; Qwen,
-MiMo and ERNIE under a module whose name begins with `mtp`.
+DeepSeek and GLM store them as layers behind the last one, with or without `eh_proj`, `enorm`, `hnorm` and
+`shared_head`; Qwen, MiMo and ERNIE under a module whose name begins with `mtp`.
 """
 
 import re
 from collections.abc import Iterable
 
 _MODULE = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
-_LAYER = re.compile(r"^(.*?\blayers\.(\d+)\.)(\w+)")
-_MARKS = frozenset({"eh_proj", "enorm", "hnorm", "shared_head"})
+_LAYER = re.compile(r"(?:model\.|language_model\.){0,2}layers\.(\d{1,9})\.")
+"""Of the decoder; towers for images count their own layers."""
 
 
 def next_token_tensors(names: Iterable[str], num_layers: int) -> list[str]:
@@ -19,7 +19,9 @@ def next_token_tensors(names: Iterable[str], num_layers: int) -> list[str]:
         names: of all tensors of a checkpoint.
         num_layers: of the model itself.
     """
-    names = list(names)
-    behind = {name: match for name in names if (match := _LAYER.match(name)) and int(match[2]) >= num_layers}
-    marked = {match[1] for match in behind.values() if match[3] in _MARKS}
-    return [name for name in names if _MODULE.search(name) or (name in behind and behind[name][1] in marked)]
+    return [name for name in names if _MODULE.search(name) or _is_behind(name, num_layers)]
+
+
+def _is_behind(name: str, num_layers: int) -> bool:
+    match = _LAYER.match(name)
+    return match is not None and int(match[1]) >= num_layers

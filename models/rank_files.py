@@ -25,6 +25,8 @@ _LLAMA3_SPECIAL = (
 )  # fmt: skip
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205)))
 MOST_RESERVED = 4096
+MOST_TOKEN_BYTES = 1024
+"""Of a token: all of its cuts in two are looked at."""
 
 
 class _Family(NamedTuple):
@@ -96,7 +98,9 @@ def tekken(data: bytes) -> Tokenizer:
     special += [f"<SPECIAL_{index}>" for index in range(len(special), count)]
     if found.config.default_vocab_size is not None:
         ranks = ranks[: max(0, found.config.default_vocab_size - count)]
-    return _backend({token: index + count for index, token in enumerate(ranks)}, found.config.pattern, special, 0)
+    return _backend(
+        _TEKKEN, {token: index + count for index, token in enumerate(ranks)}, found.config.pattern, special, 0
+    )
 
 
 def tiktoken(data: bytes, name: str, settings: dict[str, Any], config: dict[str, Any]) -> Tokenizer:
@@ -126,7 +130,7 @@ def tiktoken(data: bytes, name: str, settings: dict[str, Any], config: dict[str,
         )
     family = _FAMILIES[kind]
     special = _special(settings, len(ranks), family)
-    backend = _backend(ranks, PRE_TOKENIZERS[family.rule].patterns[0], special, len(ranks))
+    backend = _backend(name, ranks, PRE_TOKENIZERS[family.rule].patterns[0], special, len(ranks))
     if PRE_TOKENIZERS[family.rule].compose:
         backend.normalizer = normalizers.NFC()
     return backend
@@ -150,13 +154,20 @@ def _special(settings: dict[str, Any], first: int, family: _Family) -> list[str]
     return [named.get(index, f"<|reserved_token_{index}|>") for index in range(first, last + 1)]
 
 
-def _backend(ranks: dict[bytes, int], pattern: str, special: Sequence[str], first: int) -> Tokenizer:
+def _backend(name: str, ranks: dict[bytes, int], pattern: str, special: Sequence[str], first: int) -> Tokenizer:
     """Byte-level BPE that looks up whole words first.
 
     Args:
+        name: of the file.
         ranks: ids by bytes; a lower one is merged earlier.
         special: the special tokens, which have the ids from `first` on.
+
+    Raises:
+        ModelLoadError: a token is too long.
     """
+    longest = max(map(len, ranks), default=0)
+    if longest > MOST_TOKEN_BYTES:
+        raise ModelLoadError(f"{name}: a token has {longest} bytes; tokens of at most {MOST_TOKEN_BYTES} are read")
     spelled = {token: "".join(_ALPHABET[byte] for byte in token) for token in ranks}
     ids = {spelled[token]: number for token, number in ranks.items()}
     merges = []

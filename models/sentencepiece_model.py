@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from troupellm.models.gguf.word_models import SPACE, scored_merges, space_rules
+from troupellm.models.tokenizer_bombs import check_charsmap
 from troupellm.protocol.errors import ModelLoadError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
@@ -66,6 +67,7 @@ def read_model(data: bytes) -> SentencePieceModel:
     if not pieces or len({piece.text for piece in pieces}) != len(pieces):
         raise ModelLoadError(f"{_FILE} has {'a piece twice' if pieces else 'no pieces'}")
     model = SentencePieceModel(pieces, **found)
+    check_charsmap(model.charsmap, _FILE)
     if model.algorithm not in (UNIGRAM, BPE):
         raise ModelLoadError(
             f"{_FILE}: model_type {model.algorithm} is not supported; 1 (unigram) and 2 (bpe) are read"

@@ -70,12 +70,20 @@ def resolve_model(config: ModelConfig, progress: ProgressSink, check: Callable[[
 
 def _local(model: str) -> tuple[Path | None, str | None]:
     """The existing path that is named, and the tag behind it; no path where there is none."""
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _existing(model)
+    if path is not None:
         return path, None
     folder, colon, tag = model.rpartition(":")
-    path = Path(folder).expanduser()
-    return (path, tag) if colon and tag and "/" not in tag and path.is_dir() else (None, None)
+    path = _existing(folder) if colon and tag and "/" not in tag else None
+    return (path, tag) if path is not None and path.is_dir() else (None, None)
+
+
+def _existing(text: str) -> Path | None:
+    try:
+        path = Path(text).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # longer than a path can be, or the home of an unknown user
+        return None
 
 
 def _resolve_local(path: Path, tag: str | None, config: ModelConfig, progress: ProgressSink) -> Path:

@@ -4,9 +4,11 @@ The number of steps is limited. Patterns that published tokenizers do not have, 
 longer, are tried in a child process with little memory and time; `tokenizer_probe` is its program.
 """
 
+import base64
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,7 +23,10 @@ _USUAL = frozenset(pattern for rule in PRE_TOKENIZERS.values() for pattern in ru
     " {2,}", r"\s+", r"\d", r"\p{N}", r"\p{N}{1,3}", r"\s", "[\r\n]", r"\w+|[^\w\s]+",
 }  # fmt: skip
 _LONGEST = 4
-"""Characters that a usual step puts in place of one, or in front of a text."""
+"""Characters that a usual step puts in front of a text."""
+_HINT = "use the tokenizer that the model's maker published"
+_LONGEST_MAPPED = 64
+"""Bytes that a table of characters puts in place of one; Unicode's compatibility forms need 33."""
 
 
 class Rules(msgspec.Struct):
@@ -46,16 +51,21 @@ def check_rules(definition: bytes, file: str) -> None:
         steps = [*_steps(rule)]
         if len(steps) > MOST_STEPS:
             raise ModelLoadError(f"{file}: {name} has {len(steps)} steps; at most {MOST_STEPS} are run")
+        for step in steps:
+            _check_table(step, file)
         unusual = unusual or any(map(_is_unusual, steps))
     if unusual and (why := _tried(rules)) is not None:
         raise ModelLoadError(
             f"{file}: normalizer and pre_tokenizer {why}",
-            hint="use the tokenizer.json that the model's maker published",
+            hint=_HINT,
         )
 
 
 def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """A rule without its sequences; a file nests at most as deep as the JSON reader allows."""
+    """A rule without its sequences; a file nests at most as deep as the JSON reader allows.
+
+    The library passes over keys that a step does not have, so steps within a step that is no sequence hide nothing.
+    """
     waiting = [rule]
     while waiting:
         step = waiting.pop()
@@ -64,7 +74,7 @@ def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         inner = step.get("normalizers") or step.get("pretokenizers")
         if isinstance(inner, list):
             waiting += inner
-        else:
+        if not isinstance(inner, list) or step.get("type") != "Sequence":
             yield step
 
 
@@ -72,10 +82,38 @@ def _is_unusual(step: dict[str, Any]) -> bool:
     pattern = step.get("pattern")
     content = step.get("content")
     found = pattern.get("Regex") if isinstance(pattern, dict) else None
-    added = content if isinstance(content, str) else step.get("prepend", "")
+    prepended = step.get("prepend")
     replaced = pattern.get("String") if isinstance(pattern, dict) else None
-    longer = len(added) > _LONGEST * max(1, len(replaced) if isinstance(replaced, str) else 1)
+    longer = isinstance(content, str) and len(content) > (len(replaced) if isinstance(replaced, str) else 1)
+    longer |= isinstance(prepended, str) and len(prepended) > _LONGEST
     return longer or replaced == "" or (found is not None and found not in _USUAL)
+
+
+def check_charsmap(charsmap: bytes, file: str) -> None:
+    """Refuse a table of SentencePiece that makes a text much longer.
+
+    Args:
+        charsmap: the length of a trie, the trie, and the texts that take the place of characters, each with a zero
+            behind it.
+        file: its name, for messages.
+
+    Raises:
+        ModelLoadError: one of those texts is too long.
+    """
+    texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :]
+    longest = max(map(len, texts.split(b"\0")))
+    if longest > _LONGEST_MAPPED:
+        raise ModelLoadError(
+            f"{file}: its table of characters puts {longest} bytes in place of one; at most {_LONGEST_MAPPED} are read",
+            hint=_HINT,
+        )
+
+
+def _check_table(step: dict[str, Any], file: str) -> None:
+    table = step.get("precompiled_charsmap")
+    if isinstance(table, str):
+        with suppress(ValueError):  # what is no base64 the library refuses
+            check_charsmap(base64.b64decode(table), file)
 
 
 def _tried(rules: Rules) -> str | None:

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer as Backend, processors
 
 from troupellm.models.added_tokens import TokenFiles, text_of, tokens_to_add
 from troupellm.models.declared_tokenizer import Declared, declared, declared_rules, default_names, unknown_token
-from troupellm.models.json_file import LFS_POINTER, lfs_pointer
+from troupellm.models.json_file import LFS_POINTER, MOST_BYTES, lfs_pointer
 from troupellm.models.model_documents import read_json
 from troupellm.models.model_folder import check_file, check_for_tokenizers
 from troupellm.models.panics import no_panics
@@ -95,9 +95,11 @@ def _content(path: Path) -> bytes:
     """A tokenizer file without a byte order mark.
 
     Raises:
-        ModelLoadError: it is a Git LFS pointer, or cannot be read.
+        ModelLoadError: it is a Git LFS pointer or too large, or cannot be read.
     """
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ModelLoadError(f"{path.name} has {size:,} bytes; tokenizers of at most {MOST_BYTES:,} are read")
         data = path.read_bytes()
     except OSError as error:
         raise ModelLoadError(f"{path.name} cannot be read: {why(error)}") from error

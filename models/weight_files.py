@@ -6,10 +6,12 @@ them. Copies in another layout (consolidated*), adapters and optimizer states ar
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
-from troupellm.models.json_file import LFS_POINTER, lfs_pointer
+from troupellm.models.json_file import LFS_POINTER, MOST_BYTES, lfs_pointer
 from troupellm.models.model_folder import check_file
 from troupellm.models.read_errors import plain_name, why
 from troupellm.protocol.errors import ModelLoadError
@@ -18,9 +20,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OTHERS = (".h5", ".onnx", ".msgpack", ".tflite", ".ot")
 """Weights of other frameworks."""
-_NOT_WEIGHTS = ("consolidated", "adapter", "optimizer")
+NOT_WEIGHTS = ("consolidated", "adapter", "optimizer")
 _SHARD = re.compile(r"(?P<name>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.safetensors")
 _LONGEST_FILE_NAME = 255
+_MOST_SHARDS = 10_000
 _HINT = "download the missing file, or the whole model again"
 
 
@@ -44,18 +47,18 @@ def weight_files(names: Collection[str], homes: Mapping[str, str]) -> list[str]:
     found = sorted(name for name in names if is_weight_file(name))
     if not found:
         raise no_weights(names)
-    shards = _shards(found)
-    complete = [listed for listed in shards if set(listed) <= set(found)]
+    series = _series(found)
+    complete = [one for one, numbers in series.items() if len(numbers) == one.count]
     if len(complete) == 1:
-        return complete[0]
-    if shards and not complete:
-        _require(shards[0], found, f"one of {len(shards[0])} shards")
+        return complete[0].files()
+    if series and not complete:
+        _require(next(iter(series)).files(), found, f"one of {next(iter(series)).count} shards")
     return found
 
 
 def is_weight_file(name: str) -> bool:
     """Whether a file may hold weights of the model."""
-    return name.endswith(".safetensors") and "/" not in name and not name.startswith(_NOT_WEIGHTS)
+    return name.endswith(".safetensors") and "/" not in name and not name.startswith(NOT_WEIGHTS)
 
 
 def no_weights(names: Iterable[str]) -> ModelLoadError:
@@ -94,12 +97,16 @@ def folder_homes(folder: Path) -> dict[str, str]:
     """The file of each tensor, as the folder's index has it; empty without an index.
 
     Raises:
-        ModelLoadError: the index is damaged, or names a file outside the folder.
+        ModelLoadError: the index is damaged or too large, or names a file outside the folder.
     """
     path = folder / INDEX
     check_file(path)
     try:
-        return read_index(path.read_bytes()) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise ModelLoadError(f"{INDEX} has {size:,} bytes; JSON files of at most {MOST_BYTES:,} are read")
+        return read_index(path.read_bytes())
     except OSError as error:
         raise ModelLoadError(f"{INDEX} cannot be read: {why(error)}") from error
 
@@ -128,25 +135,38 @@ def read_index(data: bytes) -> dict[str, str]:
     return homes
 
 
-def _shards(found: Iterable[str]) -> list[list[str]]:
-    """The complete list of files for each NAME-i-of-N that occurs, the longest name last."""
-    series = {}
-    for name in found:
-        match = _SHARD.fullmatch(name)
-        if match is None or not 0 < int(match["count"]) <= 10_000:
-            continue
-        width, count = len(match["number"]), int(match["count"])
-        key = (match["name"], match["count"], width)
-        series[key] = [
-            f"{match['name']}-{number:0{width}}-of-{match['count']}.safetensors" for number in range(1, count + 1)
+class _Series(NamedTuple):
+    """The shards NAME-i-of-N of one name, one N and one number of digits."""
+
+    name: str
+    total: str
+    """N as it is written."""
+    digits: int
+
+    @property
+    def count(self) -> int:
+        return int(self.total)
+
+    def files(self) -> list[str]:
+        return [
+            f"{self.name}-{number:0{self.digits}}-of-{self.total}.safetensors" for number in range(1, self.count + 1)
         ]
-    return list(series.values())
 
 
-def _refuse_left_over(listed: Iterable[str], names: Collection[str]) -> None:
+def _series(names: Iterable[str]) -> dict[_Series, set[int]]:
+    """Each series that occurs, and the numbers of its shards that do."""
+    found = defaultdict[_Series, set[int]](set)
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if match is not None and 0 < int(match["number"]) <= int(match["count"]) <= _MOST_SHARDS:
+            found[_Series(match["name"], match["count"], len(match["number"]))].add(int(match["number"]))
+    return found
+
+
+def _refuse_left_over(listed: Collection[str], names: Iterable[str]) -> None:
     """Shards of a series whose other shards the index names."""
-    told = {part for shards in _shards(listed) for part in shards} - set(listed)
-    left = next((name for name in sorted(told) if name in names), None)
+    told, known = _series(listed), set(listed)
+    left = next((name for name in sorted(names) if name not in known and told.keys() & _series([name]).keys()), None)
     if left is not None:
         hint = "remove it, or download the index again"
         raise ModelLoadError(f"{plain_name(left)} is left over: {INDEX} does not name it", hint=hint)

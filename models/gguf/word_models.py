@@ -7,6 +7,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from troupellm.models.gguf.special_tokens import BYTE, CONTROL, UNKNOWN, UNUSED
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.tokenizer_bombs import check_charsmap
 from troupellm.protocol.errors import ModelLoadError
 
 SPACE = "\u2581"
@@ -90,6 +91,7 @@ def unigram(
     if charsmap is not None:
         if not isinstance(charsmap, array) or charsmap.itemsize != 1:
             raise reader.refuse("tokenizer.ggml.precompiled_charsmap", "must be an array of bytes")
+        check_charsmap(charsmap.tobytes(), reader.place_of("tokenizer.ggml.precompiled_charsmap"))
         steps.append(normalizers.Precompiled(charsmap.tobytes()))
     merge = reader.flag("tokenizer.ggml.remove_extra_whitespaces", False)
     backend.normalizer = normalizers.Sequence([*steps, *space_rules(merge=merge, lead=leading_space)])

@@ -20,6 +20,7 @@ _TEXT = frozenset(
         "chat_template.json",
     }
 )  # fmt: skip
+_BESIDE_GGUF = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", CONFIG)
 _VOCABULARIES = frozenset({"tekken.json", "vocab.json", "vocab.txt", "merges.txt", "dict.txt", "bpe.codes"})
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken", ".spm")
 """Read where there is no tokenizer.json."""
@@ -41,6 +42,21 @@ def small_files(names: Collection[str], *, with_tokenizer: bool = True) -> list[
         if TOKENIZER not in names:
             found += [name for name in names if is_vocabulary(name)]
     return sorted(found, key=lambda name: (name != CONFIG, name))
+
+
+def files_beside(names: Collection[str], gguf: str) -> list[str]:
+    """The tokenizer.json that was published beside a GGUF file, which counts instead of the file's vocabulary, with the
+    files that are read for it; empty without one.
+
+    Args:
+        names: of all files of the repository.
+        gguf: path of the file, or of its first part.
+    """
+    folder = PurePosixPath(gguf).parent
+    if str(folder / TOKENIZER) not in names:
+        return []
+    wanted = {str(folder / name) for name in _BESIDE_GGUF}
+    return sorted(name for name in names if name in wanted)
 
 
 def is_vocabulary(name: str) -> bool:

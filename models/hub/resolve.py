@@ -8,9 +8,9 @@ from typing import Any
 from troupellm.models.gguf.choice import choose_gguf, is_companion
 from troupellm.models.hub.cache import Cache
 from troupellm.models.hub.download import Repository, Unavailable
-from troupellm.models.hub.files import CONFIG, TOKENIZER, has_tokenizer, small_files
+from troupellm.models.hub.files import CONFIG, TOKENIZER, files_beside, has_tokenizer, small_files
 from troupellm.models.hub.name import HubName
-from troupellm.models.local_files import ADAPTER_CONFIG, adapter_refusal
+from troupellm.models.local_files import ADAPTER_CONFIG, adapter_refusal, is_adapter
 from troupellm.models.read_errors import plain_name, why
 from troupellm.models.weight_files import folder_homes, is_weight_file, no_weights, weight_files
 from troupellm.protocol.config import ModelConfig
@@ -82,7 +82,8 @@ class HubModel:
             choice = choose_gguf(names, self._name.repo, tag=self._name.tag, file=self._name.file)
             for note in choice.notes:
                 self._note(note)
-            hub.fetch(choice.files)
+            beside = files_beside(names, choice.files[0]) if self._with_tokenizer else []
+            hub.fetch([*beside, *choice.files])
             path = folder / choice.files[0]
         else:
             self._check_kind(names)
@@ -104,14 +105,13 @@ class HubModel:
 
     def _check_kind(self, names: Collection[str]) -> None:
         """Refuse a repository that is no model in Hugging Face's format, before anything of it is fetched."""
-        if CONFIG not in names:
-            if ADAPTER_CONFIG in names:
-                self._hub.fetch([ADAPTER_CONFIG])
-                raise adapter_refusal(self._name.repo, self._cache.snapshot(self._hub.commit))
-            if self._with_weights or not has_tokenizer(names):
-                raise ModelLoadError(
-                    f"{self._name.repo} has no {CONFIG}", hint="name a model in Hugging Face's format, or a GGUF file"
-                )
+        if is_adapter(names, with_weights=self._with_weights):
+            self._hub.fetch([ADAPTER_CONFIG])
+            raise adapter_refusal(self._name.repo, self._cache.snapshot(self._hub.commit))
+        if CONFIG not in names and (self._with_weights or not has_tokenizer(names)):
+            raise ModelLoadError(
+                f"{self._name.repo} has no {CONFIG}", hint="name a model in Hugging Face's format, or a GGUF file"
+            )
         if self._with_weights and not any(map(is_weight_file, names)):
             error = no_weights(names)
             raise ModelLoadError(f"{self._name.repo}: {error.message}", hint=error.hint)

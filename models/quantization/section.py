@@ -93,7 +93,8 @@ def _of_config(reader: ConfigReader) -> list[_Place]:
         for key in (KEY, OLDER_KEY):
             values = home.section(key).values
             if values:
-                named = {METHOD: _method(values), **values} if _method(values) else values
+                method = _method(values)
+                named = values if method is None else {**values, METHOD: method}
                 found.append(_Place(_usual(named), FILE, f"{prefix}{key}."))
     return [place for place in found if not _switched_off(place.values)]
 
@@ -101,11 +102,11 @@ def _of_config(reader: ConfigReader) -> list[_Place]:
 def _of_file(file: str, values: dict[str, Any]) -> _Place | None:
     """None of a file that is about something else, such as another runtime's conversion."""
     inner, prefix = values.get(_NESTED), ""
-    if isinstance(inner, dict) and METHOD not in values:  # ModelOpt
+    if isinstance(inner, dict) and not is_on(values.get(METHOD)):  # ModelOpt
         values = {METHOD: "modelopt", "producer": values.get("producer"), **inner}
         prefix = f"{_NESTED}."
     method = _method(values)
-    return None if method is None else _Place(_usual({METHOD: method, **values}), file, prefix)
+    return None if method is None else _Place(_usual({**values, METHOD: method}), file, prefix)
 
 
 def _method(values: Mapping[str, Any]) -> str | None:
@@ -132,7 +133,7 @@ def _check_same(first: _Place, other: _Place) -> None:
         if key not in ours or key not in theirs:
             continue
         (name, value), (other_name, other_value) = ours[key], theirs[key]
-        one, two = (_SAME_METHODS.get(said, said) for said in (_comparable(value), _comparable(other_value)))
+        one, two = _comparable(value), _comparable(other_value)
         if one != two and not (key in _LISTS and None in (one, two)):
             raise ModelLoadError(
                 f"{other.name_of(other_name)} is {_shown(other_value)}, but {first.name_of(name)} is {_shown(value)}",
@@ -151,7 +152,9 @@ def _comparable(value: Any) -> Any:
         return None
     if isinstance(value, list):
         return sorted(json.dumps(item, sort_keys=True) for item in value)
-    return value.lower() if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _SAME_METHODS.get(value.lower(), value.lower())
+    return value
 
 
 def _shown(value: Any) -> str:

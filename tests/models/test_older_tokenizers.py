@@ -4,6 +4,8 @@ those of sentencepiece, tiktoken or transformers, as `tests/reality/make_referen
 import base64
 import codecs
 import json
+import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,10 @@ LLAMA = {"config.json": {"model_type": "llama"}}
 WRONG = {
     "no pattern": ({"tokenizer.model": "ranks", "config.json": {"model_type": "x"}}, "does not say how text is cut"),
     "a gap": ({"tokenizer.model": lines((b"a", 0), (b"b", 2))} | LLAMA, "the ranks must be 0 to 1, each once"),
+    "a long token": (
+        {"tokenizer.model": lines((b"a" * 100_000, 0))} | LLAMA,
+        "tokenizer.model: a token has 100000 bytes; tokens of at most 1024 are read",
+    ),
     "no base64": ({"tokenizer.model": raw(b"?? 1\n")} | LLAMA, "line 1 is no token in base64 with a rank"),
     "a far token": (
         {"tokenizer.model": "ranks", "tokenizer_config.json": {"added_tokens_decoder": {"9999999": {"content": "x"}}}}
@@ -126,6 +132,21 @@ def test_a_cut_sentencepiece_model_is_refused_or_smaller() -> None:
 def test_a_hostile_sentencepiece_model_is_refused(data: bytes) -> None:
     with pytest.raises(ModelLoadError, match=r"tokenizer\.model"):
         read_model(data)
+
+
+def test_a_table_that_makes_a_text_much_longer_is_refused() -> None:
+    table = struct.pack("<I", 4) + bytes(4) + b"b" * 100 + b"\0"
+    normalizer = b"\x12" + bytes([len(table)]) + table
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.model: its table of characters puts 100 bytes in place"):
+        read_model(b"\n\x03\n\x01a" + b"\x1a" + bytes([len(normalizer)]) + normalizer)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tekken.json", "qwen.tiktoken"])
+def test_a_file_of_unusual_size_is_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, 2**40)
+    with pytest.raises(ModelLoadError, match=f"^{name} has 1,099,511,627,776 bytes; tokenizers of at most"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model", "tekken.json", "qwen.tiktoken"])

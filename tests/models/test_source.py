@@ -48,6 +48,9 @@ def test_a_revision_of_a_local_folder_is_ignored_with_a_note(tmp_path):
         ("owner/name:Q8_0/f.gguf", "names the tag Q8_0 and a file"),
         ("two words", "neither a local folder nor a model"),
         ("owner/name@../../x", "no hub id either"),
+        ("~an-unknown-user/model", "no hub id either"),
+        ("x" * 5000, "neither a local folder nor a model"),
+        ("x/" * 3000, "no hub id either"),
     ],
 )
 def test_a_name_without_a_model_is_refused(model, said):
@@ -88,6 +91,17 @@ def test_an_adapter_is_named_with_its_base_model(tmp_path, base):
     said = refusal(tmp_path)
     assert f"is a LoRA adapter for {base if base == 'acme/base' else 'its base model'}" in said
     assert "--lora-modules" in said
+
+
+@pytest.mark.parametrize("weights", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_an_adapter_with_a_config_is_an_adapter_unless_there_is_a_whole_model(tmp_path, weights):
+    for name in ("adapter_config.json", "config.json"):
+        (tmp_path / name).write_text(json.dumps({"base_model_name_or_path": "acme/base"}))
+    (tmp_path / weights).touch()
+    assert "is a LoRA adapter for acme/base" in refusal(tmp_path)
+    assert resolved(tmp_path, load_format="dummy") == tmp_path
+    (tmp_path / "model.safetensors").touch()
+    assert resolved(tmp_path) == tmp_path
 
 
 def test_a_folder_with_pickles_only_is_refused(tmp_path):

@@ -1,6 +1,8 @@
 """Rules of a stranger's tokenizer.json that would stop a server: they are refused before any text is encoded."""
 
+import base64
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,32 @@ def in_turn(*steps: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": list(steps)}
 
 
+def charsmap(text: str) -> str:
+    """A table of SentencePiece with one text and a trie of nothing."""
+    return base64.b64encode(struct.pack("<I", 4) + bytes(4) + text.encode() + b"\0").decode()
+
+
 DOUBLE = replace({"String": "a"}, "aa")
 BOMBS: dict[str, tuple[dict[str, Any], str]] = {
     "many steps": ({"normalizer": in_turn(*[DOUBLE] * (MOST_STEPS + 1))}, "has 33 steps; at most 32 are run"),
     "nested steps": ({"normalizer": in_turn(*[in_turn(DOUBLE, DOUBLE)] * 17)}, "has 34 steps; at most 32 are run"),
-    "doubling": ({"normalizer": in_turn(*[replace({"Regex": "a"}, "aa")] * 8)}, "make 5.* characters of "),
-    "a long replacement": ({"normalizer": replace({"String": "a"}, "b" * 100)}, "make 2.* characters of "),
-    "something from nothing": ({"normalizer": replace({"Regex": ""}, "b" * 100)}, "make 2.* characters of "),
-    "a long beginning": ({"normalizer": {"type": "Prepend", "prepend": "b" * 100_000}}, "make 1.* characters of "),
+    "doubling": ({"normalizer": in_turn(*[replace({"Regex": "a"}, "aa")] * 8)}, "make .* characters of "),
+    "fourfold": ({"normalizer": in_turn(*[replace({"String": "a"}, "aaaa")] * 8)}, "make .* characters of |too much"),
+    "a text of two letters": (
+        {"normalizer": in_turn(*[replace({"String": "q,"}, "q," * 9)] * 3)},
+        "make .* characters of ",
+    ),
+    "steps within a step": (
+        {"normalizer": replace({"String": "a"}, "b" * 100) | {"normalizers": [{"type": "NFC"}]}},
+        "make .* characters of ",
+    ),
+    "a table of characters": (
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap("b" * 100)}},
+        "puts 100 bytes in place of one; at most 64 are read",
+    ),
+    "a long replacement": ({"normalizer": replace({"String": "a"}, "b" * 100)}, "make .* characters of "),
+    "something from nothing": ({"normalizer": replace({"Regex": ""}, "b" * 100)}, "make .* characters of "),
+    "a long beginning": ({"normalizer": {"type": "Prepend", "prepend": "b" * 100_000}}, "make .* characters of "),
     "memory": (
         {"normalizer": in_turn(*[replace({"Regex": "a"}, "a" * 100)] * 6)},
         "for short texts|cannot be run|make",

@@ -1,5 +1,6 @@
 import json
 import os
+import tracemalloc
 
 import pytest
 
@@ -62,6 +63,23 @@ def test_a_missing_file_is_named(names, homes, said):
 def test_a_damaged_index_is_refused(data):
     with pytest.raises(ModelLoadError, match=r"^model\.safetensors\.index\.json"):
         read_index(data)
+
+
+def test_names_of_many_series_take_no_list_of_their_shards():
+    names = [f"{number}-00001-of-10000.safetensors" for number in range(2000)]
+    tracemalloc.start()
+    with pytest.raises(ModelLoadError, match=r"^0-00002-of-10000\.safetensors is missing, one of 10000 shards"):
+        weight_files(names, {})
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2**24  # all lists together: over 2 GB
+
+
+def test_an_index_of_unusual_size_is_not_read(tmp_path):
+    (tmp_path / INDEX).touch()
+    os.truncate(tmp_path / INDEX, 2**40)
+    with pytest.raises(ModelLoadError, match=r"index\.json has 1,099,511,627,776 bytes; JSON files of at most"):
+        folder_weight_files(tmp_path)
 
 
 def test_a_folder_is_read_by_the_same_rule(tmp_path):

@@ -46,8 +46,13 @@ def config(**values: Any) -> Change:
     return lambda files: files.config.update(values)
 
 
-def section(values: dict[str, Any]) -> Change:
-    return config(quantization_config=values)
+def section(values: dict[str, Any], modelopt: dict[str, Any] | None = None) -> Change:
+    def change(files: Files) -> None:
+        files.config["quantization_config"] = values
+        if modelopt is not None:
+            files.others["hf_quant_config.json"] = modelopt
+
+    return change
 
 
 def two_families(files: Files) -> None:
@@ -110,15 +115,6 @@ def tensor_missing(files: Files) -> None:
     del files.tensors["model.layers.1.mlp.down_proj.weight"]
 
 
-def layer_left_over(files: Files) -> None:
-    """A whole layer that config.json does not count is no layer for further tokens."""
-    files.tensors |= {
-        name.replace("layers.1", "layers.2"): tensor.clone()
-        for name, tensor in files.tensors.items()
-        if "layers.1" in name
-    }
-
-
 def cut(files: Files) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / SINGLE, 10_000)
 
@@ -164,7 +160,6 @@ REFUSED: dict[str, Row] = {
     "files: a part is left over": Row(part_left_over, f"{PARTS[1]} is left over: {INDEX} does not name it", "remove"),
     "files: a tensor is left over": Row(tensor_left_over, r"unknown tensor model\.layers\.0\.self_attn\.extra\.weight"),
     "files: a tensor is missing": Row(tensor_missing, r"tensor model\.layers\.1\.mlp\.down_proj\.weight is missing"),
-    "files: a layer is left over": Row(layer_left_over, r"unknown tensor model\.layers\.2\."),
     "files: cut": Row(cut, r"model\.safetensors is cut: it has 10,000 of \d{3},\d{3} bytes", "download the file again"),
     "files: too long": Row(lengthened, r"is damaged: it has [\d,]+ bytes, its header describes [\d,]+", "download"),
     "files: a web page": Row(a_page, "model.safetensors cannot be read: it does not begin like", "download"),
@@ -175,6 +170,11 @@ REFUSED: dict[str, Row] = {
     "quantization: two files disagree": Row(
         gptq(GPTQMODEL, quantize_config=AUTOGPTQ | {"group_size": 64}),
         r"quantize_config\.json: group_size is 64, but config\.json: quantization_config\.group_size is 32",
+        "remove or correct",
+    ),
+    "quantization: two lists of layers": Row(
+        section(MODELOPT_SECTION | {"ignore": ["lm_head", "o_proj"]}, MODELOPT_FILE),
+        r'hf_quant_config\.json: quantization\.exclude_modules is \["lm_head"\], but .*\.ignore is \["lm_head", "o_p',
         "remove or correct",
     ),
     "quantization: two tools": Row(

@@ -139,6 +139,15 @@ def next_tokens(prefix: str) -> Change:
     return change
 
 
+def layer_behind(files: Files) -> None:
+    """A whole layer that config.json does not count, without the marks of DeepSeek's."""
+    files.tensors |= {
+        name.replace("layers.1", "layers.2"): tensor.clone()
+        for name, tensor in files.tensors.items()
+        if "layers.1" in name
+    }
+
+
 def gptq(section: dict[str, Any] | None, **others: Any) -> Change:
     def change(files: Files) -> None:
         files.store(GptqWriter(GPTQ))
@@ -247,6 +256,9 @@ LOADS: dict[str, Row] = {
     ),
     "mtp: a module": Row(next_tokens("mtp."), "3 tensors for multi-token prediction are left out, such as mtp"),
     "mtp: a layer behind the last": Row(next_tokens("model.layers.2."), "5 tensors for multi-token prediction"),
+    "mtp: a plain layer behind the last": Row(
+        layer_behind, r"\d+ tensors for multi-token prediction are left out, such as model\.layers\.2\."
+    ),
     "file: quantize_config.json": Row(
         gptq(None, quantize_config=AUTOGPTQ), r"quantize_config\.json: .*damp_percent.* are ignored"
     ),
@@ -255,6 +267,7 @@ LOADS: dict[str, Row] = {
     "file: text_config": Row(in_text_config),
     "gptq: Optimum's settings": Row(gptq(OPTIMUM), r"dataset.* are ignored"),
     "file: two that agree": Row(gptq(GPTQMODEL, quantize_config=AUTOGPTQ | {"damp_percent": 0.5})),
+    "file: null for the method": Row(gptq({**GPTQMODEL, "quant_method": None})),
     "file: another runtime's": Row(
         lambda files: files.others.update({"quantize_config.json": ONNX}),
         r"quantize_config\.json is not used: it does not say how these weights are quantized",
@@ -272,6 +285,9 @@ LOADS: dict[str, Row] = {
         fp8(STATIC, "weight_scale_inv", "activation_scale"), "calibrated input scales are not used"
     ),
     "fp8: blocks that nothing names": Row(fp8({"quant_method": "fp8"}, "weight_scale_inv", block=True)),
+    "modelopt: both places, with the same lists": Row(
+        fp8(MODELOPT_SECTION, "weight_scale", "input_scale", file=MODELOPT_FILE), "calibrated scales of the KV cache"
+    ),
     "modelopt: hf_quant_config.json": Row(
         fp8(None, "weight_scale", "input_scale", file=MODELOPT_FILE), "calibrated scales of the KV cache are not used"
     ),

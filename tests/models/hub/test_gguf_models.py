@@ -34,6 +34,23 @@ def test_only_the_chosen_file_is_fetched_with_all_of_its_parts(ggufs, resolve, n
     assert again.path == outcome.path
 
 
+def test_a_tokenizer_that_was_published_beside_the_file_is_fetched_before_it(hub, resolve):
+    read = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{ }", "config.json": b"{  }"}
+    other = {"chat_template.jinja": b"x", "generation_config.json": b"{   }", "vocab.json": b"y"}
+    hub.add(REPO, FILES | OTHERS | read | other)
+    resolve(REPO)
+    assert [name for name, _ in hub.downloads()] == [*sorted(read), "tiny-Q4_K_M.gguf"]
+    hub.behave()
+    resolve(f"{REPO}:BF16")
+    assert hub.names() == PARTS  # in a folder without a tokenizer
+
+
+def test_a_tokenizer_beside_is_left_where_another_one_is_named(hub, resolve):
+    hub.add(REPO, FILES | {"tokenizer.json": b"{}"})
+    resolve(REPO, tokenizer="elsewhere")
+    assert hub.names() == ["tiny-Q4_K_M.gguf"]
+
+
 def test_the_default_and_a_projector_beside_it_are_noted(ggufs, resolve):
     notes = resolve(REPO).notes
     assert "tiny-Q4_K_M.gguf is taken" in notes

@@ -155,6 +155,10 @@ def test_unknown_gated_and_private_models_say_what_to_do(tiny, resolve):
         ({"config.json": b"{}"}, "model.safetensors is missing"),
         ({"config.json": b"{}", "mmproj-F16.gguf": b"x"}, "model.safetensors is missing"),
         (
+            {"config.json": b"{}", "adapter_config.json": b"{}", "adapter_model.safetensors": b"x"},
+            "is a LoRA adapter for its base model",
+        ),
+        (
             {"adapter_config.json": json.dumps({"base_model_name_or_path": "acme/base"}).encode(),
              "adapter_model.safetensors": b"x"},
             "is a LoRA adapter for acme/base",
