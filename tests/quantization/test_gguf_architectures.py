@@ -110,6 +110,7 @@ REFUSED = [
     ("gemma3", "attn_logit_softcapping", 50.0, "is not supported, got 50.0"),
     ("gemma2", "attention.sliding_window_pattern", [True], "must be an array of 3 flags"),
     ("granite", "rope.scaling.finetuned", False, "must be true: without rotation the model is not supported"),
+    ("granite", "expert_count", 2, "is not supported, got 2"),
     ("glm4", "rope.dimension_sections", [8, 12, 12, 0], "is not supported"),
     ("glm4", "nextn_predict_layers", 2, r"must be below block_count \(2\)"),
     ("olmo2", "rope.scaling.yarn_ext_factor", 0.5, "is not supported"),
@@ -131,6 +132,13 @@ def test_a_key_that_is_not_read_is_refused_by_name(
         model_config(found._replace(metadata=found.metadata | {f"{prefix}.{key}": value}))
     off = {f"{prefix}.made_up": 0, f"{prefix}.attention.causal": True}
     assert model_config(found._replace(metadata=found.metadata | off)) == model_config(found)
+
+
+def test_sizes_of_tensors_that_are_stored_are_refused(header: Read) -> None:
+    found, key = header("granite"), "granite.ssm.conv_kernel"
+    stored = found.tensors | {"blk.0.ssm_conv1d.weight": found.tensors[EMBEDDING]}
+    with pytest.raises(ModelLoadError, match=rf"^granite.gguf: {key} is not supported, got 4$"):
+        model_config(found._replace(metadata=found.metadata | {key: 4}, tensors=stored))
 
 
 @pytest.mark.parametrize("name", ["lfm2", "granitehybrid", "qwen3next", "qwen35", "made-up"])
