@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf_converter import write
 from gguf_families import FAMILIES, SHORT, Family
-from gguf_llama import Kind
+from gguf_llama import SPECIAL, Kind, add_byte_level, byte_level
 from held_memory import held_by
 from logprob_check import check_logprobs
 from quantized_llama import load
@@ -21,6 +21,8 @@ from troupellm.models.gguf.architectures import ARCHITECTURES
 from troupellm.models.gguf.config import model_config
 from troupellm.models.gguf.header import Header, StoredTensor, read_header
 from troupellm.models.gguf.metadata import EMBEDDING
+from troupellm.models.served_tokenizer import check_fit
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
 
 ONE_TABLE = {"disable_hybrid_kv_cache_manager": True}
@@ -177,6 +179,18 @@ def test_a_model_of_transformers_says_that_its_weights_are_expanded(tmp_path: Pa
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
     assert any("so that its weights are expanded" in progress.detail for progress in seen)
     worker.close()
+
+
+def more_tokens(writer: gguf.GGUFWriter) -> None:
+    add_byte_level(writer, byte_level((*SPECIAL, "<|first|>", "<|second|>")), "gpt-2")
+
+
+def test_tokens_without_a_row_in_the_embedding_are_refused_by_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    rows = written(path, FAMILIES["qwen3"]._replace(extra=more_tokens)).config.vocab_size
+    message = rf"^tiny.gguf: token '<\|first\|>' has the id {rows} and 1 more have greater ones, but .* has {rows} rows"
+    with pytest.raises(ModelLoadError, match=message):
+        check_fit(Tokenizer.load(path), path, path, None)
 
 
 def without_experts(writer: gguf.GGUFWriter) -> None:
