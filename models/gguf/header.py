@@ -49,6 +49,7 @@ REFUSED = {
 QUANTIZATION_VERSION = 2
 """Of the blocks' layouts; version 1 had other ones."""
 _NAMES = ", ".join(name for name, _, _ in TYPES.values())
+_NEWER = "look for another file of the model, made on a usual computer by a recent llama.cpp"
 _HINT = f"look for a file of the model such as Q8_0 or Q4_K_M; types read: {_NAMES}"
 
 
@@ -146,8 +147,9 @@ class _Cursor:
             raise self._refuse("is no GGUF file")
         version = self._number(_KIND)
         if version not in VERSIONS:
-            swapped = int.from_bytes(_KIND.pack(version), "big") in VERSIONS
-            raise self._refuse(f"has {'big-endian numbers' if swapped else f'version {version}'}; version 3 is read")
+            if int.from_bytes(_KIND.pack(version), "big") in VERSIONS:
+                raise self._refuse("has big-endian numbers; little-endian ones are read", hint=_NEWER)
+            raise self._refuse(f"has version {version}; versions 2 and 3 are read", hint=_NEWER)
         num_tensors, num_entries = self._number(_COUNT), self._number(_COUNT)
         for what, number in (("tensors", num_tensors), ("metadata entries", num_entries)):
             if number > MOST_ENTRIES:
