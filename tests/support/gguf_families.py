@@ -238,7 +238,7 @@ def family(converter: Converter, config: str, **changes: Any) -> Family:
 
 FAMILIES = {
     "llama": family(LLAMA, "Llama"),
-    "llama with biases": family(LLAMA, "Llama", attention_bias=True, head_dim=32),
+    "llama with biases": family(LLAMA, "Llama", attention_bias=True, mlp_bias=True, head_dim=32),
     "mistral": family(replace(LLAMA, keys=lambda w, c: (llama_keys(w, c), window_key(w, c))), "Mistral",
                       sliding_window=5),
     "mixtral": family(MIXTRAL, "Mixtral", num_local_experts=4, sliding_window=None),
