@@ -60,21 +60,22 @@ def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) 
     Raises:
         ModelLoadError: an id has no row; names the file, the token and the id.
     """
-    check_trial(tokenizer, home.name if is_gguf(home) else "tokenizer.json")
+    file = home.name if is_gguf(home) else "tokenizer.json"
+    check_trial(tokenizer, file)
     rows = _told_rows(folder) if rows is None else rows
     if rows is None:
         return
-    _check_tokens(tokenizer, home, rows)
+    _check_tokens(tokenizer, home, file, rows)
     name, ends = told_ends(home)
     for number in ends:
         if number >= rows:
             raise ModelLoadError(
                 f"{name}: eos_token_id {number} is beyond the model's embedding, which has {rows} rows", hint=_HINT
             )
-    for number in _around(tokenizer):
+    for number in _around(tokenizer, file):
         if number >= rows:
             raise ModelLoadError(
-                f"tokenizer.json: every prompt gets the id {number}, but the model's embedding has {rows} rows",
+                f"{file}: every prompt gets the id {number}, but the model's embedding has {rows} rows",
                 hint=_HINT,
             )
 
@@ -91,15 +92,15 @@ def fit_notes(tokenizer: Tokenizer, rows: int) -> list[str]:
     return [f"the tokenizer has {count} tokens for {rows} rows of the embedding; it may be that of another model"]
 
 
-def _around(tokenizer: Tokenizer) -> list[int]:
+def _around(tokenizer: Tokenizer, file: str) -> list[int]:
     """What every prompt gets."""
     try:
         return tokenizer.encode("", add_special_tokens=True)
     except Exception as error:  # the library raises bare Exception
-        raise ModelLoadError(f"tokenizer.json: not even an empty text can be encoded: {error}") from error
+        raise ModelLoadError(f"{file}: not even an empty text can be encoded: {error}") from error
 
 
-def _check_tokens(tokenizer: Tokenizer, home: Path, rows: int) -> None:
+def _check_tokens(tokenizer: Tokenizer, home: Path, file: str, rows: int) -> None:
     if tokenizer.size <= rows:
         return
     spared = _placeholders(read_json(home / "tokenizer_config.json"))
@@ -110,8 +111,7 @@ def _check_tokens(tokenizer: Tokenizer, home: Path, rows: int) -> None:
         number, text = beyond[0]
         more = f" and {len(beyond) - 1} more have greater ones" if len(beyond) > 1 else ""
         raise ModelLoadError(
-            f"tokenizer.json: token {text[:_SHOWN]!r} has the id {number}{more}, "
-            f"but the model's embedding has {rows} rows",
+            f"{file}: token {text[:_SHOWN]!r} has the id {number}{more}, but the model's embedding has {rows} rows",
             hint=_HINT,
         )
 

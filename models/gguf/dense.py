@@ -70,6 +70,7 @@ def decoder(
         "head_dim": size,
         "rope_parameters": rope,
         "attention_bias": file.has_tensor("blk.0.attn_q.bias"),
+        "mlp_bias": file.has_tensor("blk.0.ffn_up.bias"),
         norm[0]: reader.number(norm[1]),
     }
 

@@ -7,6 +7,7 @@ shrinks while it is read is an error, not a signal.
 import re
 import struct
 from array import array
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -19,8 +20,10 @@ MOST_ENTRIES = 65_536
 """Of metadata, and of tensors."""
 MOST_NAME_BYTES = 65_535
 MOST_TEXT_BYTES = 4 * 2**20
-MOST_TEXTS = 2**21
-"""In all arrays together: a text takes several times as much memory as it takes in the file."""
+MOST_ITEMS = 2**21
+"""Texts and flags in all arrays together: one takes several times as much memory as it takes in the file."""
+MOST_HEADER_BYTES = 2**27
+"""A vocabulary of 262,144 tokens takes some 2**23."""
 MOST_DIMENSIONS = 4
 MOST_ALIGNMENT = 2**20
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
@@ -46,6 +49,7 @@ REFUSED = {
 QUANTIZATION_VERSION = 2
 """Of the blocks' layouts; version 1 had other ones."""
 _NAMES = ", ".join(name for name, _, _ in TYPES.values())
+_NEWER = "look for another file of the model, made on a usual computer by a recent llama.cpp"
 _HINT = f"look for a file of the model such as Q8_0 or Q4_K_M; types read: {_NAMES}"
 
 
@@ -85,7 +89,7 @@ def read_header(path: Path) -> Header:
     count = first.metadata.get("split.count", 1)
     if not isinstance(count, int) or count <= 1:
         return first
-    parts = [_read(part) for part in _parts(path, count)]
+    parts = [_part(part, number, count) for number, part in enumerate(_parts(path, count))]
     tensors: dict[str, StoredTensor] = {}
     for part in parts:
         for name, tensor in part.tensors.items():
@@ -109,6 +113,19 @@ def _parts(path: Path, count: int) -> list[Path]:
     return paths
 
 
+def _part(path: Path, number: int, count: int) -> Header:
+    """One of `count` parts, numbered from 0; the name may be that of another part, so its metadata decide."""
+    part = _read(path)
+    for key, expected in (("split.count", count), ("split.no", number)):
+        found = part.metadata.get(key, expected)
+        if found != expected:
+            raise ModelLoadError(
+                f"{path.name}: {key} is {found!r:.80}, expected {expected}",
+                hint="each part keeps the name it was made with",
+            )
+    return part
+
+
 def _read(path: Path) -> Header:
     check_file(path)
     try:
@@ -123,15 +140,16 @@ class _Cursor:
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
-        self._size, self._at, self._texts = path.stat().st_size, 0, 0
+        self._size, self._at, self._items = path.stat().st_size, 0, 0
 
     def header(self) -> Header:
         if self._size < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
             raise self._refuse("is no GGUF file")
         version = self._number(_KIND)
         if version not in VERSIONS:
-            swapped = int.from_bytes(_KIND.pack(version), "big") in VERSIONS
-            raise self._refuse(f"has {'big-endian numbers' if swapped else f'version {version}'}; version 3 is read")
+            if int.from_bytes(_KIND.pack(version), "big") in VERSIONS:
+                raise self._refuse("has big-endian numbers; little-endian ones are read", hint=_NEWER)
+            raise self._refuse(f"has version {version}; versions 2 and 3 are read", hint=_NEWER)
         num_tensors, num_entries = self._number(_COUNT), self._number(_COUNT)
         for what, number in (("tensors", num_tensors), ("metadata entries", num_entries)):
             if number > MOST_ENTRIES:
@@ -168,7 +186,15 @@ class _Cursor:
             if begin + tensor.offset + tensor.nbytes > self._size:
                 raise self._refuse(f"tensor {name} ends beyond the file; was it downloaded whole?")
             tensors[name] = tensor._replace(offset=begin + tensor.offset)
+        self._check_apart(tensors)
         return tensors
+
+    def _check_apart(self, tensors: dict[str, StoredTensor]) -> None:
+        """Few bytes must not stand for many tensors, each of which takes memory of its own."""
+        placed = sorted(tensors.items(), key=lambda item: item[1].offset)
+        for (name, tensor), (following, other) in pairwise(placed):
+            if tensor.offset + tensor.nbytes > other.offset:
+                raise self._refuse(f"tensors {name:.80} and {following:.80} overlap")
 
     def _tensor(self) -> tuple[str, StoredTensor]:
         name = self._text(MOST_NAME_BYTES, "a tensor's name")
@@ -207,14 +233,14 @@ class _Cursor:
             numbers = array(_NUMBERS[kind])
             numbers.frombytes(self._take(count * numbers.itemsize))
             return numbers
+        if kind not in (_BOOL, _TEXT):
+            raise self._refuse(f"{key!r:.80} is an array of type {kind}, which is not supported")
+        self._items += count
+        if self._items > MOST_ITEMS:
+            raise self._refuse(f"has more than {MOST_ITEMS} texts and flags in its arrays")
         if kind == _BOOL:
             return [self._flag(key, byte) for byte in self._take(count)]
-        if kind == _TEXT:
-            self._texts += count
-            if self._texts > MOST_TEXTS:
-                raise self._refuse(f"has more than {MOST_TEXTS} texts in its arrays")
-            return [self._text(MOST_NAME_BYTES, key) for _ in range(count)]
-        raise self._refuse(f"{key!r:.80} is an array of type {kind}, which is not supported")
+        return [self._text(MOST_NAME_BYTES, key) for _ in range(count)]
 
     def _flag(self, key: str, byte: int) -> bool:
         if byte > 1:
@@ -236,6 +262,8 @@ class _Cursor:
     def _take(self, count: int) -> bytes:
         if count > self._size - self._at:
             raise self._refuse("ends within its header")
+        if count > MOST_HEADER_BYTES - self._at:
+            raise self._refuse(f"has a header of more than {MOST_HEADER_BYTES} bytes")
         data = self._file.read(count)
         if len(data) != count:
             raise self._refuse("ends within its header")

@@ -18,6 +18,9 @@ _HARMLESS = frozenset(
     }
 )  # fmt: skip
 """Keys that change nothing where an architecture does not read them."""
+_SIZES = {"ssm.": ".ssm_", "expert_shared_feed_forward_length": "_shexp."}
+"""Keys, by how they begin, that change nothing where no tensor has such a name: Granite 4 without recurrent layers is
+written by the converter of those that have some."""
 _USUAL = {"attention.causal": True, "rope.scaling.attn_factor": 1.0, "rope.scaling.factor": 1.0}
 """The value of a key that changes nothing, where it is not zero."""
 
@@ -103,8 +106,13 @@ class Metadata:
             ModelLoadError: one was not.
         """
         for key, value in self._whole.items():
-            if key not in self._noted.read and key not in _HARMLESS and not _is_off(key, value):
+            harmless = key in _HARMLESS or _is_off(key, value) or self._is_size_of_nothing(key)
+            if key not in self._noted.read and not harmless:
                 raise ModelLoadError(f"{self.header.name}: {self._prefix}{key} is not supported, got {value!r:.80}")
+
+    def _is_size_of_nothing(self, key: str) -> bool:
+        marks = [mark for begin, mark in _SIZES.items() if key.startswith(begin)]
+        return bool(marks) and not any(marks[0] in name for name in self.header.tensors)
 
 
 def _is_off(key: str, value: Any) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from troupellm.kernels.quantized import GgufBlocks, QuantizedWeight, Weight
 from troupellm.models.gguf.config import architecture_of
 from troupellm.models.gguf.header import Header, StoredTensor, read_header
-from troupellm.models.gguf.metadata import EMBEDDING
+from troupellm.models.gguf.metadata import EMBEDDING, Metadata
 from troupellm.models.gguf.rope import ALL_FACTORS
 from troupellm.models.gguf.tensor_names import Place, block_prefix, place_of
 from troupellm.models.steady_files import SteadyFiles
@@ -26,9 +26,8 @@ _MERGED, _KEYS, _VALUES = "attn_kv_b", "attn_k_b", "attn_v_b"
 
 def _drafting_tensors(header: Header, architecture: str) -> list[str]:
     """Those of the last layers, which draft further tokens (`nextn_predict_layers`)."""
-    blocks, drafting = (
-        header.metadata.get(f"{architecture}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
-    )
+    reader = Metadata(header, architecture).reader
+    blocks, drafting = reader.integer("block_count"), reader.integer("nextn_predict_layers", 0, least=0)
     layers = tuple(f"blk.{layer}." for layer in range(blocks - drafting, blocks))
     return [name for name in header.tensors if name.startswith(layers)]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gguf_converter import write
 from gguf_families import FAMILIES, SHORT, Family
-from gguf_llama import Kind
+from gguf_llama import SPECIAL, Kind, add_byte_level, byte_level
 from held_memory import held_by
 from logprob_check import check_logprobs
 from quantized_llama import load
@@ -21,6 +21,8 @@ from troupellm.models.gguf.architectures import ARCHITECTURES
 from troupellm.models.gguf.config import model_config
 from troupellm.models.gguf.header import Header, StoredTensor, read_header
 from troupellm.models.gguf.metadata import EMBEDDING
+from troupellm.models.served_tokenizer import check_fit
+from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
 
 ONE_TABLE = {"disable_hybrid_kv_cache_manager": True}
@@ -110,6 +112,7 @@ REFUSED = [
     ("gemma3", "attn_logit_softcapping", 50.0, "is not supported, got 50.0"),
     ("gemma2", "attention.sliding_window_pattern", [True], "must be an array of 3 flags"),
     ("granite", "rope.scaling.finetuned", False, "must be true: without rotation the model is not supported"),
+    ("granite", "expert_count", 2, "is not supported, got 2"),
     ("glm4", "rope.dimension_sections", [8, 12, 12, 0], "is not supported"),
     ("glm4", "nextn_predict_layers", 2, r"must be below block_count \(2\)"),
     ("olmo2", "rope.scaling.yarn_ext_factor", 0.5, "is not supported"),
@@ -131,6 +134,13 @@ def test_a_key_that_is_not_read_is_refused_by_name(
         model_config(found._replace(metadata=found.metadata | {f"{prefix}.{key}": value}))
     off = {f"{prefix}.made_up": 0, f"{prefix}.attention.causal": True}
     assert model_config(found._replace(metadata=found.metadata | off)) == model_config(found)
+
+
+def test_sizes_of_tensors_that_are_stored_are_refused(header: Read) -> None:
+    found, key = header("granite"), "granite.ssm.conv_kernel"
+    stored = found.tensors | {"blk.0.ssm_conv1d.weight": found.tensors[EMBEDDING]}
+    with pytest.raises(ModelLoadError, match=rf"^granite.gguf: {key} is not supported, got 4$"):
+        model_config(found._replace(metadata=found.metadata | {key: 4}, tensors=stored))
 
 
 @pytest.mark.parametrize("name", ["lfm2", "granitehybrid", "qwen3next", "qwen35", "made-up"])
@@ -169,6 +179,18 @@ def test_a_model_of_transformers_says_that_its_weights_are_expanded(tmp_path: Pa
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
     assert any("so that its weights are expanded" in progress.detail for progress in seen)
     worker.close()
+
+
+def more_tokens(writer: gguf.GGUFWriter) -> None:
+    add_byte_level(writer, byte_level((*SPECIAL, "<|first|>", "<|second|>")), "gpt-2")
+
+
+def test_tokens_without_a_row_in_the_embedding_are_refused_by_the_files_name(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    rows = written(path, FAMILIES["qwen3"]._replace(extra=more_tokens)).config.vocab_size
+    message = rf"^tiny.gguf: token '<\|first\|>' has the id {rows} and 1 more have greater ones, but .* has {rows} rows"
+    with pytest.raises(ModelLoadError, match=message):
+        check_fit(Tokenizer.load(path), path, path, None)
 
 
 def without_experts(writer: gguf.GGUFWriter) -> None:

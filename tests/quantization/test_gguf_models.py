@@ -197,7 +197,13 @@ def test_a_model_in_parts(tmp_path: Path) -> None:
     worker, _ = load(tmp_path / "part-00001-of-00003.gguf")
     check_tokens(written.model, tokens_of(worker))
     worker.close()
-    (tmp_path / "part-00002-of-00003.gguf").unlink()
+    second, third = (tmp_path / f"part-0000{number}-of-00003.gguf" for number in (2, 3))
+    data = second.read_bytes()
+    second.write_bytes(third.read_bytes())
+    third.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"^part-00002-of-00003\.gguf: split.no is 2, expected 1"):
+        load(tmp_path / "part-00001-of-00003.gguf")
+    second.unlink()
     with pytest.raises(ModelLoadError, match=r"^part-00002-of-00003\.gguf is missing"):
         load(tmp_path / "part-00001-of-00003.gguf")
 
@@ -224,6 +230,12 @@ def test_what_is_not_supported_is_refused_by_its_key(tmp_path: Path, extra: dict
     written = Written(tmp_path / "odd.gguf", llama(), {"": Kind.Q8_0}, extra=extra)
     with pytest.raises(ModelLoadError, match=f"^odd.gguf: {message}"):
         load(written.path)
+
+
+def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
+    written = Written(tmp_path / "odd.gguf", llama(), {"": Kind.Q8_0}, extra={"llama.nextn_predict_layers": 0.0})
+    model = describe_decoder(ConfigReader.load(written.path))
+    assert GgufWeights(written.path, torch.float32, model.head_dim).left_out == []
 
 
 def test_tensors_are_held_against_the_model(tiny: Written) -> None:

@@ -127,8 +127,6 @@ CASES = {
     "kind_texts": ("tokenizer.ggml.token_type", texts(["a"])),
     "merges": ("tokenizer.ggml.merges", FIVE),
     "template": ("tokenizer.chat_template", FIVE),
-    "templates": ("tokenizer.chat_templates", FIVE),
-    "template_names": ("tokenizer.chat_templates", numbers(4, [1])),
     "hot": ("general.sampling.temp", said("hot")),
     "nan": ("general.sampling.top_p", number(6, float("nan"))),
     "top_k": ("general.sampling.top_k", number(5, -5)),

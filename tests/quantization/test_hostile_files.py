@@ -1,6 +1,7 @@
 """Bad files hurt nobody: a refusal that names what is wrong, in little time and memory, whatever the bytes are."""
 
 import json
+import os
 import re
 import struct
 from collections.abc import Callable
@@ -82,8 +83,8 @@ def tensor(dimensions: tuple[int, ...] = (32,), kind: int = 8, offset: int = 0, 
 CRAFTED = {
     "empty": (b"", "is no GGUF file"),
     "other": (b"GGML" + bytes(20), "is no GGUF file"),
-    "version": (gguf_bytes(version=1), "has version 1"),
-    "endian": (gguf_bytes(version=3 << 24), "has big-endian numbers"),
+    "version": (gguf_bytes(version=1), "has version 1; versions 2 and 3 are read"),
+    "endian": (gguf_bytes(version=3 << 24), "has big-endian numbers; little-endian ones are read"),
     "tensors": (gguf_bytes(tensors=HUGE), f"claims {HUGE} tensors"),
     "entries": (gguf_bytes(entries=HUGE), f"claims {HUGE} metadata entries"),
     "key": (gguf_bytes(entries=1, body=text(b"", HUGE)), f"is {HUGE} bytes long"),
@@ -93,6 +94,7 @@ CRAFTED = {
     "bool": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IB", 7, 2)), "'k' must be true or false"),
     "numbers": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 4, HUGE)), "ends within its header"),
     "texts": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 8, HUGE)), "has more than 2097152 texts"),
+    "flags": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 7, HUGE)), "more than 2097152 texts and"),
     "nested": (gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 9, 1)), "'k' is an array of type 9"),
     "twice": (gguf_bytes(entries=2, body=(text(b"k") + struct.pack("<IB", 0, 1)) * 2), "has 'k' twice"),
     "alignment": (
@@ -106,6 +108,7 @@ CRAFTED = {
     "offset": (gguf_bytes(tensors=1, body=tensor(offset=HUGE)), "tensor t ends beyond the file"),
     "unaligned": (gguf_bytes(tensors=1, body=tensor(offset=1)), "tensor t begins at 1, which is not aligned to 32"),
     "again": (gguf_bytes(tensors=2, body=tensor() * 2) + bytes(200), "has tensor t twice"),
+    "overlap": (gguf_bytes(tensors=2, body=tensor() + tensor(name=b"u")) + bytes(200), "tensors t and u overlap"),
     "unknown": (gguf_bytes(tensors=1, body=tensor(kind=77)), "tensor t has type 77, which has no name here"),
 }  # fmt: skip
 
@@ -116,6 +119,15 @@ def test_crafted_headers(tmp_path: Path, name: str) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
     with pytest.raises(ModelLoadError, match=f"^bad.gguf: .*{message}"):
+        read_header(path)
+
+
+def test_a_header_is_read_up_to_a_limit_however_long_its_file_is(tmp_path: Path) -> None:
+    """A sparse file of any length takes no place on a disk."""
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(gguf_bytes(entries=1, body=text(b"k") + struct.pack("<IIQ", 9, 4, 2**34)))
+    os.truncate(path, 2**40)
+    with pytest.raises(ModelLoadError, match="^bad.gguf: has a header of more than 134217728 bytes"):
         read_header(path)
 
 

@@ -29,6 +29,7 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 16,
     "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5], "long_factor": [4.0, 3.0, 2.0, 1.0, 5.0, 6.0, 7.0, 8.0],
 }  # fmt: skip
+SCALES = {"embedding_multiplier": 3.0, "attention_multiplier": 0.05, "residual_multiplier": 0.4, "logits_scaling": 4.0}
 MLA = {
     "kv_lora_rank": 32, "q_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
@@ -118,6 +119,21 @@ def granite_keys(writer: Writer, config: Config) -> None:
     writer.add_logit_scale(config["logits_scaling"])
 
 
+def granite4_keys(writer: Writer, config: Config) -> None:
+    """As `GraniteHybridModel.set_gguf_parameters` writes them for models without recurrent layers."""
+    granite_keys(writer, config)
+    writer.add_expert_count(0)
+    writer.add_expert_used_count(0)
+    writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(256)
+    writer.add_ssm_group_count(1)
+    writer.add_ssm_inner_size(2 * config["hidden_size"])
+    writer.add_ssm_time_step_rank(128)
+    writer.add_head_count_kv([config["num_key_value_heads"]] * config["num_hidden_layers"])
+    writer.add_rope_scaling_finetuned(True)
+
+
 def glm4_keys(writer: Writer, config: Config) -> None:
     writer.add_rope_dimension_count(int(config["head_dim"] * config["rope_parameters"]["partial_rotary_factor"]))
 
@@ -204,6 +220,7 @@ def merged_deepseek(name: str, tensor: torch.Tensor, config: Config) -> Any:
 
 LLAMA = Converter(Arch.LLAMA, llama_keys, turned=True)
 MIXTRAL = replace(LLAMA, tensors=split_experts)
+GRANITE = Converter(Arch.GRANITE, granite_keys, turned=True)
 GEMMA = Converter(Arch.GEMMA, gemma_keys, plain=True, norm_shift=1.0)
 GEMMA2 = Converter(Arch.GEMMA2, gemma2_keys, plain=True, norm_shift=1.0)
 GEMMA3 = Converter(Arch.GEMMA3, window_key, norm_shift=1.0)
@@ -221,7 +238,7 @@ def family(converter: Converter, config: str, **changes: Any) -> Family:
 
 FAMILIES = {
     "llama": family(LLAMA, "Llama"),
-    "llama with biases": family(LLAMA, "Llama", attention_bias=True, head_dim=32),
+    "llama with biases": family(LLAMA, "Llama", attention_bias=True, mlp_bias=True, head_dim=32),
     "mistral": family(replace(LLAMA, keys=lambda w, c: (llama_keys(w, c), window_key(w, c))), "Mistral",
                       sliding_window=5),
     "mixtral": family(MIXTRAL, "Mixtral", num_local_experts=4, sliding_window=None),
@@ -251,8 +268,8 @@ FAMILIES = {
     "phi3 that rotates a part": family(
         PHI3, "Phi3", num_attention_heads=2, sliding_window=None, original_max_position_embeddings=16,
         rope_parameters={**LONGROPE, "partial_rotary_factor": 0.5}),
-    "granite": family(Converter(Arch.GRANITE, granite_keys, turned=True), "Granite", embedding_multiplier=3.0,
-                      attention_multiplier=0.05, residual_multiplier=0.4, logits_scaling=4.0),
+    "granite": family(GRANITE, "Granite", **SCALES),
+    "granite 4 without recurrent layers": family(replace(GRANITE, keys=granite4_keys), "Granite", **SCALES),
     "smollm3": family(Converter(Arch.SMOLLM3, llama_keys, turned=True), "SmolLM3", num_hidden_layers=5),
     "olmo2": family(OLMO2, "Olmo2"),
     "olmo3": family(OLMO2, "Olmo3", num_hidden_layers=5, sliding_window=6, rope_parameters={
