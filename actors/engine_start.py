@@ -7,6 +7,7 @@ import threading  # noqa: TID251 - a flag that the loading thread reads
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -91,7 +92,7 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            check = check_before_weights if factory is None else _no_check
+            check = partial(check_before_weights, renderer=self._templates) if factory is None else _no_check
             folder, home, tokenizer, speaker, defaults = await self.pool.run(
                 _read, config, sink, check, self._templates
             )

@@ -10,6 +10,7 @@ from troupellm.models.encoder_config import describe_encoder
 from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder, has_family, is_encoder
 from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
+from troupellm.models.template_process import Renderer
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -17,13 +18,14 @@ from troupellm.protocol.errors import ModelLoadError
 INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 
 
-def check_before_weights(folder: Path, config: ModelConfig) -> None:
+def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) -> None:
     """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
 
     Architectures that only `transformers` may have are left to the loader: asking the package imports torch.
 
     Args:
         folder: has all files but the weights.
+        renderer: for the chat template, which is not trusted.
 
     Raises:
         ModelLoadError: names the file, the key and the value.
@@ -32,7 +34,7 @@ def check_before_weights(folder: Path, config: ModelConfig) -> None:
         _check_config(read_config(folder).reader, config)
     home = tokenizer_folder(folder, config)
     check_fit(Tokenizer.load(home), folder, home, None)
-    ChatTemplate.load(home, config.chat_template)
+    ChatTemplate.load(home, config.chat_template, renderer)
 
 
 def _check_config(reader: ConfigReader, config: ModelConfig) -> None:
