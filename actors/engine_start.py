@@ -314,7 +314,7 @@ def _read(
     """
     model = config.model
     if checked:
-        folder = resolve_model(model, progress, lambda folder: check_before_weights(folder, model))
+        folder = resolve_model(model, progress, lambda folder: check_before_weights(folder, model, renderer))
         check_stored(folder, model)
     else:
         folder = resolve_model(model, progress)

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 
 import anyio
 
+from troupellm.models.module_path import child_environment
+
 MOST_LINE_BYTES = 8192
 """Longer lines of a child are cut in pieces."""
 _FIRST_PAUSE_SECONDS = 0.001
@@ -88,7 +90,7 @@ class SystemProcesses:
                 stdin=subprocess.DEVNULL,
                 stdout=spoken.fileno(),
                 stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONPATH": _module_path(), "PYTHONUNBUFFERED": "1"},
+                env=child_environment() | {"PYTHONUNBUFFERED": "1"},
                 start_new_session=True,  # what a terminal tells everybody in front of it is our own business
             )
             far.close()
@@ -237,8 +239,3 @@ def _group_counts(root: Path) -> list[Path]:
         elif "memory" in controllers.split(","):
             found.append(groups / "memory" / group.lstrip("/") / "memory.oom_control")
     return found
-
-
-def _module_path() -> str:
-    """So that the child imports what this process would, wherever its path came from."""
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)

@@ -13,7 +13,7 @@ from typing import Any
 
 import jinja2.nodes
 
-from troupellm.models.message_forms import ContentForm, MessageForms, content_form, reasoning_names, text_of
+from troupellm.models.message_forms import ContentForm, MessageForms, all_nodes, content_form, reasoning_names, text_of
 from troupellm.models.template_child import LONGEST_REASON, MEMORY_BYTES, environment
 from troupellm.models.template_files import read_templates
 from troupellm.models.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused
@@ -231,7 +231,9 @@ class _Loaded:
     def __init__(self, source: str, tree: jinja2.nodes.Template, forms: MessageForms) -> None:
         self.source = source
         self.forms = forms
-        self.reads_documents = any(name.name == "documents" for name in tree.find_all(jinja2.nodes.Name))
+        self.reads_documents = any(
+            isinstance(node, jinja2.nodes.Name) and node.name == "documents" for node in all_nodes(tree)
+        )
         """The template mentions the variable; perhaps it shows them."""
 
 

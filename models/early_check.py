@@ -14,6 +14,7 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.registry import describe_decoder, has_family, is_encoder
 from troupellm.models.safetensors_header import check_header
 from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
+from troupellm.models.template_process import Renderer
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.weight_files import folder_weight_files
 from troupellm.protocol.config import ModelConfig
@@ -22,13 +23,14 @@ from troupellm.protocol.errors import ModelLoadError
 INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 
 
-def check_before_weights(folder: Path, config: ModelConfig) -> None:
+def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) -> None:
     """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
 
     Architectures and types that only `transformers` may have are left to the loader: asking the package imports torch.
 
     Args:
         folder: has all files but the weights.
+        renderer: for the chat template, which is not trusted.
 
     Raises:
         ModelLoadError: names the file, the key and the value.
@@ -36,7 +38,7 @@ def check_before_weights(folder: Path, config: ModelConfig) -> None:
     _check_config(folder, config)
     home = tokenizer_folder(folder, config)
     check_fit(Tokenizer.load(home), folder, home, None)
-    ChatTemplate.load(home, config.chat_template)
+    ChatTemplate.load(home, config.chat_template, renderer)
 
 
 def check_stored(folder: Path, config: ModelConfig) -> None:

@@ -1,6 +1,6 @@
 """The forms in which a chat template reads messages: their contents, and the reasoning of past answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jinja2.nodes
@@ -52,9 +52,22 @@ def content_form(shown: Callable[[Any], str]) -> ContentForm:
 
 def reasoning_names(tree: jinja2.nodes.Template) -> tuple[str, ...]:
     """The names of `REASONING` that a template's text has."""
-    names = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
-    names |= {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    names = set()
+    for node in all_nodes(tree):
+        if isinstance(node, jinja2.nodes.Getattr):
+            names.add(node.attr)
+        elif isinstance(node, jinja2.nodes.Const) and isinstance(node.value, str):
+            names.add(node.value)
     return tuple(name for name in REASONING if name in names)
+
+
+def all_nodes(tree: jinja2.nodes.Template) -> Iterator[jinja2.nodes.Node]:
+    """Like `find_all` of jinja2, which calls itself for each level: a sum of a thousand terms has as many."""
+    pending: list[jinja2.nodes.Node] = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending.extend(node.iter_child_nodes())
 
 
 def text_of(content: Any) -> str:

@@ -1,4 +1,7 @@
-"""A process that renders chat templates: `python -P template_child.py`, one JSON document a line in and out.
+"""A process that renders chat templates: `python -P template_child.py`.
+
+A line of JSON is a job. A line of JSON answers it; its `num_bytes` are those of the rendered text, which follows as
+UTF-8. (To read a long text out of JSON would hold the parent's interpreter lock for as long.)
 
 A template is part of a downloaded model, or even of a request. Here it may run for as long and take as much memory as
 the limits of the process allow: a signal ends Python code in time, and the parent kills what no signal ends. So no
@@ -9,9 +12,11 @@ This file needs only jinja2 and the standard library, so that the process starts
 
 import datetime
 import json
+import math
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -28,6 +33,8 @@ MEMORY_BYTES = 2**30
 MAX_CHARACTERS = 16 * 2**20
 """Of a rendered text."""
 LONGEST_REASON = 300
+ENCODE_SECONDS = 1
+"""Of processor time beyond that of a rendering, in which its text becomes bytes."""
 _AGAIN_SECONDS = 0.02
 """The signal comes again, in case that Python code swallowed the first one."""
 _KEPT_TEMPLATES = 32
@@ -174,7 +181,7 @@ def _answer(job: dict[str, Any]) -> dict[str, str]:
     try:
         signal.setitimer(signal.ITIMER_PROF, job["seconds"], _AGAIN_SECONDS)
         try:
-            return {"text": render(job["source"], job["variables"])}
+            return {"text": render(job["source"], {**job["variables"], "messages": job["messages"]})}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
     except _Exhausted:
@@ -189,17 +196,29 @@ def _end_rendering(*_: object) -> NoReturn:
     raise _Exhausted
 
 
+def _limit(kind: int, most: int) -> None:
+    """Limit what this process may take; a lower limit that it was started with stays."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
 def main() -> None:
-    """Serve the parent until it closes the pipe. Memory that a rendering ran out of is given back by ending."""
+    """Serve the parent until it closes the pipe. Memory that a rendering ran out of is given back by ending.
+
+    The limit of processor time ends a rendering that heeds no signal and whose parent has died.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_AS, MEMORY_BYTES)
     signal.signal(signal.SIGPROF, _end_rendering)
     for line in sys.stdin.buffer:
         try:
-            answer = _answer(json.loads(line))
+            job = json.loads(line)
+            _limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + job["seconds"]) + ENCODE_SECONDS)
+            answer = _answer(job)
         except _Exhausted:  # it came between the end of the rendering and that of the timer
             answer = {"exhausted": "time"}
-        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
+        text = answer.pop("text", "").encode("utf-8", "surrogatepass")
+        sys.stdout.buffer.write(json.dumps({**answer, "num_bytes": len(text)}).encode() + b"\n" + text)
         sys.stdout.buffer.flush()
         if answer.get("exhausted") == "memory":
             return

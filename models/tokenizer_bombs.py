@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from troupellm.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from troupellm.models.module_path import child_environment
 from troupellm.protocol.errors import ModelLoadError
 
 MOST_STEPS = 32
@@ -120,10 +121,11 @@ def _tried(rules: Rules) -> str | None:
     """Why the rules are refused, or none."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "troupellm.models.tokenizer_probe"],
+            [sys.executable, "-P", "-m", "troupellm.models.tokenizer_probe"],
             input=msgspec.json.encode(rules),
             capture_output=True,
             timeout=PATIENCE,
+            env=child_environment(),
             check=False,
         )
     except subprocess.TimeoutExpired:

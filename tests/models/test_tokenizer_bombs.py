@@ -87,6 +87,16 @@ def test_unusual_rules_that_do_no_harm_are_taken(tmp_path: Path, rules: dict[str
     assert Tokenizer.load(folder).encode("the fox", add_special_tokens=False)
 
 
+def test_the_trial_of_unusual_rules_runs_no_code_of_the_working_directory(tmp_path: Path, monkeypatch) -> None:
+    folder = text_models.byte_level(tmp_path)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": split("[a-z]+|.")}))
+    (folder / "tokenizers.py").write_text("open('ran', 'w')\nTokenizer = None\n")
+    monkeypatch.chdir(folder)
+    assert Tokenizer.load(folder).encode("the fox", add_special_tokens=False)
+    assert not (folder / "ran").exists()
+
+
 def test_the_patterns_of_published_tokenizers_do_no_harm() -> None:
     for rule in {rule.patterns for rule in PRE_TOKENIZERS.values()}:
         assert complaint(json.dumps({"pre_tokenizer": in_turn_split(rule)})) is None

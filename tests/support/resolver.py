@@ -14,12 +14,13 @@ import msgspec
 
 from troupellm.models.early_check import check_before_weights
 from troupellm.models.source import resolve_model
+from troupellm.models.template_process import Renderer, TemplateProcesses
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.worker import LoadProgress
 
 
-def answer(line: str) -> dict[str, object]:
+def answer(line: str, renderer: Renderer) -> dict[str, object]:
     request = json.loads(line)
     for name, value in request["env"].items():
         if value is None:
@@ -30,7 +31,7 @@ def answer(line: str) -> dict[str, object]:
     outcome: dict[str, object] = {}
     try:
         config = ModelConfig(**request["config"])
-        check = partial(check_before_weights, config=config) if request["checked"] else unchecked
+        check = partial(check_before_weights, config=config, renderer=renderer) if request["checked"] else unchecked
         outcome["path"] = str(resolve_model(config, told.append, check))
     except ModelLoadError as error:
         outcome |= {"error": error.message, "hint": error.hint}
@@ -42,8 +43,10 @@ def unchecked(folder: Path) -> None:
 
 
 def main() -> None:
+    templates = TemplateProcesses()
     for line in sys.stdin:
-        print(json.dumps(answer(line)), flush=True)
+        print(json.dumps(answer(line, templates)), flush=True)
+    templates.close()
 
 
 if __name__ == "__main__":

@@ -192,7 +192,12 @@ def test_a_config_that_cannot_be_served_is_refused_before_a_weight_is_fetched(hu
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("tokenizer.json", b'{"model": {}}'), ("chat_template.jinja", b"{% for %}"), ("tokenizer.json", None)],
+    [
+        ("tokenizer.json", b'{"model": {}}'),
+        ("chat_template.jinja", b"{% for %}"),
+        ("chat_template.jinja", b"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
+        ("tokenizer.json", None),
+    ],
 )
 def test_a_tokenizer_or_template_that_cannot_be_read_is_refused_before_a_weight_is_fetched(
     hub, resolve, tmp_path, name, content
