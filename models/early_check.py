@@ -1,4 +1,4 @@
-"""What tells that a model cannot be served is read first: the small files before weights are downloaded, the headers
+"""Models that cannot be served are refused early: by their small files before weights are downloaded, by the headers
 of weight files before a worker has imported torch, compiled kernels and read weights.
 """
 
