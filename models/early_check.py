@@ -1,4 +1,4 @@
-"""A model that cannot be served is refused early: by its small files before weights are downloaded, by the headers
+"""Models that cannot be served are refused early: by their small files before weights are downloaded, by the headers
 of weight files before a worker has imported torch, compiled kernels and read weights.
 """
 
