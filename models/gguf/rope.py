@@ -49,9 +49,12 @@ def stretched_rope(file: Metadata, rotary: int) -> dict[str, Any]:
 def _longrope(file: Metadata, short: list[float], long: list[float], original: int) -> dict[str, Any]:
     longest = file.reader.integer("context_length")
     return {
-        "rope_type": "longrope", "short_factor": short, "long_factor": long, "factor": longest / original,
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "factor": longest / original,
         "original_max_position_embeddings": original,
-    }  # fmt: skip
+    }
 
 
 def _yarn(file: Metadata, factor: float) -> dict[str, Any]:

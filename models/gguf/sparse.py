@@ -12,10 +12,14 @@ SOFTMAX, SIGMOID = 1, 2
 
 def qwen2moe(file: Metadata) -> Config:
     """No key says that the weights of the chosen experts stay as they are."""
-    return decoder(file, "Qwen2MoeForCausalLM", "qwen2_moe") | _experts(file) | {
-        "norm_topk_prob": False,
-        "shared_expert_intermediate_size": file.reader.integer("expert_shared_feed_forward_length"),
-    }  # fmt: skip
+    return (
+        decoder(file, "Qwen2MoeForCausalLM", "qwen2_moe")
+        | _experts(file)
+        | {
+            "norm_topk_prob": False,
+            "shared_expert_intermediate_size": file.reader.integer("expert_shared_feed_forward_length"),
+        }
+    )
 
 
 def qwen3moe(file: Metadata) -> Config:
@@ -38,12 +42,16 @@ def gpt_oss(file: Metadata) -> Config:
     rope = found["rope_parameters"]
     if rope.get("rope_type") == "yarn":
         rope = rope | {"truncate": False}
-    return found | layer_kinds(file, found["num_hidden_layers"], 2) | {
-        "rope_parameters": rope,
-        "intermediate_size": reader.integer("expert_feed_forward_length"),
-        "num_local_experts": reader.integer("expert_count"),
-        "num_experts_per_tok": reader.integer("expert_used_count"),
-    }  # fmt: skip
+    return (
+        found
+        | layer_kinds(file, found["num_hidden_layers"], 2)
+        | {
+            "rope_parameters": rope,
+            "intermediate_size": reader.integer("expert_feed_forward_length"),
+            "num_local_experts": reader.integer("expert_count"),
+            "num_experts_per_tok": reader.integer("expert_used_count"),
+        }
+    )
 
 
 def deepseek2(file: Metadata) -> Config:
@@ -67,18 +75,23 @@ def deepseek2(file: Metadata) -> Config:
     heads = reader.integer("attention.head_count")
     if not split and reader.integer("attention.head_count_kv", heads) != heads:
         raise reader.refuse("attention.head_count_kv", f"must be {heads}")
-    return found | _latent_rope(file, rotated) | _routing(file, third=third) | {
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
-        "kv_lora_rank": latent,
-        "q_lora_rank": reader.integer("attention.q_lora_rank") if reader.has("attention.q_lora_rank") else None,
-        "qk_rope_head_dim": rotated,
-        "qk_nope_head_dim": key - rotated,
-        "v_head_dim": reader.integer("attention.value_length_mla" if split else "attention.value_length"),
-        "moe_intermediate_size": reader.integer("expert_feed_forward_length"),
-        "first_k_dense_replace": reader.integer("leading_dense_block_count", 0, least=0),
-    }  # fmt: skip
+    return (
+        found
+        | _latent_rope(file, rotated)
+        | _routing(file, third=third)
+        | {
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "rms_norm_eps": reader.number("attention.layer_norm_rms_epsilon"),
+            "kv_lora_rank": latent,
+            "q_lora_rank": reader.integer("attention.q_lora_rank") if reader.has("attention.q_lora_rank") else None,
+            "qk_rope_head_dim": rotated,
+            "qk_nope_head_dim": key - rotated,
+            "v_head_dim": reader.integer("attention.value_length_mla" if split else "attention.value_length"),
+            "moe_intermediate_size": reader.integer("expert_feed_forward_length"),
+            "first_k_dense_replace": reader.integer("leading_dense_block_count", 0, least=0),
+        }
+    )
 
 
 def _latent_rope(file: Metadata, rotated: int) -> Config:

@@ -15,9 +15,14 @@ MERGED, APART = "gate_up_proj", ("gate_proj", "up_proj")
 
 @torch.no_grad()
 def fill(
-    model: Any, path: Path, dtype: torch.dtype, head_dim: int, *, tied: bool,
+    model: Any,
+    path: Path,
+    dtype: torch.dtype,
+    head_dim: int,
+    *,
+    tied: bool,
     taken: Callable[[int], None] = lambda _: None,
-) -> None:  # fmt: skip
+) -> None:
     """Put the file's tensors in the place of the model's.
 
     Args:
