@@ -26,8 +26,8 @@ IMPORT_SECONDS = 1.0
 """Of processor time that a new process may take before its first rendering."""
 PATIENCE = 20
 """Times a rendering's limit, on any clock: a busy machine gives a process little processor time."""
-MOST_IDLE = 2
-"""Processes that wait for the next rendering."""
+MOST_IDLE = 6
+"""Processes that wait for the next rendering: one for each thread that renders, since a start costs 0.1 s."""
 SECONDS_PER_BYTE = 5e-8
 """Of processor time to read a job."""
 _LOOK_MILLISECONDS = 50

@@ -13,6 +13,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from troupellm.actors.engine_start import POOL_SIZE
+from troupellm.actors.long_texts import PARALLEL
 from troupellm.models import template_child
 from troupellm.models.chat_template import ChatTemplate, SlowTemplate
 from troupellm.models.source import BUILTIN_FOLDER
@@ -26,6 +28,8 @@ from troupellm.models.template_process import (
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, ModelLoadError
 
 USER = [{"role": "user", "content": "hi"}]
+RENDERING_THREADS = POOL_SIZE + PARALLEL
+"""Of a server: those of its input processor, and those that count tokens."""
 LIMIT = 0.05
 """Seconds of processor time, so that the tests are quick."""
 DOUBLED = "{% set n = namespace(x=[0]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
@@ -236,6 +240,19 @@ def test_an_idle_process_that_was_killed_is_replaced_unseen(processes):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert processes.render("a", {"messages": USER}, 0.3) == "a"
     assert len(processes.pids) == 1
+
+
+def test_the_threads_of_a_server_keep_a_process_each():
+    made = TemplateProcesses()
+
+    def render(_: int) -> None:
+        with pytest.raises(TemplateExhausted, match="^time$"):
+            made.render(ENDLESS["Python code"], {"messages": USER}, 0.3)
+
+    with ThreadPoolExecutor(RENDERING_THREADS) as threads:
+        list(threads.map(render, range(RENDERING_THREADS)))
+    assert len(made.pids) == RENDERING_THREADS
+    made.close()
 
 
 def test_the_imports_of_a_new_process_take_no_time_of_its_first_rendering(tmp_path, monkeypatch):
