@@ -27,6 +27,10 @@ def common(file: Metadata, architecture: str, model_type: str) -> Config:
     num_blocks, drafting = reader.integer("block_count"), reader.integer("nextn_predict_layers", 0, least=0)
     if num_blocks > len(header.tensors):
         raise reader.refuse("block_count", f"must be at most {len(header.tensors)}, the number of tensors")
+    for name, key in ((EMBEDDING, "embedding_length"), ("blk.0.ffn_down.weight", "feed_forward_length")):
+        table = header.tensors.get(name)
+        if table is not None and table.shape[-1] != reader.integer(key):
+            raise reader.refuse(key, f"must be {table.shape[-1]}, the columns of {name}")
     if drafting >= num_blocks:
         raise reader.refuse("nextn_predict_layers", f"must be below block_count ({num_blocks})")
     return {

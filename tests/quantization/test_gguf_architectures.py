@@ -108,6 +108,8 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Read:
 REFUSED = [
     ("llama", "attention.scale", 0.3, "is not supported, got 0.3"),
     ("llama", "attention.sliding_window_pattern", [True, False], "is not supported"),
+    ("qwen3", "embedding_length", 2**30, "must be 64, the columns of token_embd.weight, got 1073741824"),
+    ("qwen3", "feed_forward_length", 2**30, "must be 96, the columns of blk.0.ffn_down.weight, got 1073741824"),
     ("qwen3", "pooling_type", 3, "is not supported, got 3"),
     ("gemma3", "attn_logit_softcapping", 50.0, "is not supported, got 50.0"),
     ("gemma2", "attention.sliding_window_pattern", [True], "must be an array of 3 flags"),
