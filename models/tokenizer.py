@@ -317,7 +317,7 @@ def told_ends(folder: Path) -> tuple[str, list[int]]:
             continue
         ids = given if isinstance(given, list) else [given]
         if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-            raise ModelLoadError(f"{name}: eos_token_id must be a token id or a list of them, got {given!r}")
+            raise ModelLoadError(f"{name}: eos_token_id must be a token id or a list of them, got {str(given)[:80]}")
         return name, ids
     return "config.json", []
 

@@ -31,10 +31,11 @@ _LONGEST_MAPPED = 64
 
 
 class Rules(msgspec.Struct):
-    """The part of tokenizer.json that works on a text before its model does."""
+    """The parts of tokenizer.json that work on a text before its model and after it."""
 
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
 
 
 def check_rules(definition: bytes, file: str) -> None:
@@ -48,18 +49,15 @@ def check_rules(definition: bytes, file: str) -> None:
     """
     rules = msgspec.json.decode(definition, type=Rules)
     unusual = False
-    for name, rule in (("normalizer", rules.normalizer), ("pre_tokenizer", rules.pre_tokenizer)):
-        steps = [*_steps(rule)]
+    for name in rules.__struct_fields__:
+        steps = [*_steps(getattr(rules, name))]
         if len(steps) > MOST_STEPS:
             raise ModelLoadError(f"{file}: {name} has {len(steps)} steps; at most {MOST_STEPS} are run")
         for step in steps:
             _check_table(step, file)
         unusual = unusual or any(map(_is_unusual, steps))
     if unusual and (why := _tried(rules)) is not None:
-        raise ModelLoadError(
-            f"{file}: normalizer and pre_tokenizer {why}",
-            hint=_HINT,
-        )
+        raise ModelLoadError(f"{file}: {why}", hint=_HINT)
 
 
 def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
@@ -72,7 +70,7 @@ def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         step = waiting.pop()
         if not isinstance(step, dict):
             continue
-        inner = step.get("normalizers") or step.get("pretokenizers")
+        inner = step.get("normalizers") or step.get("pretokenizers") or step.get("decoders")
         if isinstance(inner, list):
             waiting += inner
         if not isinstance(inner, list) or step.get("type") != "Sequence":
@@ -129,8 +127,8 @@ def _tried(rules: Rules) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "take too long for short texts"
+        return "its rules take too long for short texts"
     if done.returncode == 0:
         return None
     said = done.stdout.decode(errors="replace").strip()
-    return said or "take too long or too much memory for short texts"
+    return said or "its rules take too long or too much memory for short texts"

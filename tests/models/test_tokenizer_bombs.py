@@ -51,6 +51,10 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
         {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap("b" * 100)}},
         "puts 100 bytes in place of one; at most 64 are read",
     ),
+    "a long replacement of tokens": (
+        {"decoder": replace({"String": "a"}, "b" * 100)},
+        "make .* characters of ",
+    ),
     "a long replacement": ({"normalizer": replace({"String": "a"}, "b" * 100)}, "make .* characters of "),
     "something from nothing": ({"normalizer": replace({"Regex": ""}, "b" * 100)}, "make .* characters of "),
     "a long beginning": ({"normalizer": {"type": "Prepend", "prepend": "b" * 100_000}}, "make .* characters of "),
