@@ -36,9 +36,14 @@ class Damaged(Exception):
 
 
 def fetch_blob(
-    url: str, blob: Path, name: str, size: int, digest: str | None, headers: dict[str, str],
+    url: str,
+    blob: Path,
+    name: str,
+    size: int,
+    digest: str | None,
+    headers: dict[str, str],
     report: Callable[[int], None],
-) -> None:  # fmt: skip
+) -> None:
     """Download a file to `blob`, which does not exist. A damaged one is removed and fetched again, once.
 
     Args:
@@ -74,9 +79,14 @@ class _Transfer:
     """One attempt at a file, with the bytes of earlier ones."""
 
     def __init__(
-        self, file: BinaryIO, url: str, size: int, digest: str | None, headers: dict[str, str],
+        self,
+        file: BinaryIO,
+        url: str,
+        size: int,
+        digest: str | None,
+        headers: dict[str, str],
         report: Callable[[int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._file, self._url, self._size, self._digest = file, url, size, digest
         self._headers = headers | {"Accept-Encoding": "identity"}
         self._report = report

@@ -111,7 +111,7 @@ def check_charsmap(charsmap: bytes, file: str) -> None:
 def _check_table(step: dict[str, Any], file: str) -> None:
     table = step.get("precompiled_charsmap")
     if isinstance(table, str):
-        with suppress(ValueError):  # what is no base64 the library refuses
+        with suppress(ValueError):  # the library refuses a table in another form
             check_charsmap(base64.b64decode(table), file)
 
 

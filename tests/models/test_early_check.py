@@ -1,4 +1,4 @@
-"""What the headers and config.json tell is told before torch is imported, which takes seconds, and kernels compiled."""
+"""Headers and config.json rule a model out before torch is imported, which takes seconds, and kernels are compiled."""
 
 import json
 import os
