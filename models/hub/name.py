@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+from troupellm.models.hub.files import is_safe_path
 from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
@@ -60,12 +61,16 @@ def chosen_revision(name: HubName, revision: str | None) -> str | None:
     """The revision that is asked for, in the name or beside it.
 
     Raises:
-        ModelLoadError: both are given.
+        ModelLoadError: both are given, or it can be no revision.
     """
     if name.revision is not None and revision is not None:
         raise ModelLoadError(
             f"the revision is given twice: @{plain_name(name.revision)} in the model's name and "
             f"--revision {plain_name(revision)}",
             hint="leave out one of them",
+        )
+    if revision and not is_safe_path(revision):  # the cache has a file of that name
+        raise ModelLoadError(
+            f"--revision {plain_name(revision)} can be no revision", hint="name a branch, tag or commit"
         )
     return name.revision or revision

@@ -57,6 +57,11 @@ def test_a_name_without_a_model_is_refused(model, said):
     assert said in refusal(model)
 
 
+@pytest.mark.parametrize("revision", ["../../x", "/x", "a\\b"])
+def test_a_revision_that_leads_out_of_the_cache_is_refused(revision):
+    assert f"--revision {revision} can be no revision; name a branch" in refusal("owner/name", revision=revision)
+
+
 def test_a_file_is_no_model(tmp_path):
     file = tmp_path / "model.safetensors"
     file.touch()

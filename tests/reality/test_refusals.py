@@ -1,6 +1,7 @@
 """Files that cannot be served: `troupellm serve` exits with code 3, and one line names the file and its value."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -75,6 +76,21 @@ def adapter(folder: Path) -> Path:
     return folder
 
 
+def adapter_with_config(folder: Path) -> Path:
+    (write_tiny_model(folder) / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    return adapter(folder)
+
+
+def cut_safetensors(folder: Path) -> Path:
+    os.truncate(write_tiny_model(folder) / "model.safetensors", 10_000)
+    return folder
+
+
+def without_a_shard(folder: Path) -> Path:
+    (write_tiny_model(folder) / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    return folder
+
+
 def only_pickles(folder: Path) -> Path:
     path = write_tiny_model(folder / "model")
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
@@ -100,6 +116,9 @@ ROWS = [
     pytest.param(lambda folder: tiny(folder, pre="unheard-of"), ("unheard-of",), id="pre"),
     pytest.param(bare("rwkv7"), ("bare.gguf", "rwkv7"), id="architecture"),
     pytest.param(adapter, ("LoRA", "acme/m"), id="adapter folder"),
+    pytest.param(adapter_with_config, ("LoRA", "acme/m"), id="adapter with a config"),
+    pytest.param(cut_safetensors, ("model.safetensors", "10,000"), id="cut safetensors"),
+    pytest.param(without_a_shard, ("model-00002-of-00002.safetensors",), id="shard missing"),
     pytest.param(only_pickles, ("pytorch_model.bin",), id="only pickles"),
     pytest.param(with_a_token_behind_the_embedding, ("<|far|>", "99"), id="token behind the embedding"),
 ]
