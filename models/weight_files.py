@@ -48,11 +48,11 @@ def weight_files(names: Collection[str], homes: Mapping[str, str]) -> list[str]:
     if not found:
         raise no_weights(names)
     series = _series(found)
-    complete = [one for one, numbers in series.items() if len(numbers) == one.count]
+    complete = [one for one, numbers in series.items() if len(numbers) == one.num_shards]
     if len(complete) == 1:
         return complete[0].files()
     if series and not complete:
-        _require(next(iter(series)).files(), found, f"one of {next(iter(series)).count} shards")
+        _require(next(iter(series)).files(), found, f"one of {next(iter(series)).num_shards} shards")
     return found
 
 
@@ -144,12 +144,13 @@ class _Series(NamedTuple):
     digits: int
 
     @property
-    def count(self) -> int:
+    def num_shards(self) -> int:
         return int(self.total)
 
     def files(self) -> list[str]:
         return [
-            f"{self.name}-{number:0{self.digits}}-of-{self.total}.safetensors" for number in range(1, self.count + 1)
+            f"{self.name}-{number:0{self.digits}}-of-{self.total}.safetensors"
+            for number in range(1, self.num_shards + 1)
         ]
 
 
