@@ -180,7 +180,7 @@ def forget_a_tensor(folder: Path, homes: dict[str, str]) -> str:
 
 def leave_a_shard_out(folder: Path, homes: dict[str, str]) -> str:
     (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(homes, SHARDS[0])}))
-    return f"{INDEX}: tensor "
+    return f"{SHARDS[1]} is left over: {INDEX} does not name it"
 
 
 def move_a_tensor(folder: Path, homes: dict[str, str]) -> str:
