@@ -105,9 +105,13 @@ def test_weights_in_codes(kind: str, rows: int) -> None:
 
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q5_1": (0, 2), "Q6_K": (208,), "TQ2_0": (64,)}
 """Bytes at which the float16 numbers of a block begin: groups of 16, 32 and 256, in four and eight bits."""
+QUICK = ("Q2_K", "Q5_1")
+"""Of four and of eight bits."""
 
 
-@pytest.mark.parametrize("layout", SCALES)
+@pytest.mark.parametrize(
+    "layout", [layout if layout in QUICK else pytest.param(layout, marks=pytest.mark.slow) for layout in SCALES]
+)
 def test_blocks_of_gguf_files(layout: str) -> None:
     generator, block = torch.Generator().manual_seed(1), LAYOUTS[layout]
     data = torch.randint(0, 256, (70 * 512 // block.weights, block.size), generator=generator, dtype=torch.uint8)
