@@ -4,7 +4,6 @@ Buffers of the compiled code have guard bytes of their own (memory.cpp). Tensors
 them when they come from `empty`. A call that wrote outside of its memory ends in `MemoryOverrun`.
 """
 
-import functools
 import math
 import os
 import weakref
@@ -59,10 +58,4 @@ _NONE: tuple[str, Tensor | None] = ("", None)
 
 
 def _intact(memory: Tensor) -> bool:
-    guard = _guard_bytes()
-    return torch.equal(memory[:NUM_BYTES], guard) and torch.equal(memory[-NUM_BYTES:], guard)
-
-
-@functools.cache
-def _guard_bytes() -> Tensor:
-    return torch.full((NUM_BYTES,), BYTE, dtype=torch.uint8)
+    return bool((memory[:NUM_BYTES] == BYTE).all() and (memory[-NUM_BYTES:] == BYTE).all())

@@ -9,10 +9,9 @@ import base64
 import functools
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-
-from troupellm.kernels.quantized.gguf_fields import unpack_nibbles, unpack_pairs
 
 GridName = Literal["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1"]
 
@@ -25,13 +24,18 @@ class _Packed(NamedTuple):
     data: str
 
 
-@functools.cache
 def grid(name: GridName) -> Tensor:
-    """Places of magnitudes, uint8 [entries, weights of an entry]."""
+    """Places of magnitudes, uint8 [entries, weights of an entry], on the CPU."""
+    return torch.from_numpy(_places(name))
+
+
+@functools.cache
+def _places(name: GridName) -> np.ndarray:
+    """The grid as NumPy holds it: a tensor would keep the mode (fake, inference) of the first caller for all others."""
     packed = _GRIDS[name]
-    data = torch.frombuffer(bytearray(base64.b64decode(packed.data)), dtype=torch.uint8)[None]
-    places = unpack_pairs(data, 1) if packed.pairs else unpack_nibbles(data, 1)
-    return places.view(-1, packed.run)
+    shifts = np.arange(0, 8, 2 if packed.pairs else 4, dtype=np.uint8)
+    data = np.frombuffer(base64.b64decode(packed.data), dtype=np.uint8)
+    return (data[:, None] >> shifts & (3 if packed.pairs else 15)).reshape(-1, packed.run)
 
 
 _GRIDS: dict[GridName, _Packed] = {

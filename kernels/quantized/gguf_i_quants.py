@@ -4,8 +4,6 @@ and arithmetic after ggml (ggml-quants.c).
 A code is the place of a magnitude with the sign as its bit of value 8, so that a table of 16 has every weight.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -94,14 +92,12 @@ def _shifted(entries: Tensor, lowered: Tensor, scale: Tensor) -> Fields:
     return Fields(codes.flatten(1), scale / 8, table=(*RAISED, *LOWERED))
 
 
-@functools.cache
-def _signs_by_number() -> Tensor:
-    """The signs of eight weights for seven bits: the eighth makes the number of minus signs even. uint8 [128]."""
-    return torch.tensor([number | (number.bit_count() & 1) << 7 for number in range(128)], dtype=torch.uint8)
-
-
 def _even_signs(numbers: Tensor) -> Tensor:
-    return _signs_by_number().to(numbers.device)[numbers.long()]
+    """The signs of eight weights for seven bits: the eighth makes the number of minus signs even."""
+    folded = numbers ^ numbers >> 4
+    folded = folded ^ folded >> 2
+    odd = (folded ^ folded >> 1) & 1
+    return (numbers | odd << 7).to(torch.uint8)
 
 
 def _parts(packed: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:

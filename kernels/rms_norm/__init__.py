@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> T
         return rms_norm_reference(x, weight, eps, offset)
     # Torch's own operator is a chain of eight; for one token each of them costs more than its arithmetic.
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1]).rsqrt_()
+    scale = torch.addcmul(torch.from_numpy(_constant(eps)), length, length, value=1 / x.shape[-1]).rsqrt_()
     return (x * scale).mul_(weight)
 
 
@@ -76,5 +77,5 @@ def _on_gpu(x: Tensor) -> bool:
 
 
 @functools.cache
-def _constant(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float32)
+def _constant(value: float) -> np.ndarray:
+    return np.array(value, dtype=np.float32)
