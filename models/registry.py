@@ -1,5 +1,6 @@
 """Which family file describes which architecture."""
 
+import difflib
 from collections.abc import Callable
 
 import msgspec
@@ -92,14 +93,13 @@ def describe_decoder(reader: ConfigReader) -> DecoderConfig:
         labels = read_labels(reader)
         return msgspec.structs.replace(CLASSIFIERS[architecture](reader), head="score", num_labels=len(labels))
     supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS)
+    near = difflib.get_close_matches(architecture[:80], supported, n=4, cutoff=0.0)
+    hint = f"{len(supported)} architectures are supported; the closest names: {', '.join(near)}"
     if reader.is_on("auto_map"):
         raise ModelLoadError(
-            f"{FILE}: {plain_name(architecture)} needs its own Python code (auto_map), which is never run",
-            hint=f"supported: {', '.join(supported)}",
+            f"{FILE}: {plain_name(architecture)} needs its own Python code (auto_map), which is never run", hint=hint
         )
-    raise ModelLoadError(
-        f"{FILE}: architecture {plain_name(architecture)} is not supported", hint=f"supported: {', '.join(supported)}"
-    )
+    raise ModelLoadError(f"{FILE}: architecture {plain_name(architecture)} is not supported", hint=hint)
 
 
 def is_encoder(reader: ConfigReader) -> bool:

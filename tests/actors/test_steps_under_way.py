@@ -1,9 +1,7 @@
 """Both seats launch a plan when it comes, also while the device is waited for; results come in order all the same."""
 
-import gc
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -111,15 +109,14 @@ class OnLink:
 
 
 @pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[HandDevice]:
+def device(monkeypatch: pytest.MonkeyPatch) -> HandDevice:
     made = HandDevice()
 
     def resolve(factory: str) -> Any:
         return lambda folder: made
 
     monkeypatch.setattr(worker_main, "resolve", resolve)
-    yield made
-    gc.unfreeze()  # what a worker process hides from the collector
+    return made
 
 
 Seat = OnThread | OnLink

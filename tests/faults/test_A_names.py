@@ -63,8 +63,10 @@ def remembered(mark: str) -> set[str]:
     """Texts with a mark that anything in this process holds."""
     gc.unfreeze()  # what was there before the first test, too: see `tests/conftest.py`
     gc.collect()
+    holders = gc.get_objects()
+    gc.freeze()
     found: set[str] = set()
-    for holder in gc.get_objects():
+    for holder in holders:
         kind = type(holder)
         if kind is dict:
             held = [*list(holder), *list(holder.values())]

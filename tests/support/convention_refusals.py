@@ -145,7 +145,7 @@ REFUSED: dict[str, Row] = {
         two_families, r"config\.json: architectures must name one family, got \[.*MistralForCausalLM", "leave only"
     ),
     "architecture: its own code": Row(
-        own_code, r"config\.json: MyOwnForCausalLM needs its own Python code \(auto_map\)", "supported: Llama"
+        own_code, r"config\.json: MyOwnForCausalLM needs its own Python code \(auto_map\)", "the closest names: "
     ),
     "architecture: an unknown type": Row(
         unknown_type, r'model_type is not known, and architectures is missing, got "my_own"', "add architectures"

@@ -47,7 +47,6 @@ def frozen() -> Iterator[None]:
     gc.collect()
     gc.disable()
     yield
-    gc.unfreeze()
     gc.enable()
 
 
