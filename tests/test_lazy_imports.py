@@ -16,6 +16,8 @@ from module_chains import Use, failures, is_submodule, uses_of
 import troupellm
 
 ROOT = Path(__file__).resolve().parents[1]
+HEAVY = {"torch", "transformers", "triton"}
+"""Packages that take seconds to import."""
 LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
 
 
@@ -50,7 +52,13 @@ def missing(package: str, found: list[Use]) -> list[str]:
 def test_every_submodule_that_a_file_uses_is_imported_by_that_file() -> None:
     found = uses()
     assert {"huggingface_hub", "importlib", "jinja2", "numpy", "torch"} <= found.keys()
-    assert not [place for package in sorted(found) for place in missing(package, found[package])]
+    assert not [place for package in sorted(found.keys() - HEAVY) for place in missing(package, found[package])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", sorted(HEAVY))
+def test_every_submodule_of_a_heavy_package_is_imported_by_the_file_that_uses_it(package: str) -> None:
+    assert not missing(package, uses()[package])
 
 
 def test_a_submodule_that_only_another_lookup_loads_is_missed(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch)
     assert native.load.__wrapped__() is None
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"

@@ -274,6 +274,7 @@ def broken(tmp_path: Path) -> Iterator[Measuring]:
     measuring.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_breaks_or_hangs_takes_no_other_goal_along(
     broken: Measuring, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

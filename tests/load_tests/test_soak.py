@@ -78,6 +78,7 @@ def test_a_soak_whose_server_ends_shows_the_end_of_its_log():
         asyncio.run(_drive(ended, argparse.Namespace(concurrency=2, kill_every=0.0), 0, 60.0))
 
 
+@pytest.mark.slow
 def test_a_few_seconds_of_soak(checkpoint, tmp_path, capsys, monkeypatch):
     """Nothing is leaked; memory still finds its level and is not judged."""
     monkeypatch.setattr(server, "SETTLED_SECONDS", 1.0)

@@ -65,9 +65,9 @@ QUICK = [
     Case("llama", compiled=False),
     *(Case("llama", mode=mode, cache=INT8_CACHE, compiled=False) for mode in MODES),
     Case("llama", threads=2),  # threads wait long for each other where other processes take theirs: few of them
-    Case("qwen3", mode="int8", cache=INT8_CACHE, threads=2),
 ]
 SLOW = [
+    Case("qwen3", mode="int8", cache=INT8_CACHE, threads=2),
     *(Case("gpt_oss", mode=mode, cache=FP8_CACHE, threads=2) for mode in MODES),
     Case("llama", torch.bfloat16, compiled=False),
     *(Case("llama", torch.bfloat16, mode, FP8_CACHE, threads=2) for mode in MODES),

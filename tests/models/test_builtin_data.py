@@ -90,6 +90,7 @@ def test_every_solved_line_of_the_training_text_is_right(texts: list[str]) -> No
         assert int(result) == int(left) + int(right) * (1 if sign == "+" else -1)
 
 
+@pytest.mark.slow
 def test_held_out_wordings_never_appear_in_training_text(texts: list[str]) -> None:
     whole = "\n".join(texts).lower()
     rng = random.Random(0)

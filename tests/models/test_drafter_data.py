@@ -69,6 +69,7 @@ def test_rows_hold_every_text_once_and_know_what_the_model_wrote() -> None:
     assert (ended[0].ids, ended[0].own) == ([7, 9], [False, True])
 
 
+@pytest.mark.slow
 def test_every_drafter_learns_from_a_lesson(model: tuple[Network, Tokenizer], tmp_path: Path) -> None:
     network, tokenizer = model
     group = [next(source) for source in [prompts(tokenizer, "lesson", 1)] for _ in range(4)]

@@ -83,6 +83,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_leaving_an_engine_leaves_the_collector_as_it_was(tmp_path: Path) -> None:
     """Once what a host had made before its first engine was never collected again."""
     folder = write_tiny_model(tmp_path / "tiny")

@@ -19,7 +19,7 @@ from simulator.multipliers import draw_whole
 from simulator.runner import digest, run_scenario, run_seed, run_seeds
 from simulator.workload import draw_scenario
 
-SEEDS_IN_CI, SECONDS_IN_CI = 3000, 60.0
+SEEDS_IN_CI, SECONDS_IN_CI = 1500, 30.0
 """As many as fit in the time, on a quick machine no more than these."""
 LEAST_SEEDS_IN_CI = 200
 RARE_TARGETS = {"pool"}

@@ -111,7 +111,7 @@ def test_a_row_with_nan_keys_is_nan_alone() -> None:
     assert torch.equal(got[rest], clean[rest])
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", [None, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.int8])
 @pytest.mark.parametrize("count", [30, 4])
 def test_a_value_that_is_no_number_stays_where_it_is_seen(count: int, dtype: torch.dtype, window: int | None) -> None:

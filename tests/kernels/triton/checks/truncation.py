@@ -63,7 +63,7 @@ OPTIONS = {
     "cold and few": Asked(6, 0.9, 0.0, 0.003),
     "hot and few": Asked(4, 0.5, 0.1, 3.0),
 }
-QUICK = ("few and top_p", "top_p", "all three", "hot", "wide")
+QUICK = ("few and top_p", "all three", "hot")
 
 
 @pytest.mark.parametrize("spread", [3.0, pytest.param(0.5, marks=pytest.mark.slow)])
@@ -79,6 +79,7 @@ def test_keeps_and_draws_the_same(name: str, spread: float) -> None:
     assert check(logits, [OPTIONS[name]] * 4)[3] == 2999
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_ask_for_what_they_like() -> None:
     """Over pieces, the last of which is a part: what a row is given is what it is given alone."""
     asked = [*OPTIONS.values()][::2]
