@@ -34,7 +34,6 @@ def nested(depth: int) -> bytes:
         b'{"a":1,"a":2}',
         b'{"a":{"b":[{"c":1,"d":2,"\\u0063":3}]}}',
         b'{"a":"\xff"}',
-        b'{"a":"\\ud800"}',
         b"[" * 100_000,
         b'{"a":' * 100_000,
         nested(65),
@@ -97,10 +96,24 @@ def test_decoding_takes_linear_time(unit):
 
 
 @pytest.mark.parametrize(
+    ("escaped", "text"),
+    [
+        (rb"\ud83d", "\ufffd"),
+        (rb"a\ude00b", "a\ufffdb"),
+        (rb"\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
+        (rb"\\ud83d", r"\ud83d"),
+        (rb"\\\uDBFF\n\udfff", "\\\ufffd\n\ufffd"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_a_replacement_character(escaped, text):
+    body = decode_json(b'{"a":{"' + escaped + b'":"' + escaped + b'"}}', Anything)
+    assert body.a == {text: text}
+
+
+@pytest.mark.parametrize(
     ("raw", "param", "code"),
     [
         (b'{"messages":[{"role":5}]}', "messages[0].role", "invalid_type"),
-        (b'{"messages":[{"role":"user","content":[{"text":"x"}]}]}', "messages[0].content[0].type", None),
         (b"{}", "messages", "missing_required_parameter"),
         (b'{"messages":[],"n":1.5}', "n", "invalid_type"),
         (b'{"messages":[],"n":true}', "n", "invalid_type"),
