@@ -1,6 +1,6 @@
 """From request bodies to what the engine takes: sampling parameters, prompts, and refusals of what is not served."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -118,7 +118,7 @@ def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
 
 
 def chat_prompt(
-    request: ChatRequest | TokenizeRequest, messages: list[dict[str, Any]], tools: Sequence[Tool] = ()
+    request: ChatRequest | TokenizeRequest, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()
 ) -> ChatPrompt:
     """Messages and template options, checked.
 

@@ -22,7 +22,6 @@ from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
 from troupellm.server.past_messages import plain_messages
-from troupellm.server.served import ServedEngine
 from troupellm.server.sessions import Session, session_of
 from troupellm.server.streaming import account, options
 
@@ -106,14 +105,16 @@ async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) ->
     kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
     slow = not engine.speaker.knows_opening(kwargs)
     if slow or has_many_parts(request.messages) or has_long_tools(request, request.messages):
-        return await offload(partial(_prepare, engine, session, request))
-    return _prepare(engine, session, request)
+        return await offload(partial(_prepare, host, session, request))
+    return _prepare(host, session, request)
 
 
-def _prepare(engine: ServedEngine, session: Session, request: ChatRequest) -> Prepared:
+def _prepare(host: EngineHost, session: Session, request: ChatRequest) -> Prepared:
+    engine = host.require()
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
     chat = plain_messages(request.messages)
-    prompt = chat_prompt(request, chat.messages, use.tools if session.id is None else by_name(use.tools))
+    messages = host.volatile_lines.moved(chat.messages)
+    prompt = chat_prompt(request, messages, use.tools if session.id is None else by_name(use.tools))
     kwargs = engine.speaker.with_effort(prompt.template_kwargs, request.reasoning_effort)
     prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
     voice = engine.voice(prompt, use, show_thoughts=request.include_reasoning is not False)

@@ -175,11 +175,9 @@ async def test_half_of_a_surrogate_pair_is_refused(bench, prompt, params, param)
 
 
 async def test_half_of_a_surrogate_pair_in_a_conversation_is_a_replacement_character(bench):
-    prompts = []
-    for letter in ("\udfff", "\ufffd"):
-        _, submitted = await bench.prepare(ChatPrompt(messages=[{"role": "user", "content": f"a{letter}b"}]))
-        prompts.append(prompt_of(submitted))
-    assert prompts[0] == prompts[1]
+    _, submitted = await bench.prepare(ChatPrompt(messages=[{"role": "user", "content": "a\udfffb"}]))
+    text = bench.template.render([{"role": "user", "content": "a\ufffdb"}])
+    assert prompt_of(submitted) == bench.tokenizer.encode(text, add_special_tokens=False)
 
 
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(bench, monkeypatch):
