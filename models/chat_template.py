@@ -141,7 +141,7 @@ class ChatTemplate:
             return text
         content = shaped[-1].get("content")
         mark = [{"type": "text", "text": _MARK}] if isinstance(content, list | tuple) else _MARK
-        marked = forms.of([*shaped[:-1], {**shaped[-1], "content": mark}])
+        marked = forms.contents_of([*shaped[:-1], {**shaped[-1], "content": mark}])
         found = self._rendered(loaded, {**variables, "messages": marked}, own=own).rpartition(_MARK)
         return _continue(text, text_of(content), found[2] if found[1] else None)
 

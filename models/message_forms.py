@@ -30,7 +30,11 @@ class MessageForms(msgspec.Struct, frozen=True):
 
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the template reads them."""
-        return [self._one(message) for message in repaired(messages, self.traits)]
+        return self.contents_of(repaired(messages, self.traits))
+
+    def contents_of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The same, where the turns have their form already."""
+        return [self._one(message) for message in messages]
 
     def _one(self, message: Mapping[str, Any]) -> dict[str, Any]:
         made = {name: value for name, value in message.items() if name not in REASONING}

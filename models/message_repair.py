@@ -51,7 +51,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repaired(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> Messages:
-    """The conversation as a template with these traits takes it; linear in its length. Idempotent."""
+    """The conversation as a template with these traits takes it; linear in its length."""
     made: Messages = [dict(message) for message in messages]
     if not traits.string_arguments:
         made = [_with_mappings(message) for message in made]

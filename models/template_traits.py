@@ -23,7 +23,7 @@ _QUESTION, _ANSWER = "probe-question", "probe-answer"
 def probed(shown: Shown) -> TemplateTraits:
     """The traits of a template. Those that no probe shows are the usual ones: a failed probe fails nothing."""
     traits = TemplateTraits()
-    if not shown([_user(1)]):
+    if f"{_QUESTION}-1" not in shown([_user(1)]):
         return traits
     traits = _with_system(shown, traits)
     if _RESULT in shown([_user(1), _calls(_SHORT_ID), _result(_SHORT_ID)]):

@@ -128,7 +128,11 @@ def _is_right(tool: Mapping[str, Any]) -> bool:
     name, schema = tool.get("name"), tool.get("input_schema")
     function = {"name": name, "parameters": schema, "description": tool.get("description")}
     try:
-        return isinstance(name, str) and bool(check_tools([{"type": "function", "function": function}]))
+        return (
+            isinstance(name, str)
+            and isinstance(schema, Mapping)
+            and bool(check_tools([{"type": "function", "function": function}]))
+        )
     except InvalidRequest:
         return False
 
