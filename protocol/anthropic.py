@@ -4,7 +4,7 @@ Optional fields may also be null and unknown ones are ignored. Content blocks an
 server.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -44,6 +44,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 class PromptFields(msgspec.Struct, kw_only=True):
     """What a prompt is made from."""
 
+    HOLDS_CONVERSATION: ClassVar[bool] = True
     model: str | None = None
     messages: list[InputMessage]
     system: str | list[SystemBlock] | None = None

@@ -5,7 +5,7 @@ checked by `SamplingParams`. Fields typed `Any` are refused by the server unless
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -97,6 +97,9 @@ class ToolFields(GenerationFields, kw_only=True):
 
 
 class ChatRequest(ToolFields, kw_only=True):
+    HOLDS_CONVERSATION: ClassVar[bool] = True
+    """Half of a surrogate pair, which a past answer may have, is U+FFFD and not refused."""
+
     messages: list[ChatMessage]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -126,6 +129,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
+    HOLDS_CONVERSATION: ClassVar[bool] = True
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None

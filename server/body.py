@@ -116,7 +116,7 @@ async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | 
 def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
     bare = _bare(raw)
     try:
-        tree = _tree(raw)
+        tree = _tree(raw, mend=getattr(kind, "HOLDS_CONVERSATION", False))
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -134,8 +134,11 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
         raise invalid_field(error, kind, "the request body") from None
 
 
-def _tree(raw: bytes) -> Any:
-    """What the text stands for; half of a surrogate pair, which a text cannot have, stands for U+FFFD.
+def _tree(raw: bytes, *, mend: bool) -> Any:
+    """What the text stands for.
+
+    Args:
+        mend: half of a surrogate pair, which no text can have, stands for U+FFFD.
 
     Raises:
         msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not JSON.
@@ -143,7 +146,7 @@ def _tree(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError:
-        whole = without_halves(raw)
+        whole = without_halves(raw) if mend else None
         if whole is None:
             raise
     return msgspec.json.decode(whole)

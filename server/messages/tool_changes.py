@@ -37,11 +37,9 @@ def tool_change(block: Mapping[str, Any]) -> ToolChange:
 
 def offered(tools: Sequence[dict[str, Any]], changes: Sequence[ToolChange]) -> list[dict[str, Any]]:
     """The tools on offer behind all changes. Tools that were given stand where they stood, others behind them."""
-    made = list(tools)
-    gone: set[str] = set()
-    for change in changes:
-        if change.definition is not None:
-            made = [tool for tool in made if tool.get("name") != change.name]
-            made.append(dict(change.definition))
-        gone = gone - {change.name} if change.added else gone | {change.name}
-    return [tool for tool in made if tool.get("name") not in gone]
+    last = {change.name: change for change in changes}
+    defined = {change.name: dict(change.definition) for change in changes if change.definition is not None}
+    gone = [name for name, change in last.items() if not change.added]
+    replaced = {*gone, *defined}
+    kept = [tool for tool in tools if not isinstance(name := tool.get("name"), str) or name not in replaced]
+    return [*kept, *(tool for name, tool in defined.items() if name not in gone)]

@@ -35,7 +35,7 @@ _FOREIGN = "gAAAA"
 class Conversation(msgspec.Struct):
     messages: list[dict[str, Any]] = []
     skipped: dict[str, None] = {}
-    """What the model does not get as it was sent; see `skipped_names`."""
+    """What the model does not get as it was sent, of the request's own input; see `skipped_names`."""
     tools: list[Any] = []
     """Those that its items offer beside the request's own."""
     effort: object = None
@@ -79,6 +79,8 @@ def conversation_of(items: Sequence[Item], instructions: str | None, *, first: i
     newest = newest_places([_turn(item) for item in items])
     transcript = _Transcript(instructions)
     for position, item in enumerate(items):
+        if position == first:
+            transcript.made.skipped.clear()
         here = f"input[{position - first}]" if position in newest and position >= first else None
         transcript.add(item, here)
     return transcript.finish()

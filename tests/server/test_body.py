@@ -34,6 +34,7 @@ def nested(depth: int) -> bytes:
         b'{"a":1,"a":2}',
         b'{"a":{"b":[{"c":1,"d":2,"\\u0063":3}]}}',
         b'{"a":"\xff"}',
+        b'{"a":"\\ud800"}',
         b"[" * 100_000,
         b'{"a":' * 100_000,
         nested(65),
@@ -105,9 +106,10 @@ def test_decoding_takes_linear_time(unit):
         (rb"\\\uDBFF\n\udfff", "\\\ufffd\n\ufffd"),
     ],
 )
-def test_half_of_a_surrogate_pair_is_a_replacement_character(escaped, text):
-    body = decode_json(b'{"a":{"' + escaped + b'":"' + escaped + b'"}}', Anything)
-    assert body.a == {text: text}
+def test_half_of_a_surrogate_pair_in_a_conversation_is_a_replacement_character(escaped, text):
+    call = b'{"' + escaped + b'":"' + escaped + b'"}'
+    body = decode_json(b'{"messages":[{"role":"assistant","tool_calls":' + call + b"}]}", ChatRequest)
+    assert body.messages[0].tool_calls == {text: text}
 
 
 @pytest.mark.parametrize(
