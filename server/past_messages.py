@@ -48,6 +48,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> PlainChat:
     reader = _Reader(newest_places([message.role or "?" for message in messages]))
     for place, given in enumerate(messages):
         reader.add(place, given)
+    if not reader.made:
+        raise InvalidRequest("messages must not be empty", param="messages")
     return PlainChat(reader.made, list(reader.skipped))
 
 
@@ -99,7 +101,10 @@ class _Reader:
         else:
             content = _strict_content(here, message.content) if newest else self._content(message.content)
             if role in _SYSTEM and not self.made:
-                content = _without_billing(content)
+                rest = _without_billing(content)
+                if content and not rest:
+                    return  # nothing but the line for the vendor's own server
+                content = rest
             # Few templates know the developer role, which took the system role's place.
             self._append("system" if role in _SYSTEM else "user", content, message)
 
