@@ -27,6 +27,8 @@ _SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 """Of a surrogate pair: JSON can spell it, and no prompt can hold it."""
 _UNNAMED = "unnamed"
+_THOUGHTS = ("thinking", "reasoning")
+"""Types of parts."""
 
 
 class PlainChat(msgspec.Struct, frozen=True):
@@ -116,7 +118,11 @@ class _Reader:
         return made
 
     def _answer(self, place: int, message: ChatMessage) -> None:
-        content = self._content(message.content)
+        given, parts = message.content, []
+        if isinstance(given, list):  # some servers give thoughts as parts of the content
+            parts = [part for part in given if _kind(part) in _THOUGHTS]
+            given = [part for part in given if _kind(part) not in _THOUGHTS]
+        content = self._content(given)
         if not content and isinstance(message.refusal, str):
             content = message.refusal
         made = self._append("assistant", content, message)
@@ -125,9 +131,12 @@ class _Reader:
             made["tool_calls"] = calls
             self._open = {call["id"]: None for call in calls}
             self._calls |= {call["id"]: call["function"]["name"] for call in calls}
-        given = message.reasoning if message.reasoning_content is None else message.reasoning_content
-        if given is not None:
-            made["reasoning_content"] = given if isinstance(given, str) else "\n".join(past_texts(given).texts)
+        thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        if isinstance(thoughts, str):
+            made["reasoning_content"] = thoughts
+        elif thoughts is not None or parts:
+            found = thoughts if thoughts is not None else [part.get(_kind(part), part.get("text")) for part in parts]
+            made["reasoning_content"] = "\n".join(past_texts(found).texts)
 
     def _plain_calls(self, place: int, message: ChatMessage) -> Iterator[dict[str, Any]]:
         given = message.tool_calls
@@ -186,6 +195,11 @@ def _without_billing(content: str | list[dict[str, str]]) -> str | list[dict[str
         return content
     text = without_billing(content[0]["text"])
     return [{**content[0], "text": text}, *content[1:]] if text else content[1:]
+
+
+def _kind(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _function(call: object) -> Mapping[str, Any] | None:

@@ -50,7 +50,12 @@ def past_texts(content: object) -> PastTexts:
     texts: list[str] = []
     skipped: list[str] = []
     for part in content if isinstance(content, list | tuple) else [content]:
-        _read(part, texts, skipped)
+        if isinstance(part, list | tuple):
+            found = past_texts(part)
+            texts += found.texts
+            skipped += found.skipped
+        else:
+            _read(part, texts, skipped)
     return PastTexts(texts, skipped)
 
 

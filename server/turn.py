@@ -16,6 +16,7 @@ from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.tools import by_name
+from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.history import has_long_tools, has_many_parts, tool_use_of
 from troupellm.server.host import EngineHost
@@ -104,7 +105,8 @@ async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) ->
     session = session_of(exchange, request)
     kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
     slow = not engine.speaker.knows_opening(kwargs)
-    if slow or has_many_parts(request.messages) or has_long_tools(request, request.messages):
+    nested = is_large(exchange) and any(isinstance(message.content, list | dict) for message in request.messages)
+    if slow or nested or has_many_parts(request.messages) or has_long_tools(request, request.messages):
         return await offload(partial(_prepare, host, session, request))
     return _prepare(host, session, request)
 

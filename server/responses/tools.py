@@ -192,15 +192,19 @@ def _text(tool: Mapping[str, Any], field: str, here: str) -> str:
 
 
 def _told(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Functions for the model. What a namespace is for stands in the first of its functions only: in all of them it
-    would take that much of the context each time."""
-    untold = dict(about)
+    """Functions for the model. What a namespace is for stands in one of its functions only, the first one by name: in
+    all of them it would take that much of the context each time."""
+    names: dict[str, str] = {}
+    for function in functions:
+        if function.namespace is not None and function.namespace in about:
+            names[function.namespace] = min(names.get(function.namespace, function.name), function.name)
     told: list[dict[str, Any]] = []
     for function in functions:
         described: dict[str, Any] = {"name": function.name}
         described |= {field: value for field in _FIELDS if (value := function.tool.get(field)) is not None}
-        purpose = None if function.namespace is None else untold.pop(function.namespace, None)
-        if purpose is not None:
+        namespace = function.namespace
+        if namespace is not None and names.get(namespace) == function.name:
+            purpose = about[namespace]
             own = described.get("description", "")
             described["description"] = f"About {function.namespace}: {purpose}\n\n{own}".rstrip()
         told.append({"type": "function", "function": described})

@@ -52,6 +52,7 @@ def short(message):
         ("parts of other APIs", [("assistant", ["so"])], ["part odd", "part int"]),
         ("unknown role", [("user", "x"), ("assistant", "answer")], ["message wizard"]),
         ("reasoning", [("assistant", "answer", "(why)")], []),
+        ("reasoning as a part", [("assistant", ["so"], "(why)")], []),
     ],
 )
 def test_chat_messages(kind, shown, skipped):

@@ -117,6 +117,15 @@ CHAT_KINDS: Mapping[str, Entries] = {
     "content is a number": [answer() | {"content": 5, "reasoning": ["why"], "name": 7}],
     "unknown role": [{"role": "wizard", "content": "x"}, answer()],
     "reasoning": [answer() | {"reasoning_content": "why"}],
+    "reasoning as a part": [
+        answer()
+        | {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "why"}]},
+                {"type": "text", "text": "so"},
+            ]
+        }
+    ],
 }
 
 
