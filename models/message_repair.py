@@ -7,6 +7,7 @@ next turn begins with that of the turn before it.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final, Literal
 
 import msgspec
@@ -22,6 +23,8 @@ MISSING_START: Final = "[earlier messages are missing]"
 NO_RESULT: Final = "[no result]"
 ACKNOWLEDGED: Final = "OK."
 """The answer between a tool's result and the user's next message, where turns must alternate."""
+CONTINUED: Final = "Go on."
+"""The question between an answer and the next one, where only a late result stands between them."""
 _TEXTS = ("content", "reasoning_content", "reasoning", "thinking")
 _SHORT_ID_LETTERS = 9
 
@@ -159,26 +162,31 @@ def _alternating(messages: Messages, *, fill: bool) -> Messages:
     """Runs of the user's messages as one message, and runs of answers as one answer; the user begins.
 
     Args:
-        fill: calls and results do not count as turns, so that an answer must stand between them and the user.
+        fill: calls and results do not count as turns, so that the others must alternate by themselves.
     """
     made: Messages = []
-    run: Messages = []
-    for message in messages:
-        if run and message["role"] == run[-1]["role"] and message["role"] in ("user", "assistant"):
-            run.append(message)
-            continue
-        made += _joined(run)
-        run = [message]
-        last = made[-1] if made else None
-        if message["role"] == "assistant" and (last is None or last["role"] == "system"):
+    for role, group in groupby(messages, lambda message: message["role"]):
+        run = list(group)
+        if role == "assistant" and (not made or made[-1]["role"] == "system"):
             made.append(_user(MISSING_START))
-        elif fill and message["role"] == "user" and last is not None and _counts_not(last):
-            made.append({"role": "assistant", "content": ACKNOWLEDGED})
-    return made + _joined(run)
+        made += _joined(run) if role in ("user", "assistant") else run
+    return _filled(made) if fill else made
 
 
-def _counts_not(message: Mapping[str, Any]) -> bool:
-    return message["role"] == "tool" or bool(message.get("tool_calls"))
+def _filled(messages: Messages) -> Messages:
+    made: Messages = []
+    asked = False
+    for message in messages:
+        if message["role"] == "user":
+            if asked:
+                made.append({"role": "assistant", "content": ACKNOWLEDGED})
+            asked = True
+        elif message["role"] == "assistant" and not message.get("tool_calls"):
+            if not asked:
+                made.append(_user(CONTINUED))
+            asked = False
+        made.append(message)
+    return made
 
 
 def _joined(run: Messages) -> Messages:

@@ -59,6 +59,7 @@ def system(text="rules"):
         ("free", [user("a"), user("b")], "<user>a</><user>b</>"),
         ("alternating", [user("a"), user("b"), answer("c"), answer("d")], "<user>a\n\nb</><assistant>c\n\nd</>"),
         ("alternating", [user(), calls("abcdef123"), result("abcdef123"), user("b")], "<assistant>OK.</><user>b</>"),
+        ("alternating", [user(), answer("a"), result("c"), answer("b")], "</><user>Go on.</><assistant>b"),
         ("alternating", [answer("a"), user("b")], "<user>[earlier messages are missing]</><assistant>a</>"),
         ("plain", [user(), calls("c"), result("c"), user("b")], 'Call of look: {"word": "x"}</>'),
         ("plain", [user(), calls("c"), result("c"), user("b")], "<user>Result of look: found\n\nb</>"),

@@ -229,6 +229,7 @@ def test_a_conversation_of_nothing_but_unknown_items_is_an_empty_message():
             ],
             "A",
         ),
+        ([{"type": "text", "text": "A"}, {"type": "text", "text": "x-anthropic-billing-header: cch=1;\nB"}], "A\n\nB"),
         ("You code.\nx-anthropic-billing-header: stays", "You code.\nx-anthropic-billing-header: stays"),
     ],
 )
