@@ -311,7 +311,7 @@ def _traits(trial: _Trial, form: ContentForm) -> TemplateTraits:
     """Remembered like `_content_form`. A template that breaks its limits in a probe has the usual traits."""
     forms = MessageForms(form, ())
     try:
-        tools = None if trial.shown(_MARK) else PROBE_TOOLS  # some templates are for chats with tools only
+        tools = None if trial.shown(_MARK) else [*PROBE_TOOLS]  # some templates are for chats with tools only
         return probed(lambda messages: trial.shown_messages(forms.of(messages), tools))
     except TemplateExhausted:
         return TemplateTraits()
