@@ -92,8 +92,8 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
 def _tools(
     given: Sequence[dict[str, Any]], changes: Sequence[ToolChange]
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]], list[str]]:
-    """Functions for the model, their names in errors, and the kinds of the skipped ones: tools of Anthropic's server, and
-    wrong definitions of the conversation."""
+    """Functions for the model, their names in errors, and the kinds of the skipped ones: tools of Anthropic's server
+    and wrong definitions of the conversation."""
     if len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools must have at most {MAX_TOOLS} entries, got {len(given)}", param="tools")
     tools: list[dict[str, Any]] = []
