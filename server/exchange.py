@@ -83,6 +83,8 @@ class Exchange:
         self.streaming = False
         self.gone = False
         self.finished = False
+        self.skipped: list[str] = []
+        """Names in the header x-troupellm-skipped."""
         self.renames: dict[str, str] = {}
         """The API's own names of sampling parameters, for error texts."""
         self.cancel_scope = anyio.CancelScope()
