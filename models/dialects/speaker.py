@@ -207,7 +207,8 @@ class Speaker:
         thinking = self.dialect.thinking
         switches = thinking.switches if thinking else ()
         wanted: dict[str, Any] = dict.fromkeys(switches, effort != "none")
-        return wanted | {"reasoning_effort": effort} | dict(kwargs or {})
+        said = thinking.off_effort if thinking and effort == "none" else effort
+        return wanted | {"reasoning_effort": said} | dict(kwargs or {})
 
     def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
         """Where the prompt leaves off, and the channel of the message that it ends with."""

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from troupellm.models.dialects.json_text import MOST_NESTED, JsonScanner
-from troupellm.models.dialects.offer import Offer, value_text
-from troupellm.models.dialects.python_calls import to_json
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.python_literals import to_json
+from troupellm.models.dialects.values import value_text
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
