@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from troupellm.models.dialects.form_reader import FormReader
 from troupellm.models.dialects.harmony import read_channels
-from troupellm.models.dialects.marks import Found, Marks, raw_until, text_until
+from troupellm.models.dialects.marks import LEAST_SHOWN, Found, Marks, raw_until, text_until
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import LINE, Form, Plan
 from troupellm.models.dialects.source import (
@@ -128,16 +128,18 @@ def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[Non
         elif (yield from _begins_with_thoughts(source, thinking, start)):
             mark = yield from _think(source, plan, offer)
     source.region = "content"
-    trials = 0
+    trials, behind = 0, False
     if not mark and not source.calls and plan.bare is not None:
         mark = yield from _call(source, plan, offer, plan.bare, gap="")
     while True:
         gap = ""
         if not mark:
-            found = yield from text_until(source, _content_marks(source, plan, trials), source.content)
+            marks = _content_marks(source, plan, trials)
+            found = yield from text_until(source, marks, source.content, 1 if behind else LEAST_SHOWN)
             if found is None:
                 return
             mark, gap = found.mark, found.gap
+            behind = True
         if mark in plan.leads:
             trials += 1
             mark = yield from _call(source, plan, offer, mark, gap=gap)
@@ -155,7 +157,7 @@ def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[Non
         if thoughts:
             mark = yield from _think(source, plan, offer)
             source.region = "content"
-        elif source.calls or mark in plan.drops:
+        elif source.calls or mark in plan.drops or mark in plan.begins:
             mark = ""
             yield from spaces(source)
         else:
@@ -223,6 +225,8 @@ def _think(source: Source, plan: Plan, offer: Offer) -> Reading[str]:
             return ""
         if plan.header is not None and found.mark == plan.header[0]:
             return found.mark
+        if found.mark in plan.drops:
+            continue
         if found.mark in plan.begins:
             trials += 1
             if (yield from _call_in_thoughts(source, plan, offer, found)):
@@ -277,9 +281,11 @@ def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: 
     except NotACall:
         cut, (name, call_id) = source.ran_out and source.attempting, source.named
         text = source.give_up()
+        if cut:
+            text += source.take(len(source.text) - source.pos)
         if cut and name:
             source.call(name, call_id)
-        elif not cut or isinstance(lead, Form):
+        elif not cut or not _is_head(text.strip(), plan):
             for hidden in plan.hidden:
                 text = text.replace(hidden, "")
             source.content(text)
@@ -289,12 +295,24 @@ def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: 
     return mark
 
 
+def _is_head(text: str, plan: Plan) -> bool:
+    """Whether a text begins with a call's first mark, or is the beginning of one, long enough to be nothing else."""
+    sure = plan.leads.difference(plan.syntax.unsure) if plan.syntax is not None else plan.leads
+    return any(text.startswith(lead) or (len(text) >= LEAST_SHOWN and lead.startswith(text)) for lead in sure)
+
+
 def _read_call(source: Source, plan: Plan, offer: Offer, lead: "str | Form") -> Reading[str]:
     """
     Raises:
         NotACall: the text is something else.
     """
     yield from spaces(source)
+    if isinstance(lead, Form):
+        for mark in sorted(plan.leads):
+            if (yield from literal(source, mark)):
+                lead = mark
+                yield from spaces(source)
+                break
     character = yield from peek(source)
     form = lead if isinstance(lead, Form) else _choose(plan.forms, lead, character)
     only_offered = isinstance(lead, Form) or (plan.syntax is not None and lead in plan.syntax.unsure)

@@ -41,7 +41,7 @@ XLAM: Final = CallSyntax(
     forms=("[TOOL_CALLS]{json}", "<tool_call>{json}</tool_call>", "```{?json?}{json}```"),
     bare="{json}",
     unsure=("```",),
-    written=Written(before="[", call="{json}", between=", ", after="]"),
+    written=Written(before="[TOOL_CALLS][", call="{json}", between=", ", after="]"),
 )
 
 GIGACHAT3: Final = CallSyntax(

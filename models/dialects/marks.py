@@ -56,8 +56,16 @@ class Found:
         self.gap = gap
 
 
-def text_until(source: Source, marks: Marks, show: Callable[[str], None]) -> Reading[Found | None]:
-    """Show text until a mark, which is taken; None at the end of the text."""
+def text_until(
+    source: Source, marks: Marks, show: Callable[[str], None], least: int = LEAST_SHOWN
+) -> Reading[Found | None]:
+    """Show text until a mark, which is taken; None at the end of the text.
+
+    Args:
+        least: characters of a mark's beginning that are not shown where a limit ended the text and nothing stands
+            before them.
+    """
+    shown = False
     while True:
         text, start = source.text, source.pos
         found = marks.find(text, start)
@@ -70,12 +78,13 @@ def text_until(source: Source, marks: Marks, show: Callable[[str], None]) -> Rea
             return Found(found[0], gap)
         if source.ended:
             end = marks.partial(text, start) if source.cut else len(text)
-            if len(text) - end < LEAST_SHOWN or text[end].isalnum():
+            if len(text) - end < (LEAST_SHOWN if shown or end > start else least) or text[end].isalnum():
                 end = len(text)
             show(source.take(end - start))
             source.take(len(text) - end)
             return None
         edge = _edge(text, start, marks.partial(text, start))
+        shown = shown or edge > start
         show(source.take(edge - start))
         yield from beyond(source, len(text) - edge)
 

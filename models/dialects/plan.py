@@ -6,7 +6,7 @@ from typing import Final
 from troupellm.models.dialects.harmony import ChannelMarks
 from troupellm.models.dialects.json_arguments import ArgumentEnds
 from troupellm.models.dialects.marks import Marks
-from troupellm.models.dialects.syntax import Dialect, Element, Hole, Maybe, Word, elements, marks_of
+from troupellm.models.dialects.syntax import CallSyntax, Dialect, Element, Hole, Maybe, Word, elements, marks_of
 from troupellm.models.dialects.tagged import TaggedParameter
 
 _FIRSTS: Final = {"json": "{[", "named": "{[", "python": "[", "arguments": "{"}
@@ -83,12 +83,17 @@ class Plan:
         """What ends arguments that are no JSON."""
         special = hidden & (self.leads | section | closers)
         self.argument_ends = ArgumentEnds(Marks(self.leads | section | closers), Marks(special))
-        self.parameters = [
-            TaggedParameter(template, special, entities=bool(calls and calls.entities))
-            for template in ((calls.parameter, *calls.parameters) if calls and calls.parameter else ())
-        ]
-        self.only_thoughts = Marks(self.ends | hidden | heads)
-        self.thoughts = Marks(self.ends | hidden | heads | self.begins)
+        self.parameters = sorted(_parameters(calls, special), key=lambda found: -len(found.opens))
+        """Spellings; a mark may begin as another one does."""
+        self.only_thoughts = Marks(self.ends | hidden | heads | self.drops)
+        self.thoughts = Marks(self.ends | hidden | heads | self.drops | self.begins)
+
+
+def _parameters(calls: CallSyntax | None, special: frozenset[str]) -> list[TaggedParameter]:
+    if calls is None or not calls.parameter:
+        return []
+    templates = (calls.parameter, *calls.parameters)
+    return [TaggedParameter(template, special, entities=calls.entities) for template in templates]
 
 
 @lru_cache(maxsize=64)

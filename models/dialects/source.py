@@ -58,7 +58,7 @@ class Source:
     __slots__ = (
         "_gap", "_held", "_held_length", "_kind", "_most_calls", "_new_id", "_out", "_parts", "_trial",
         "_unwrapping", "_wrapper", "calls", "cut", "ended", "ids", "joint", "named", "names", "pos", "region", "spoken",
-        "text", "tried", "whole",
+        "text", "torn", "tried", "whole",
     )  # fmt: skip
 
     def __init__(self, new_id: NewId, most_calls: int, wrapper: WrapperFor | None = None) -> None:
@@ -98,6 +98,8 @@ class Source:
         """A call came behind content: more content begins on a line of its own."""
         self.tried = 0
         """Characters of rejected trials."""
+        self.torn = False
+        """The text ends within a mark that was looked for."""
         self._trial: _Trial | None = None
         self._wrapper = wrapper
         self._unwrapping: Unwrapping | None = None
@@ -116,8 +118,8 @@ class Source:
 
     @property
     def ran_out(self) -> bool:
-        """A limit ended the text, and all of it was read."""
-        return self.ended and self.cut and self.pos >= len(self.text)
+        """A limit ended the text, and all of it was read, up to the beginning of a mark."""
+        return self.ended and self.cut and (self.torn or self.pos >= len(self.text))
 
     def take(self, count: int) -> str:
         """
@@ -345,7 +347,10 @@ def comes(source: Source, text: str) -> Reading[bool]:
     """Whether `text` comes next. Nothing is taken."""
     while not source.text.startswith(text, source.pos):
         available = len(source.text) - source.pos
-        if source.ended or available >= len(text) or not text.startswith(source.text[source.pos :]):
+        if source.ended:
+            source.torn = source.torn or (available > 0 and text.startswith(source.text[source.pos :]))
+            return False
+        if available >= len(text) or not text.startswith(source.text[source.pos :]):
             return False
         yield
     return True

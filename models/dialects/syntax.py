@@ -24,6 +24,7 @@ What stands between {? and ?} may be missing. A \u2423 is one space that belongs
 """
 
 import re
+from collections.abc import Iterator
 from itertools import chain
 from typing import Final, Literal
 
@@ -204,7 +205,18 @@ def marks_of(dialect: Dialect) -> list[str]:
 
 def with_suffix(dialect: Dialect, suffix: str) -> Dialect:
     """The same dialect with `SUFFIX` in its marks replaced."""
+    if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(dialect))):
+        return dialect
     return msgspec.convert(_replaced(msgspec.to_builtins(dialect), suffix), Dialect)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(_texts, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(_texts, value))
 
 
 def _replaced(value: object, suffix: str) -> object:

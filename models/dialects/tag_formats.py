@@ -79,7 +79,7 @@ HUNYUAN: Final = CallSyntax(
         "<tool_call{suffix}>{json}</tool_call{suffix}>",
     ),
     section=("<tool_calls{suffix}>", "</tool_calls{suffix}>"),
-    parameter="<arg_key{suffix}>{key}</arg_key{suffix}><arg_value{suffix}>{value}</arg_value{suffix}>",
+    parameter="<arg_key{suffix}>{key}</arg_key{suffix}>\n<arg_value{suffix}>{value}</arg_value{suffix}>",
     written=Written(
         before="<tool_calls{suffix}>",
         call="<tool_call{suffix}>{json}</tool_call{suffix}>",

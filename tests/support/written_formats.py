@@ -7,6 +7,11 @@ from typing import Any
 
 import msgspec
 
+from troupellm.models.dialects.catalog import TOOL_PARSERS
+
+DISTINCT_PARSERS = sorted({id(found): name for name, found in sorted(TOOL_PARSERS.items(), reverse=True)}.values())
+"""One name for each description of calls."""
+
 Call = tuple[str, dict[str, Any]]
 WriteCall = Callable[[str, dict[str, Any]], str]
 
@@ -121,7 +126,8 @@ def kimi_k3(name: str, arguments: dict[str, Any]) -> str:
 
 def k2_horizon(name: str, arguments: dict[str, Any]) -> str:
     inner = "".join(
-        f"<ifm|arg_key>{key}</ifm|arg_key><ifm|arg_type>{'string' if isinstance(value, str) else 'other'}</ifm|arg_type>"
+        f"<ifm|arg_key>{key}</ifm|arg_key>"
+        f"<ifm|arg_type>{'string' if isinstance(value, str) else 'other'}</ifm|arg_type>"
         f"<ifm|arg_value>{plain(value)}</ifm|arg_value>\n"
         for key, value in arguments.items()
     )

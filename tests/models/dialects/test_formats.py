@@ -29,6 +29,11 @@ def dialect_of(written: Format) -> Dialect:
     return dialect_named(written.parser, reasoning if reasoning in REASONING_PARSERS else "qwen3", written.suffix)
 
 
+def behind(dialect: Dialect) -> str:
+    """The start of an answer without thoughts. Headers of messages come first in any case."""
+    return "free" if dialect.thinking is not None and dialect.thinking.header else "answer"
+
+
 def read(
     dialect: Dialect, pieces: list[str], *, cut: bool = False, hidden: frozenset[str] = frozenset(), start: str = "free"
 ) -> tuple[object, ...]:
@@ -71,7 +76,7 @@ def written(request: pytest.FixtureRequest) -> Format:
 def test_calls_as_the_family_writes_them(written: Format, calls: list[tuple[str, dict[str, Any]]]):
     dialect = dialect_of(written)
     for hidden in (frozenset(), frozenset(marks_of(dialect))):
-        found = read_in_all_cuts(dialect, written.calls(calls), hidden=hidden, start="answer")
+        found = read_in_all_cuts(dialect, written.calls(calls), hidden=hidden, start=behind(dialect))
         assert meant(found) == (None, None, calls)
         assert found[3]
 
@@ -101,7 +106,7 @@ def test_the_mark_of_a_call_in_prose_is_text(written: Format):
     ]:
         pytest.skip("marks around all calls are never text")
     prose = f"Write {written.lead} and go on."
-    assert read_in_all_cuts(dialect, prose, start="answer")[:3] == (prose, None, ())
+    assert read_in_all_cuts(dialect, prose, start=behind(dialect))[:3] == (prose, None, ())
     if dialect.thinking is not None:
         found = read_in_all_cuts(dialect, f"{prose}{dialect.thinking.closes[0]}Done.", start="thinking")
         assert found[:3] == ("Done.", prose, ())
@@ -118,7 +123,7 @@ def test_a_limit_before_the_arguments_shows_no_marks(written: Format):
     dialect = dialect_of(written)
     text = written.calls([("get_weather", {"city": "Paris", "days": 2})])
     for length in range(text.index("get_weather") + len("get_weather") + 3):
-        content, reasoning, calls, whole = read(dialect, [text[:length]], cut=True, start="answer")
+        content, reasoning, calls, whole = read(dialect, [text[:length]], cut=True, start=behind(dialect))
         if not text[:length].endswith(("<", "<｜", "[", "`", "]<]")) and length > 3:
             assert (content or "").strip() in ("", "to", *_plain_heads(text[:length])), text[:length]
         assert reasoning is None
@@ -127,14 +132,14 @@ def test_a_limit_before_the_arguments_shows_no_marks(written: Format):
 
 
 def _plain_heads(text: str) -> list[str]:
-    """A head that begins with letters may be a text."""
-    return [text] if text[:1].isalpha() else []
+    """A head that begins with letters, or a fence, may be a text."""
+    return [text.strip()] if text[:1].isalpha() or text.startswith("```") else []
 
 
 def test_a_limit_within_the_arguments_leaves_them_open(written: Format):
     dialect = dialect_of(written)
     text = written.calls([("get_weather", {"city": "Paris", "days": 2})])
-    read_cut = read_in_all_cuts(dialect, text[: text.index("Paris") + 3], cut=True, start="answer")
+    read_cut = read_in_all_cuts(dialect, text[: text.index("Paris") + 3], cut=True, start=behind(dialect))
     content, _, calls, whole = read_cut
     assert not content
     assert [name for name, _ in calls] == ["get_weather"]  # type: ignore[attr-defined]
