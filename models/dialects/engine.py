@@ -6,13 +6,14 @@ end, however it was cut.
 
 import logging
 from collections.abc import Collection
-from typing import Final, Literal
+from typing import Final
 
 from troupellm.models.dialects.form_reader import FormReader
 from troupellm.models.dialects.harmony import read_channels
 from troupellm.models.dialects.marks import LEAST_SHOWN, Found, Marks, raw_until, text_until
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import LINE, Form, Plan
+from troupellm.models.dialects.prompt_start import Start
 from troupellm.models.dialects.source import (
     MOST_CALLS,
     MOST_TRIED,
@@ -29,9 +30,6 @@ from troupellm.models.dialects.syntax import Maybe, Thinking, Word
 from troupellm.protocol.dialect import Content, ParsedPiece
 
 logger = logging.getLogger("troupellm.models")
-
-Start = Literal["free", "thinking", "answer"]
-"""Where the prompt leaves off: before everything, inside of thoughts, or behind them."""
 
 NO_LIMIT: Final = 1 << 30
 MOST_TRIALS: Final = 512

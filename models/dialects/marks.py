@@ -80,6 +80,8 @@ def text_until(
             end = marks.partial(text, start) if source.cut else len(text)
             if len(text) - end < (LEAST_SHOWN if shown or end > start else least) or text[end].isalnum():
                 end = len(text)
+            else:
+                end = _edge(text, start, end)
             show(source.take(end - start))
             source.take(len(text) - end)
             return None

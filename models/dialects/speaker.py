@@ -1,6 +1,7 @@
 """What a served model speaks: its dialect, and what one request makes of it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,12 +9,13 @@ import msgspec
 
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.catalog import choose, dialect_named
-from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
+from troupellm.models.dialects.engine import NO_LIMIT, Parser
 from troupellm.models.dialects.forced import ThoughtPairs, calls_guide, calls_or, may_think
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
+from troupellm.models.dialects.prompt_start import Start, rendered_ending, start_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
 from troupellm.models.message_forms import text_of
@@ -29,6 +31,8 @@ from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
+Begins = Callable[[Sequence[int]], tuple[Start, str]]
+"""Where a prompt of these tokens leaves off, and in which channel."""
 _FORMAT: Final = "response_format"
 """Says what a text looks like, and nothing where the answer must be a call."""
 
@@ -50,7 +54,13 @@ class Voice:
         after: str,
         pairs: ThoughtPairs,
         show_thoughts: bool,
+        begins: Begins | None = None,
     ) -> None:
+        """
+        Args:
+            start: where a template like that of the prompt leaves off.
+            begins: where the rendered prompt does.
+        """
         self.kept_token_ids = tuple(sorted(special.values()))
         """Special tokens that must be in the text, since they are marks."""
         self.guide = guide
@@ -65,6 +75,7 @@ class Voice:
         self._channel = channel
         self._use = use
         self._token = token
+        self._begins = begins
         self._style = dialect.calls.ids if dialect.calls else "hex"
         self._plan = plan_of(dialect, frozenset(special))
         self._offer = Offer(use.tools)
@@ -108,8 +119,13 @@ class Voice:
         after = self.after or (self._pairs[0][1] if self._pairs else "")
         return msgspec.structs.replace(guide, after=after) if after else guide
 
-    def new_parser(self) -> Parser:
-        """For one choice."""
+    def new_parser(self, prompt_token_ids: Sequence[int] = ()) -> Parser:
+        """For one choice.
+
+        Args:
+            prompt_token_ids: of the rendered prompt; empty where it is not known.
+        """
+        self._look_at(prompt_token_ids)
         return Parser(
             self._plan,
             offer=self._offer,
@@ -121,10 +137,15 @@ class Voice:
             forced=self._use.required,
         )
 
-    def new_count(self) -> ThoughtCount | None:
+    def _look_at(self, prompt_token_ids: Sequence[int]) -> None:
+        if self._begins is not None and prompt_token_ids:
+            (self._start, self._channel), self._begins = self._begins(prompt_token_ids), None
+
+    def new_count(self, prompt_token_ids: Sequence[int] = ()) -> ThoughtCount | None:
         """Counts the tokens of one choice's thoughts; None where the model does not think."""
         if self._marks is None:
             return None
+        self._look_at(prompt_token_ids)
         return self._marks.count(inside=self._start == "thinking" or (self._marks.always and self._start != "answer"))
 
     def _new_id(self, number: int, name: str) -> str:
@@ -193,6 +214,7 @@ class Speaker:
             guide=guide,
             after=after,
             pairs=pairs,
+            begins=None if prompt.continue_final_message else partial(self._begins, prompt),
             show_thoughts=show_thoughts,
         )
 
@@ -230,6 +252,18 @@ class Speaker:
         if ending.endswith(thinking.opens):
             return "thinking", ""
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
+
+    def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
+        """Where a rendered prompt leaves off, and the channel of the message that it ends with."""
+        thinking, channels = self.dialect.thinking, self.dialect.channels
+        marks = [channels.message] if channels else [*thinking.opens, *thinking.closes] if thinking else []
+        if not marks or not prompt.add_generation_prompt:
+            return "free", ""
+        ending = rendered_ending(self.tokenizer, token_ids, prompt.messages, marks)
+        if channels is not None:
+            return "free", opened_channel(ending.rstrip(), channels)
+        assert thinking is not None, "one of both"
+        return start_of(ending, thinking), ""
 
     def _after(self, start: Start, channel: str) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""
