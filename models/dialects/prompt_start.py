@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from troupellm.models.dialects.syntax import Thinking
 from troupellm.models.message_forms import text_of
 from troupellm.models.tokenizer import Tokenizer
 
@@ -12,17 +11,18 @@ _TOKENS: Final = 256
 """At the end of a prompt, in which a template opens thoughts."""
 
 
-def start_of(ending: str, thinking: Thinking) -> Start:
+def start_of(ending: str, opens: tuple[str, ...], closes: tuple[str, ...]) -> Start:
     """The last opening mark behind the last closing one begins thoughts.
 
     Args:
         ending: the end of the prompt, without the texts of messages.
+        opens, closes: marks of thoughts.
     """
-    opened = max(ending.rfind(mark) for mark in thinking.opens)
-    closed = max(ending.rfind(mark) for mark in thinking.closes)
+    opened = max(ending.rfind(mark) for mark in opens)
+    closed = max(ending.rfind(mark) for mark in closes)
     if opened > closed:
         return "thinking"
-    return "answer" if ending.rstrip().endswith(thinking.closes) else "free"
+    return "answer" if ending.rstrip().endswith(closes) else "free"
 
 
 def rendered_ending(

@@ -16,6 +16,7 @@ from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.prompt_start import Start, rendered_ending, start_of
+from troupellm.models.dialects.stop_scope import stop_scope
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
 from troupellm.models.message_forms import text_of
@@ -26,7 +27,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.sampling import SamplingParams
-from troupellm.protocol.sampling_extras import ThinkingMarks
+from troupellm.protocol.sampling_extras import StopScope, ThinkingMarks
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 Token = Callable[[int], str]
@@ -108,8 +109,13 @@ class Voice:
             params,
             guide=guide,
             kept_token_ids=self.kept_token_ids or None,
+            stop_scope=self._stop_scope() if params.stop else None,
             thinking=self.thinking if params.thinking is None else params.thinking,
         )
+
+    def _stop_scope(self) -> StopScope | None:
+        inside = None if self._begins is not None else self._start == "thinking"
+        return stop_scope(self._dialect, self._use.tools, inside=inside)
 
     def _behind_thoughts(self, guide: GuideSpec) -> GuideSpec:
         if self._pairs:
@@ -263,7 +269,7 @@ class Speaker:
         if channels is not None:
             return "free", opened_channel(ending.rstrip(), channels)
         assert thinking is not None, "one of both"
-        return start_of(ending, thinking), ""
+        return start_of(ending, thinking.opens, thinking.closes), ""
 
     def _after(self, start: Start, channel: str) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""
