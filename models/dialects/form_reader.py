@@ -82,7 +82,6 @@ class FormReader:
             case "arguments":
                 return (yield from self._arguments())
             case "parameters":
-                assert self._plan.parameters, "a syntax with {parameters} says how one looks"
                 return (
                     yield from tagged_parameters(source, self._plan.parameters, offer, self._name, self._id, ending)
                 )
