@@ -16,11 +16,14 @@ from troupellm.models.dialects.mistral import MISTRAL, MISTRAL_NEW, MISTRAL_THIN
 from troupellm.models.dialects.phi import PHI4_MINI
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.qwen import QWEN_CODER
+from troupellm.models.dialects.response_template import ResponseTemplate
 from troupellm.models.dialects.syntax import CallSyntax, Channels, Dialect, Thinking, with_suffix
 from troupellm.protocol.errors import ConfigError
 
 AUTO: Final = "auto"
 NONE: Final = "none"
+HF: Final = "hf"
+"""The tokenizer's own `response_template`."""
 PLUGINS: Final = "troupellm.dialects"
 """Entry points: objects of `CallSyntax`, `Thinking` or `Channels`, under the name by which they are asked for."""
 
@@ -159,17 +162,23 @@ def choose(tool_parser: str, reasoning_parser: str, model_type: str, template: s
     return tools, reasoning
 
 
-def dialect_named(tool_parser: str, reasoning_parser: str, suffix: str = "") -> Dialect:
+def dialect_named(
+    tool_parser: str, reasoning_parser: str, suffix: str = "", own: ResponseTemplate | None = None
+) -> Dialect:
     """The description that two names make together.
 
     Args:
         suffix: what the tokenizer adds to the names of its marks.
+        own: what the tokenizer itself says, which has the name `HF`.
 
     Raises:
         ConfigError: there is no such name, or a plug-in's description cannot be used.
     """
-    calls = _find(tool_parser, TOOL_PARSERS, (CallSyntax, Channels), "tool_call_parser")
-    thinking = _find(reasoning_parser, REASONING_PARSERS, (Thinking, Channels), "reasoning_parser")
+    if own is None and HF in (tool_parser, reasoning_parser):
+        field = "tool_call_parser" if tool_parser == HF else "reasoning_parser"
+        raise ConfigError(f"{field}: the tokenizer has no response_template", param=field)
+    calls = own.calls if own is not None and tool_parser == HF else _calls_named(tool_parser)
+    thinking = own.thinking if own is not None and reasoning_parser == HF else _thinking_named(reasoning_parser)
     channels = next((found for found in (calls, thinking) if isinstance(found, Channels)), None)
     dialect = Dialect(
         thinking=thinking if isinstance(thinking, Thinking) and channels is None else None,
@@ -184,6 +193,14 @@ def dialect_named(tool_parser: str, reasoning_parser: str, suffix: str = "") -> 
             f"the dialect {tool_parser}, {reasoning_parser}: {error}", param="tool_call_parser"
         ) from error
     return dialect
+
+
+def _calls_named(name: str) -> object:
+    return _find(name, TOOL_PARSERS, (CallSyntax, Channels), "tool_call_parser")
+
+
+def _thinking_named(name: str) -> object:
+    return _find(name, REASONING_PARSERS, (Thinking, Channels), "reasoning_parser")
 
 
 def _find(name: str, known: Mapping[str, Any], kinds: tuple[type, ...], field: str) -> object:
@@ -201,5 +218,5 @@ def _find(name: str, known: Mapping[str, Any], kinds: tuple[type, ...], field: s
                 raise ConfigError(f"{field}: the plug-in {name} cannot be loaded: {error}", param=field) from error
             if isinstance(found, kinds):
                 return found
-    names = ", ".join([AUTO, NONE, *sorted(offered)])
+    names = ", ".join([AUTO, NONE, HF, *sorted(offered)])
     raise ConfigError(f"{field} must be one of {names}; got {name!r}", param=field)

@@ -1,5 +1,6 @@
 """What a served model speaks: its dialect, and what one request makes of it."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.dialects.catalog import choose, dialect_named
+from troupellm.models.dialects.catalog import AUTO, HF, NONE, choose, dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser
 from troupellm.models.dialects.forced import ThoughtPairs, calls_guide, calls_or, may_think
 from troupellm.models.dialects.harmony import opened_channel
@@ -16,6 +17,7 @@ from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.prompt_start import Start, rendered_ending, start_of
+from troupellm.models.dialects.response_template import compiled
 from troupellm.models.dialects.stop_scope import stop_scope
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
@@ -34,6 +36,7 @@ Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
 Begins = Callable[[Sequence[int]], tuple[Start, str]]
 """Where a prompt of these tokens leaves off, and in which channel."""
+_SUFFIXED: Final = re.compile(r"<tool_calls(:[^<>]{1,64})>")
 _FORMAT: Final = "response_format"
 """Says what a text looks like, and nothing where the answer must be a call."""
 
@@ -304,8 +307,29 @@ def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate,
     """
     kind = read_json(folder / "config.json").get("model_type")
     texts = "\n".join(template.sources.values())
-    names = choose(model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts)
-    return Speaker(dialect_named(*names), tokenizer, template)
+    tools, thoughts = choose(
+        model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts
+    )
+    settings = read_json(folder / "tokenizer_config.json")
+    own = None
+    if "response_template" in settings and (HF in (tools, thoughts) or (tools == NONE and AUTO in _asked(model))):
+        own = compiled(settings["response_template"])
+        tools = HF if tools == NONE and model.tool_call_parser == AUTO else tools
+        thoughts = HF if thoughts == NONE and model.reasoning_parser == AUTO else thoughts
+    return Speaker(dialect_named(tools, thoughts, _suffix(settings, tokenizer), own), tokenizer, template)
+
+
+def _asked(model: ModelConfig) -> tuple[str | None, str | None]:
+    return model.tool_call_parser, model.reasoning_parser
+
+
+def _suffix(settings: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """What a tokenizer adds to the names of its marks, as it says itself, or as its vocabulary shows."""
+    said = settings.get("token_suffix")
+    if isinstance(said, str):
+        return said
+    found = next((match for text in tokenizer.added_tokens if (match := _SUFFIXED.fullmatch(text))), None)
+    return found[1] if found else ""
 
 
 def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:
