@@ -235,7 +235,7 @@ def _think(source: Source, plan: Plan, offer: Offer) -> Reading[str]:
 
 def _call_in_thoughts(source: Source, plan: Plan, offer: Offer, found: Found) -> Reading[bool]:
     """Whether what follows a mark is a whole call of a tool on offer; otherwise its text is unread again."""
-    source.begin_trial()
+    source.begin_trial(offer.has)
     before, mark = source.calls, found.mark
     try:
         if mark not in plan.leads:
@@ -243,7 +243,7 @@ def _call_in_thoughts(source: Source, plan: Plan, offer: Offer, found: Found) ->
             mark = yield from _lead(source, plan)
         source.attempt()
         yield from _read_call(source, plan, offer, mark)
-        good = source.calls > before and source.whole and all(map(offer.has, source.names[before:]))
+        good = source.calls > before and source.whole and not source.repaired
     except NotACall:
         good = False
     if good:

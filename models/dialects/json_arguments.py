@@ -80,6 +80,7 @@ def json_arguments(source: Source, emit: Callable[[str], None], ends: ArgumentEn
             marks = ends.anywhere if scanner.in_string else ends.outside
             if marks.starts(text, position) or ends.anywhere.starts(text, position):
                 writer.close(scanner)
+                source.repaired = True
                 return True
             yield from beyond(source, len(source.text) - position)
     writer.flush()

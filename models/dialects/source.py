@@ -40,9 +40,10 @@ WrapperFor = Callable[[str], Unwrapping | None]
 class _Trial:
     """The state to which a rejected trial returns."""
 
-    __slots__ = ("calls", "ids", "joint", "length", "out", "spoken", "taken", "whole")
+    __slots__ = ("allows", "calls", "ids", "joint", "length", "out", "spoken", "taken", "whole")
 
-    def __init__(self, source: "Source") -> None:
+    def __init__(self, source: "Source", allows: Callable[[str], bool]) -> None:
+        self.allows = allows
         self.out = source.drain()
         self.taken: list[str] = []
         self.length = 0
@@ -57,7 +58,8 @@ class Source:
 
     __slots__ = (
         "_gap", "_held", "_held_length", "_kind", "_most_calls", "_new_id", "_out", "_parts", "_trial",
-        "_unwrapping", "_wrapper", "calls", "cut", "ended", "ids", "joint", "named", "names", "pos", "region", "spoken",
+        "_unwrapping", "_wrapper", "calls", "cut", "ended", "ids", "joint", "named", "pos",
+        "region", "repaired", "spoken",
         "text", "torn", "tried", "whole",
     )  # fmt: skip
 
@@ -88,8 +90,6 @@ class Source:
         self._most_calls = most_calls
         self.ids: set[str] = set()
         """Of all calls."""
-        self.names: list[str] = []
-        """Of all calls, in order."""
         self.named = ("", "")
         """Name and id that the attempt has read so far."""
         self.spoken = ""
@@ -98,6 +98,8 @@ class Source:
         """A call came behind content: more content begins on a line of its own."""
         self.tried = 0
         """Characters of rejected trials."""
+        self.repaired = False
+        """Arguments were closed that the model has left open."""
         self.torn = False
         """The text ends within a mark that was looked for."""
         self._trial: _Trial | None = None
@@ -154,9 +156,14 @@ class Source:
 
     # Trials: the output waits, and the text can be read again in another way.
 
-    def begin_trial(self) -> None:
-        """Hold all output until `accept` or `reject`. A trial that takes too much text raises NotACall."""
-        self._trial = _Trial(self)
+    def begin_trial(self, allows: Callable[[str], bool]) -> None:
+        """Hold all output until `accept` or `reject`. A trial that takes too much text raises NotACall.
+
+        Args:
+            allows: whether a function may be called; another one raises NotACall.
+        """
+        self._trial = _Trial(self, allows)
+        self.repaired = False
 
     def accept(self) -> None:
         """Show what the trial has made of the text."""
@@ -176,7 +183,6 @@ class Source:
         self.text, self.pos = "".join(trial.taken) + self.text[self.pos :], 0
         self.calls, self.whole, self.spoken, self.joint = trial.calls, trial.whole, trial.spoken, trial.joint
         self.ids = trial.ids
-        del self.names[self.calls :]
 
     @property
     def trying(self) -> bool:
@@ -234,13 +240,12 @@ class Source:
         Raises:
             NotACall: there were too many already.
         """
-        if self.calls >= MOST_CALLS:
+        if self.calls >= MOST_CALLS or (self._trial is not None and not self._trial.allows(name)):
             raise NotACall
         self.commit()
         self._end_arguments()
         self._flush()
         number, self.calls = self.calls, self.calls + 1
-        self.names.append(name)
         self.joint = bool(self.spoken)
         if number < self._most_calls:
             self.whole = False

@@ -71,6 +71,8 @@ THOUGHTS = [
             ('I write <tool_call>{"name": "get_weather", "arguments": {"city": "P</think>Hi.', "Hi.",
              'I write <tool_call>{"name": "get_weather", "arguments": {"city": "P'),
             (f"Use <tool_call> tags. {HERMES}", None, "Use <tool_call> tags.", (PARIS,)),
+            ('So <tool_call>{"name": "get_weather", "arguments": {"city": "P"</tool_call>?</think>Hi.', "Hi.",
+             'So <tool_call>{"name": "get_weather", "arguments": {"city": "P"</tool_call>?'),
         ],
         start="thinking",
     ),
