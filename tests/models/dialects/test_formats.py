@@ -32,6 +32,22 @@ def meant(found: Meaning) -> tuple[object, object, list[tuple[str, Any]]]:
     return found.content, found.reasoning, [(name, json.loads(arguments)) for name, arguments in found.calls]
 
 
+def sections_of(dialect: Dialect) -> list[str]:
+    """Marks around all calls, which are never text."""
+    calls = dialect.calls
+    assert calls is not None
+    return [mark for pair in [*([calls.section] if calls.section else []), *calls.sections] for mark in pair]
+
+
+def named(formats: list[Format]) -> dict[str, Any]:
+    return {"argvalues": formats, "ids": [f"{entry.parser}-{place}" for place, entry in enumerate(formats)]}
+
+
+MARKED = [entry for entry in FORMATS if entry.lead and not entry.lead.startswith("```")]
+THINKERS = [entry for entry in MARKED if dialect_of(entry).thinking is not None]
+LEADS = [entry for entry in MARKED if entry.lead not in sections_of(dialect_of(entry))]
+
+
 @pytest.fixture(params=FORMATS, ids=[f"{entry.parser}-{place}" for place, entry in enumerate(FORMATS)])
 def written(request: pytest.FixtureRequest) -> Format:
     return request.param
@@ -57,32 +73,21 @@ def test_thoughts_content_and_calls_are_told_apart(written: Format):
     assert meant(found) == ("Looking now.", "Let me look." if thoughts else None, [PARIS, ROME])
 
 
-def test_a_whole_call_of_an_offered_tool_ends_thoughts(written: Format):
-    dialect = dialect_of(written)
-    if dialect.thinking is None or not written.lead or written.lead == "```":
-        pytest.skip("no thoughts, or no mark")
-    text = f"{written.thinks[0]}Let me see. {written.calls([PARIS])}"
-    found = read_in_all_cuts(dialect, text, TOOLS, start="free" if written.thinks[0] else "thinking")
+@pytest.mark.parametrize("entry", **named(THINKERS))
+def test_a_whole_call_of_an_offered_tool_ends_thoughts(entry: Format):
+    text = f"{entry.thinks[0]}Let me see. {entry.calls([PARIS])}"
+    found = read_in_all_cuts(dialect_of(entry), text, TOOLS, start="free" if entry.thinks[0] else "thinking")
     assert meant(found) == (None, "Let me see.", [PARIS])
 
 
-def test_the_mark_of_a_call_in_prose_is_text(written: Format):
-    dialect = dialect_of(written)
-    if not written.lead or written.lead in [mark for _, mark in _sections(dialect)] + [
-        m for m, _ in _sections(dialect)
-    ]:
-        pytest.skip("marks around all calls are never text")
-    prose = f"Write {written.lead} and go on."
+@pytest.mark.parametrize("entry", **named(LEADS))
+def test_the_mark_of_a_call_in_prose_is_text(entry: Format):
+    dialect = dialect_of(entry)
+    prose = f"Write {entry.lead} and go on."
     assert meant(read_in_all_cuts(dialect, prose, TOOLS, start=behind(dialect))) == (prose, None, [])
     if dialect.thinking is not None:
         found = read_in_all_cuts(dialect, f"{prose}{dialect.thinking.closes[0]}Done.", TOOLS, start="thinking")
         assert meant(found) == ("Done.", prose, [])
-
-
-def _sections(dialect: Dialect) -> list[tuple[str, str]]:
-    calls = dialect.calls
-    assert calls is not None
-    return [*([calls.section] if calls.section else []), *calls.sections]
 
 
 def test_a_limit_before_the_arguments_shows_no_marks(written: Format):
