@@ -9,7 +9,7 @@ from troupellm.models.dialects.json_calls import json_calls
 from troupellm.models.dialects.json_text import json_dump, json_whole
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.pairs import PairsReader
-from troupellm.models.dialects.plan import Plan
+from troupellm.models.dialects.plan import Form, Plan
 from troupellm.models.dialects.python_calls import python_calls
 from troupellm.models.dialects.source import NotACall, Reading, Source, literal, peek, spaces, word
 from troupellm.models.dialects.syntax import CallSyntax, Element, Hole, Maybe, Word
@@ -82,6 +82,9 @@ class FormReader:
             case "arguments":
                 return (yield from self._arguments())
             case "parameters":
+                block = self._plan.block
+                if block is not None and (yield from literal(source, block.lead)):
+                    return (yield from self._block(block))
                 return (
                     yield from tagged_parameters(source, self._plan.parameters, offer, self._name, self._id, ending)
                 )
@@ -91,6 +94,21 @@ class FormReader:
                 return (yield from ElementsReader(source, offer, self._syntax.prefix).read(self._name, ending))
             case _:
                 yield from self._quoted_word(quoted=_behind_equals(parts, index))
+        return True
+
+    def _block(self, block: Form) -> Reading[bool]:
+        """The rest of an object with all arguments, and of the marks around it."""
+        for index, part in enumerate(block.rest):
+            yield from spaces(self._source)
+            if isinstance(part, Maybe):
+                yield from self.maybe(part)
+            elif isinstance(part, Hole):
+                if not (yield from self.hole(part.name, block.rest, index)):
+                    return False
+            elif not (yield from literal(self._source, part.text)):
+                if self._source.attempting:
+                    raise NotACall
+                return True
         return True
 
     def _read_name(self, *, quoted: bool) -> Reading[None]:

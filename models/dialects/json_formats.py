@@ -102,7 +102,7 @@ GEMMA4: Final = CallSyntax(
     quote='<|"|>',
     written=Written(call="<|tool_call>{json}<tool_call|>"),
 )
-GEMMA4_THINK: Final = Thinking(opens=("<|channel>thought",), closes=("<channel|>",))
+GEMMA4_THINK: Final = Thinking(opens=("<|channel>thought",), closes=("<channel|>",), default_on=False)
 
 FUNCTIONGEMMA: Final = CallSyntax(
     forms=(

@@ -60,6 +60,7 @@ class Plan:
         self.syntax = calls
         self.hidden = hidden
         self.forms = [Form(template) for template in calls.forms] if calls else []
+        self.block = Form(calls.block) if calls and calls.block else None
         self.bare = Form(calls.bare) if calls and calls.bare else None
         self.leads = {form.lead for form in self.forms if form.lead}
         self.opens = frozenset(thinking.opens if thinking and thinking.anywhere else ())

@@ -92,6 +92,8 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     parameter: str = ""
     parameters: tuple[str, ...] = ()
     """Other spellings of `parameter`."""
+    block: str = ""
+    """A template of a JSON object with all arguments, which may stand in the place of {parameters}."""
     quote: str = ""
     """The mark before and behind a text in {pairs}."""
     prefix: str = ""
@@ -194,7 +196,7 @@ def marks_of(dialect: Dialect) -> list[str]:
     calls, thinking, channels = dialect.calls, dialect.thinking, dialect.channels
     if calls is not None:
         found += [*(calls.section or ()), *chain(*calls.sections), calls.quote, calls.prefix]
-        for template in (*calls.forms, calls.bare, calls.parameter, *calls.parameters):
+        for template in (*calls.forms, calls.bare, calls.block, calls.parameter, *calls.parameters):
             found += words(elements(template))
     if thinking is not None:
         found += [*thinking.opens, *thinking.closes, *thinking.drops, *(thinking.header or ())]

@@ -121,6 +121,7 @@ KIMI_K3: Final = CallSyntax(
         _K3_CALL,
     ),
     parameter="<|open|>argument key={key} {?type={type}?}<|sep|>{value}<|close|>argument<|sep|>",
+    block="<|open|>json {?type={word}?}<|sep|>{arguments}<|close|>json<|sep|>",
     entities=True,
     written=Written(before="<|open|>tools<|sep|>", call="{json}", between="\n", after="<|close|>tools<|sep|>"),
 )

@@ -124,6 +124,11 @@ def kimi_k3(name: str, arguments: dict[str, Any]) -> str:
     return f'<|open|>call tool="{escape(name)}" index="1"<|sep|>{inner}<|close|>call<|sep|>'
 
 
+def kimi_k3_block(name: str, arguments: dict[str, Any]) -> str:
+    block = f'<|open|>json type="object"<|sep|>{dumped(arguments)}<|close|>json<|sep|>'
+    return f'<|open|>call tool="{name}" index="1"<|sep|>{block}<|close|>call<|sep|>'
+
+
 def k2_horizon(name: str, arguments: dict[str, Any]) -> str:
     inner = "".join(
         f"<ifm|arg_key>{key}</ifm|arg_key>"
@@ -275,16 +280,19 @@ FORMATS: list[Format] = [
             "<|tool_arg:start|>KEY<|tool_arg:value|>VALUE<|tool_arg:end|>",
         ),
     ),
-    Format(
-        parser="kimi_k3",
-        before="<|open|>tools<|sep|>",
-        call=kimi_k3,
-        between="",
-        after="<|close|>tools<|sep|><|close|>message<|sep|>",
-        lead="<|open|>tools<|sep|>",
-        thinks=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-        wraps=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
-    ),
+    *[
+        Format(
+            parser="kimi_k3",
+            before="<|open|>tools<|sep|>",
+            call=call,
+            between="",
+            after="<|close|>tools<|sep|><|close|>message<|sep|>",
+            lead="<|open|>tools<|sep|>",
+            thinks=("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+            wraps=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+        )
+        for call in (kimi_k3, kimi_k3_block)
+    ],
     Format(
         parser="gemma4",
         call=pairs('<|"|>', "<|tool_call>", "<tool_call|>"),
