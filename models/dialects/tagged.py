@@ -71,17 +71,17 @@ class TaggedParameter:
         return self._following(self.head, index)
 
     def closes(self, ending: str) -> Marks:
-        """What ends a value: its mark, a special token, or where a model has left both out a line that goes on with
-        something else.
+        """What ends a value: its mark, a special token, or where a model has left both out a mark such as <|...|> of
+        the next part, or a line that goes on with another mark.
 
         Args:
             ending: what follows the last parameter.
         """
         found = self._closes.get(ending)
         if found is None:
-            sure = {self.close, *self._hidden}
-            others = {mark for mark in (self.opens, ending) if mark and all(mark not in known for known in sure)}
-            marks = sure | {f"\n{mark}" for mark in others if all(known not in mark for known in sure)}
+            following = {mark for mark in (self.opens, ending) if mark}
+            sure = {self.close, *self._hidden, *(mark for mark in following if mark.startswith("<|"))}
+            marks = sure | {f"\n{mark}" for mark in following if all(known not in mark for known in sure)}
             marks = {mark for mark in marks if not any(mark != other and mark in other for other in marks)}
             found = self._closes[ending] = Marks(marks | {self.close})
         return found

@@ -251,9 +251,37 @@ GPT_OSS = texts(
     ],
 )  # fmt: skip
 
+LEFT_OUT = [
+    *texts(
+        ("solar_open2", "none"),
+        [
+            ("<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_call:end|>", None,
+             None, (PARIS,)),
+            (("<|tool_call:start|>get_weather\n<|tool_arg:start|>city<|tool_arg:value|>Paris<|tool_arg:start|>days"
+              "<|tool_arg:value|>2<|tool_call:end|>!"), "!", None, (("get_weather", {"city": "Paris", "days": 2}),)),
+        ],
+    ),
+    *texts(
+        ("minimax_m2", "none"),
+        [
+            (('<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Paris\n</invoke>\n'
+              "</minimax:tool_call>"), None, None, (PARIS,)),
+            ('<minimax:tool_call><invoke name=get_weather><parameter name=city>Paris</parameter></invoke>', None, None,
+             (PARIS,)),
+            ('<minimax:tool_call><invoke name="bare"></invoke></minimax:tool_call>', None, None, (("bare", {}),)),
+        ],
+    ),
+    *texts(
+        ("deepseek_v32", "none"),
+        [(('<｜DSML｜function_calls><｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="city">Paris'
+          "</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>"), None, None, (PARIS,))],
+    ),
+]  # fmt: skip
+
 ALL = {
     "thoughts": THOUGHTS, "control characters": CONTROLS, "unbalanced": UNBALANCED, "cut": CUT, "Kimi": KIMI,
     "GLM": GLM_KEYS, "llama": LLAMA, "wrapped": WRAPPED, "around": AROUND, "gpt-oss": GPT_OSS,
+    "left out": LEFT_OUT,
 }  # fmt: skip
 
 
