@@ -108,6 +108,8 @@ class Voice:
             if self._use.tools:
                 guide = calls_or(self._dialect, self._use, guide)
             guide = self._behind_thoughts(guide)
+        if guide is not None:  # it was made for this beginning, and lets through no other
+            self._begins = None
         return msgspec.structs.replace(
             params,
             guide=guide,
@@ -117,7 +119,10 @@ class Voice:
         )
 
     def _stop_scope(self) -> StopScope | None:
-        inside = None if self._begins is not None else self._start == "thinking"
+        inside = None
+        if self._begins is None:
+            always = self._marks is not None and self._marks.always
+            inside = self._start == "thinking" or (always and self._start == "free")
         return stop_scope(self._dialect, self._use.tools, inside=inside)
 
     def _behind_thoughts(self, guide: GuideSpec) -> GuideSpec:

@@ -261,3 +261,19 @@ def test_stop_strings_of_a_chat_count_in_content_only(speaker):
     assert [region.opens for region in scope.regions] == ["<think>", "<tool_call>"]
     assert scope.open is None
     assert voice_of(made).applied(SamplingParams()).stop_scope is None
+    guided = SamplingParams(stop="x", guide=GuideSpec(kind="json_object"))
+    assert voice_of(made).applied(guided).stop_scope.open is False
+    assert voice_of(speaker("none", "deepseek_r1")).applied(guided).stop_scope.open is True
+
+
+def test_an_answer_under_a_guide_is_read_as_the_guide_lets_it_begin(speaker):
+    """The guide is made before the prompt is rendered."""
+    made = speaker("hermes", "qwen3", OPENED_BY_NAME)
+    messages = [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    text = made.template.render(messages, add_generation_prompt=True)
+    ids = made.tokenizer.encode(text, add_special_tokens=False)
+    for guide, kinds in ((None, ["Reasoning"]), (GuideSpec(kind="json_object"), ["Content"])):
+        voice = voice_of(made, messages=messages)
+        voice.applied(SamplingParams(guide=guide))
+        parser = voice.new_parser(ids)
+        assert [type(piece).__name__ for piece in parser.feed("{}") + parser.finish()] == kinds
