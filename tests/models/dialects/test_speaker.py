@@ -242,6 +242,8 @@ OPENED_BY_NAME = CHAT_TEMPLATE.replace(
         (CHAT_TEMPLATE, [{"role": "user", "content": [{"type": "text", "text": "<think>"}]}], False),
         (OPENED_BY_NAME, [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], True),
         (OPENED_BY_NAME, [*USER], False),
+        (CHAT_TEMPLATE, [{"role": "user", "content": "word " * 5000 + "<think> and more"}], False),
+        (OPENED, [{"role": "user", "content": "word " * 5000 + "</think> and more"}], True),
     ],
 )
 def test_the_rendered_prompt_tells_whether_an_answer_begins_in_thoughts(speaker, template, messages, thinks):
