@@ -8,6 +8,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from troupellm.actors.stop_regions import RegionText, StopRegions
 from troupellm.actors.stop_strings import StopStrings
 from troupellm.models.tokenizer import Tokenizer
 
@@ -235,13 +236,20 @@ class LibraryDecoder:
 class SequenceText:
     """One sequence's text up to its stop string."""
 
-    __slots__ = ("_count", "_decoder", "_held", "_include_stop", "_min_tokens", "_state", "_stops")
+    __slots__ = ("_count", "_decoder", "_held", "_include_stop", "_min_tokens", "_regions", "_state", "_stops")
 
     def __init__(
-        self, decoder: Decoder, stops: StopStrings | None, *, include_stop: bool = False, min_tokens: int = 0
+        self,
+        decoder: Decoder,
+        stops: StopStrings | None,
+        *,
+        include_stop: bool = False,
+        min_tokens: int = 0,
+        regions: StopRegions | None = None,
     ) -> None:
         """
         Args:
+            regions: parts of the text in which stop strings do not count.
             include_stop: the stop string itself is part of the text.
             min_tokens: stop strings do not count in the text of so many first tokens.
         """
@@ -249,6 +257,7 @@ class SequenceText:
         self._stops = stops
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self._regions = None if regions is None or stops is None else RegionText(regions)
         self._count = 0
         self._state = 0
         self._held = ""
@@ -287,11 +296,32 @@ class SequenceText:
     def finish(self) -> tuple[str, str | None]:
         """Everything held back, and the stop string when it completes one."""
         shown, stop = self._advance(self._decoder.flush())
+        if stop is None and self._regions is not None:
+            rest, stop = self._scan_parts(self._regions.rest())
+            shown += rest
         if stop is None:
             shown, self._held = shown + self._held, ""
         return shown, stop
 
     def _advance(self, text: str) -> tuple[str, str | None]:
+        if self._regions is None:
+            return self._scan(text)
+        return self._scan_parts(self._regions.split(text)) if text else ("", None)
+
+    def _scan_parts(self, parts: Sequence[tuple[str, bool]]) -> tuple[str, str | None]:
+        shown: list[str] = []
+        for text, counts in parts:
+            if not counts:
+                shown.append(self._held + text)
+                self._held, self._state = "", 0
+                continue
+            piece, stop = self._scan(text)
+            shown.append(piece)
+            if stop is not None:
+                return "".join(shown), stop
+        return "".join(shown), None
+
+    def _scan(self, text: str) -> tuple[str, str | None]:
         stops = self._stops
         if stops is None or not text or self._count <= self._min_tokens:
             return text, None

@@ -10,10 +10,11 @@ from troupellm.actors.prefix_keys import PrefixHasher, namespace
 from troupellm.actors.prompts import check_unicode, prompt_field, tokenize
 from troupellm.actors.sampling_states import SamplingStates
 from troupellm.models.chat_template import ChatTemplate
+from troupellm.models.dialects.prompt_start import rendered_ending, start_of
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.cache_groups import NO_LIMIT, capacity_tokens
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
-from troupellm.protocol.intake import EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
@@ -87,6 +88,8 @@ class Preparer:
             prompt_token_ids=prompt,
             rows=tuple(spec.row for spec in sequences),
             stop_strings=params.stop_strings,
+            stop_regions=params.stop_scope.regions if params.stop_scope and params.stop else (),
+            stop_inside=self._stop_inside(message, tokens.token_ids),
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
@@ -119,6 +122,18 @@ class Preparer:
             embeddings=embeddings,
         )
         return Prepared(opened, submitted)
+
+    def _stop_inside(self, message: PrepareRequest, token_ids: Sequence[int]) -> tuple[str, ...] | None:
+        """The marks that end the thoughts in which an answer with stop strings begins; None where it begins outside."""
+        scope = message.params.stop_scope
+        if scope is None or not scope.opens or not message.params.stop:
+            return None
+        if scope.open is not None:
+            return scope.closes if scope.open else None
+        messages = message.prompt.messages if isinstance(message.prompt, ChatPrompt) else ()
+        ending = rendered_ending(self._tokenizer, token_ids, messages, [*scope.opens, *scope.closes])
+        start = start_of(ending, scope.opens, scope.closes)
+        return scope.closes if start == "thinking" or (scope.always and start == "free") else None
 
     def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
         if self._hasher is None:

@@ -55,12 +55,16 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_messages(output: RequestOutput, voice: Voice | None) -> RequestOutput:
-    answers = [msgspec.structs.replace(answer, message=_message(answer, voice)) for answer in output.outputs]
+    answers = [
+        msgspec.structs.replace(answer, message=_message(answer, voice, output.prompt_token_ids))
+        for answer in output.outputs
+    ]
     return msgspec.structs.replace(output, outputs=answers)
 
 
-def _message(answer: CompletionOutput, voice: Voice | None) -> Message:
-    return parse_message(answer.text, voice, cut=was_cut(answer.finish_reason, answer.stop_reason))
+def _message(answer: CompletionOutput, voice: Voice | None, prompt_token_ids: Sequence[int]) -> Message:
+    cut = was_cut(answer.finish_reason, answer.stop_reason)
+    return parse_message(answer.text, voice, cut=cut, prompt_token_ids=prompt_token_ids)
 
 
 def request_output(completion: Completion) -> RequestOutput:

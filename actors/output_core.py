@@ -13,6 +13,7 @@ import msgspec
 from troupellm.actors.detokenizer import SequenceText, TextTables
 from troupellm.actors.logprobs import token_logprobs
 from troupellm.actors.output_rows import NOBODY, Company, OutputRequest, OutputRow
+from troupellm.actors.stop_regions import StopRegions
 from troupellm.actors.stop_strings import StopStrings
 from troupellm.protocol.errors import TroupeError, row_failure
 from troupellm.protocol.output import OpenRequest, OutputMessage, RequestClosed, RowFinished, StepOutput
@@ -110,6 +111,7 @@ class OutputCore:
         request = self._requests[message.request] = OutputRequest(message)
         tables, skip = self._tables, message.skip_special_tokens
         stops = StopStrings(message.stop_strings) if message.stop_strings else None
+        regions = StopRegions(message.stop_regions, message.stop_inside) if stops and message.stop_regions else None
         for index, number in enumerate(message.rows):
             text: SequenceText | None = None
             if message.detokenize:
@@ -122,6 +124,7 @@ class OutputCore:
                     stops,
                     include_stop=message.include_stop_str_in_output,
                     min_tokens=message.min_tokens,
+                    regions=regions,
                 )
             row = self._rows[number] = OutputRow(index, request, text)
             request.members.append(row)

@@ -1,5 +1,7 @@
 """A whole answer in a chat, told apart into content, thoughts and tool calls."""
 
+from collections.abc import Sequence
+
 import msgspec
 from anyio.lowlevel import checkpoint
 
@@ -12,15 +14,18 @@ _SLICE = 8192
 """Characters that are parsed without a pause: a few milliseconds at worst."""
 
 
-async def read_choice(choice: CompletionChoice, voice: Voice | None) -> tuple[Message, int]:
+async def read_choice(
+    choice: CompletionChoice, voice: Voice | None, prompt_token_ids: Sequence[int] = ()
+) -> tuple[Message, int]:
     """The message, and how many of its tokens were thoughts.
 
     Args:
+        prompt_token_ids: of the rendered prompt.
         voice: how to read it; None where all of it is content.
     """
     if voice is None:
         return Message(content=choice.text), 0
-    parser, count = voice.new_parser(), voice.new_count()
+    parser, count = voice.new_parser(prompt_token_ids), voice.new_count(prompt_token_ids)
     pieces: list[ParsedPiece] = []
     for start in range(0, len(choice.text), _SLICE):
         pieces += parser.feed(choice.text[start : start + _SLICE])
@@ -35,7 +40,9 @@ async def read_choice(choice: CompletionChoice, voice: Voice | None) -> tuple[Me
     return message, 0 if count is None else count.tokens
 
 
-def parse_message(text: str, voice: Voice | None, *, cut: bool = False) -> Message:
+def parse_message(
+    text: str, voice: Voice | None, *, cut: bool = False, prompt_token_ids: Sequence[int] = ()
+) -> Message:
     """The same at once, for callers that block anyway.
 
     Args:
@@ -43,7 +50,7 @@ def parse_message(text: str, voice: Voice | None, *, cut: bool = False) -> Messa
     """
     if voice is None:
         return Message(content=text)
-    parser = voice.new_parser()
+    parser = voice.new_parser(prompt_token_ids)
     return _message(parser.feed(text) + parser.finish(cut=cut), parser)
 
 
@@ -64,7 +71,7 @@ async def read_completion(completion: Completion, voice: Voice | None) -> Comple
     choices: list[CompletionChoice] = []
     thoughts = 0
     for choice in completion.choices:
-        message, tokens = await read_choice(choice, voice)
+        message, tokens = await read_choice(choice, voice, completion.prompt_token_ids)
         choices.append(msgspec.structs.replace(choice, message=message))
         thoughts += tokens
     usage = msgspec.structs.replace(completion.usage, reasoning_tokens=thoughts)

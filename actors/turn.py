@@ -125,11 +125,15 @@ class Turn:
                 events.append(TurnEvent(delta.index, Finished(reason, delta.stop_reason)))
         return events
 
+    def _reader(self, voice: Voice) -> tuple[Parser, ThoughtCount | None]:
+        prompt = self._stream.prompt_token_ids
+        return voice.new_parser(prompt), voice.new_count(prompt)
+
     def _parse(self, delta: Delta, voice: Voice, events: list[TurnEvent]) -> bool:
         """Add what a delta says; tells whether its choice has called a tool, and wholly."""
         reader = self._readers.get(delta.index)
         if reader is None:
-            reader = self._readers[delta.index] = voice.new_parser(), voice.new_count()
+            reader = self._readers[delta.index] = self._reader(voice)
         parser, count = reader
         pieces = parser.feed(delta.text)
         if delta.finish_reason is not None:

@@ -7,6 +7,7 @@ import msgspec
 
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import Delta, FinishReason, TokenLogprob, Usage
+from troupellm.protocol.sampling_extras import StopRegion
 from troupellm.protocol.worker import RowLogprobs, RowPooled
 
 
@@ -54,6 +55,10 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Row of each sequence, by index."""
     stop_strings: tuple[str, ...]
     include_stop_str_in_output: bool
+    stop_regions: tuple[StopRegion, ...] = ()
+    """Parts of the text in which stop strings do not count."""
+    stop_inside: tuple[str, ...] | None = None
+    """The marks that end the part in which the text begins; None: it begins outside."""
     skip_special_tokens: bool
     detokenize: bool
     logprobs: int | None

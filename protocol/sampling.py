@@ -15,9 +15,11 @@ from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.sampling_extras import (
     RepetitionDetection,
+    StopScope,
     ThinkingMarks,
     check_processors,
     check_repetition,
+    check_stop_scope,
     check_thinking,
 )
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
@@ -139,6 +141,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the model may think; then the end mark is forced. None and -1 are no limit."""
     thinking: ThinkingMarks | None = None
     """How to tell that the model thinks; a budget needs it."""
+    stop_scope: StopScope | None = None
+    """Where stop strings count; None: everywhere."""
     repetition_detection: RepetitionDetection | None = None
     """Ends the sequence with the reason `repetition`."""
     logits_processors: Mapping[str, Mapping[str, Any]] | None = None
@@ -177,6 +181,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         check_id_list("logprob_token_ids", self.logprob_token_ids, allow_empty=False, most=MAX_LOGPROB_IDS)
         check_strings("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH)
         check_thinking(self.thinking_token_budget, self.thinking)
+        check_stop_scope(self.stop_scope)
         check_repetition(self.repetition_detection)
         check_processors(self.logits_processors, self.extra_args)
         check_beam_fields(self)

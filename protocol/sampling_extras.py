@@ -31,6 +31,29 @@ class ThinkingMarks(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the answer begins inside thinking; None: as the marks in the prompt tell."""
 
 
+class StopRegion(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the text in which stop strings do not count."""
+
+    opens: str
+    closes: tuple[str, ...] = ()
+    """Marks of which the first one ends it; without any it goes on to the end of the text."""
+    firsts: str = ""
+    """Characters of which one must follow the opening mark and white space; "" allows all."""
+
+
+class StopScope(msgspec.Struct, frozen=True, kw_only=True):
+    """Stop strings count in content only: neither in thoughts nor in tool calls."""
+
+    regions: tuple[StopRegion, ...]
+    opens: tuple[str, ...] = ()
+    """Marks of thoughts, which a prompt may end with."""
+    closes: tuple[str, ...] = ()
+    always: bool = False
+    """The answer begins with thoughts unless the prompt has closed them."""
+    open: bool | None = None
+    """Whether the answer begins inside of thoughts; None: as the marks in the prompt tell."""
+
+
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True):
     """Ends a sequence whose last tokens are a pattern said `min_count` times in a row, with vLLM's names."""
 
@@ -53,6 +76,15 @@ def check_thinking(budget: Any, marks: Any) -> None:
         raise InvalidRequest(
             f"thinking must be ThinkingMarks with texts of at most {MAX_MARK} characters", param="thinking"
         )
+
+
+def check_stop_scope(scope: Any) -> None:
+    """
+    Raises:
+        InvalidRequest: it is something else than a `StopScope`.
+    """
+    if scope is not None and not isinstance(scope, StopScope):
+        raise InvalidRequest("stop_scope must be a StopScope", param="stop_scope", code="invalid_type")
 
 
 def check_repetition(wanted: Any) -> None:

@@ -5,7 +5,16 @@ import secrets
 import msgspec
 from msgspec import UNSET
 
-from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnChoice, TurnEvent
+from troupellm.protocol.dialect import (
+    CallArguments,
+    CallStart,
+    Content,
+    Finished,
+    Reasoning,
+    TurnChoice,
+    TurnEvent,
+    TurnReason,
+)
 from troupellm.protocol.openai import (
     AnswerCall,
     AnswerFunction,
@@ -64,8 +73,14 @@ class _Answer:
         self.fingerprint = host.fingerprint()
         self.show_ids = bool(request.return_token_ids)
         self.tokens_as_ids = bool(request.return_tokens_as_token_ids)
+        choice = request.tool_choice
+        self._named = choice is not None and not isinstance(choice, str) and choice.type == "function"
         self.echo = _echoed(request)
         """What stands before every choice's content."""
+
+    def reason(self, reason: TurnReason) -> TurnReason:
+        """The finish reason; a call of the tool that tool_choice names ends with stop, as in OpenAI's API."""
+        return "stop" if self._named and reason == "tool_calls" else reason
 
     def whole(self, answer: TurnAnswer) -> ChatResponse:
         completion = answer.completion
@@ -93,7 +108,7 @@ class _Answer:
                 tool_calls=calls or UNSET,
             ),
             logprobs=chat_logprobs(choice.logprobs, as_ids=self.tokens_as_ids),
-            finish_reason=choice.finish_reason,
+            finish_reason=self.reason(choice.finish_reason),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self.show_ids else UNSET,
         )
@@ -111,6 +126,7 @@ class _Chunks:
         self._tokens_as_ids = answer.tokens_as_ids
         self._echo = answer.echo
         self._turn = turn
+        self._reason = answer.reason
         self._generated = 0
         self._introduced: set[int] = set()
         self._encoder = ChunkEncoder(
@@ -144,7 +160,10 @@ class _Chunks:
             return data + self._encoder.text(event.index, piece.text) if piece.text else data
         if isinstance(piece, Finished):
             last = ChatChunkChoice(
-                index=event.index, delta=ChatDelta(), finish_reason=piece.reason, stop_reason=piece.stop_reason
+                index=event.index,
+                delta=ChatDelta(),
+                finish_reason=self._reason(piece.reason),
+                stop_reason=piece.stop_reason,
             )
             return data + self._encoder.choice(last, usage=usage, fingerprint=self._fingerprint)
         if isinstance(piece, Content) and not piece.text and not described:

@@ -5,31 +5,37 @@ end, however it was cut.
 """
 
 import logging
-import re
 from collections.abc import Collection
-from typing import Final, Literal
+from typing import Final
 
+from troupellm.models.dialects.form_reader import FormReader
 from troupellm.models.dialects.harmony import read_channels
-from troupellm.models.dialects.json_calls import json_calls
-from troupellm.models.dialects.json_text import json_value
-from troupellm.models.dialects.marks import text_until
+from troupellm.models.dialects.marks import LEAST_SHOWN, Found, Marks, raw_until, text_until
 from troupellm.models.dialects.offer import Offer
-from troupellm.models.dialects.plan import Form, Plan
-from troupellm.models.dialects.python_calls import python_calls
-from troupellm.models.dialects.source import MOST_CALLS, NewId, NotACall, Reading, Source, literal, peek, spaces, word
-from troupellm.models.dialects.syntax import CallSyntax, Element, Hole, Maybe, Thinking, Word
-from troupellm.models.dialects.tagged import tagged_parameters
+from troupellm.models.dialects.plan import LINE, Form, Plan
+from troupellm.models.dialects.prompt_start import Start
+from troupellm.models.dialects.source import (
+    MOST_CALLS,
+    MOST_TRIED,
+    NewId,
+    NotACall,
+    Reading,
+    Source,
+    comes,
+    literal,
+    peek,
+    spaces,
+)
+from troupellm.models.dialects.syntax import Maybe, Thinking, Word
 from troupellm.protocol.dialect import Content, ParsedPiece
 
 logger = logging.getLogger("troupellm.models")
 
-Start = Literal["free", "thinking", "answer"]
-"""Where the prompt leaves off: before everything, inside of thoughts, or behind them."""
-
 NO_LIMIT: Final = 1 << 30
 MOST_TRIALS: Final = 512
 """Beginnings of calls in one answer; each costs some ten microseconds."""
-_NUMBERED: Final = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
+MOST_HEADER: Final = 256
+"""Characters of a message's header that are looked at."""
 
 
 class Parser:
@@ -55,9 +61,9 @@ class Parser:
                 beginning of one, and is not shown.
             channel: where there are channels, the one of the message that the prompt ends with.
         """
-        self._source = Source(new_id, most_calls)
+        self._source = Source(new_id, most_calls, offer.wrapper)
         if plan.channels is not None:
-            self._steps = read_channels(self._source, plan.channels, with_calls=with_calls, region=channel)
+            self._steps = read_channels(self._source, plan.channels, offer, with_calls=with_calls, region=channel)
         else:
             self._steps = _read(self._source, plan, offer, start)
         self._forced = forced
@@ -105,44 +111,61 @@ class Parser:
             logger.exception("the parser of an answer failed; the rest of it is shown as it is")
             self._over = True
         if self._over:
+            if source.trying:
+                source.reject()
             source.content(source.give_up() + source.text[source.pos :])
             source.text, source.pos = "", 0
 
 
 def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[None]:
     """A whole answer."""
-    thinking = plan.thinking
-    if thinking is not None and (yield from _begins_with_thoughts(source, thinking, start)):
-        mark = yield from _think(source, plan)
-    else:
-        mark = ""
+    thinking, mark = plan.thinking, ""
+    if thinking is not None:
+        if thinking.header is not None and start != "answer" and (yield from _header_comes(source, thinking.header)):
+            mark = thinking.header[0]
+        elif (yield from _begins_with_thoughts(source, thinking, start)):
+            mark = yield from _think(source, plan, offer)
     source.region = "content"
-    marks, trials = plan.content, 0
-    if not mark and plan.bare is not None:
+    trials, behind = 0, False
+    if not mark and not source.calls and plan.bare is not None:
         mark = yield from _call(source, plan, offer, plan.bare, gap="")
     while True:
         gap = ""
-        if source.calls >= MOST_CALLS or trials >= MOST_TRIALS:
-            marks = plan.beyond
-        elif source.calls:
-            marks = plan.after_call
         if not mark:
-            found = yield from text_until(source, marks, source.content)
+            marks = _content_marks(source, plan, trials)
+            found = yield from text_until(source, marks, source.content, 1 if behind else LEAST_SHOWN)
             if found is None:
                 return
             mark, gap = found.mark, found.gap
+            behind = True
         if mark in plan.leads:
             trials += 1
             mark = yield from _call(source, plan, offer, mark, gap=gap)
             source.region = "content"
             continue
-        if mark in plan.opens:
-            mark = yield from _think(source, plan)
+        if mark == LINE and plan.bare is not None:
+            trials += 1
+            source.back(1)
+            mark = yield from _call(source, plan, offer, plan.bare, gap=f"{gap}\n")
             source.region = "content"
             continue
-        mark = ""
-        if source.calls:
+        thoughts = mark in plan.opens
+        if plan.header is not None and mark == plan.header[0]:
+            thoughts = yield from _header(source, plan)
+        if thoughts:
+            mark = yield from _think(source, plan, offer)
+            source.region = "content"
+        elif source.calls or mark in plan.drops or mark in plan.begins:
+            mark = ""
             yield from spaces(source)
+        else:
+            mark = ""
+
+
+def _content_marks(source: Source, plan: Plan, trials: int) -> Marks:
+    if source.calls >= MOST_CALLS or trials >= MOST_TRIALS:
+        return plan.beyond
+    return plan.after_call if source.calls else plan.content
 
 
 def _begins_with_thoughts(source: Source, thinking: Thinking, start: Start) -> Reading[bool]:
@@ -162,40 +185,136 @@ def _begins_with_thoughts(source: Source, thinking: Thinking, start: Start) -> R
     return False
 
 
-def _think(source: Source, plan: Plan) -> Reading[str]:
-    """Thoughts; gives the mark of a call that ended them."""
+def _header_comes(source: Source, header: tuple[str, str]) -> Reading[bool]:
+    """Whether the text goes on with a message's header, which the prompt has begun."""
+    source.attempt()
+    yield from spaces(source)
+    for beginning in ("to=", header[1]):
+        if (yield from comes(source, beginning)):
+            source.commit()
+            return True
+    source.content(source.give_up())
+    return False
+
+
+def _header(source: Source, plan: Plan) -> Reading[bool]:
+    """The rest of a message's header; tells whether the message is a thought."""
+    assert plan.thinking is not None, "a header belongs to thoughts"
+    assert plan.header is not None, "the mark is in the plan"
+    parts: list[str] = []
+    mark = yield from raw_until(source, Marks([plan.header[1]]), lambda text: parts.append(text[:MOST_HEADER]))
+    said = "".join(parts)[-MOST_HEADER:] + mark
+    yield from spaces(source)
+    return said.endswith(plan.thinking.opens)
+
+
+def _think(source: Source, plan: Plan, offer: Offer) -> Reading[str]:
+    """Thoughts. A whole call of a tool on offer ends them too; gives the mark that begins another message."""
     source.region = "reasoning"
     yield from spaces(source)
-    found = yield from text_until(source, plan.thoughts, source.reasoning)
-    while found is not None and found.mark not in plan.ends:
-        found = yield from text_until(source, plan.thoughts, source.reasoning)
-    yield from spaces(source)
-    return found.mark if found is not None and found.mark in plan.leads else ""
+    trials = 0
+    while True:
+        marks = plan.thoughts if trials < MOST_TRIALS and source.tried < MOST_TRIED else plan.only_thoughts
+        found = yield from text_until(source, marks, source.reasoning)
+        if found is None:
+            return ""
+        if found.mark in plan.ends:
+            yield from spaces(source)
+            return ""
+        if plan.header is not None and found.mark == plan.header[0]:
+            return found.mark
+        if found.mark in plan.drops:
+            continue
+        if found.mark in plan.begins:
+            trials += 1
+            if (yield from _call_in_thoughts(source, plan, offer, found)):
+                yield from spaces(source)
+                return ""
+            source.reasoning(found.gap if found.mark in plan.hidden else found.gap + found.mark)
+
+
+def _call_in_thoughts(source: Source, plan: Plan, offer: Offer, found: Found) -> Reading[bool]:
+    """Whether what follows a mark is a whole call of a tool on offer; otherwise its text is unread again."""
+    source.begin_trial(offer.has)
+    before, mark = source.calls, found.mark
+    try:
+        if mark not in plan.leads:
+            yield from spaces(source)
+            mark = yield from _lead(source, plan)
+        source.attempt()
+        yield from _read_call(source, plan, offer, mark)
+        good = source.calls > before and source.whole and not source.repaired
+    except NotACall:
+        good = False
+    if good:
+        source.accept()
+    else:
+        source.reject()
+    return good
+
+
+def _lead(source: Source, plan: Plan) -> Reading[str]:
+    """The first mark of a call.
+
+    Raises:
+        NotACall: none comes.
+    """
+    for lead in sorted(plan.leads):
+        if (yield from literal(source, lead)):
+            return lead
+    raise NotACall
 
 
 def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: str) -> Reading[str]:
     """What a lead announces, or what stands at the start of an answer; gives the next lead where one has ended it.
 
-    What turns out to be no call is content.
+    What turns out to be no call is content. Where a limit ended the text before the arguments, the marks are not shown,
+    and a whole name is a call without arguments.
     """
     source.region = "call"
-    bare = isinstance(lead, Form)
     source.attempt(gap, "" if isinstance(lead, Form) else lead)
     calls = source.calls
     try:
-        yield from spaces(source)
-        character = yield from peek(source)
-        form = lead if isinstance(lead, Form) else _choose(plan.forms, lead, character)
-        mark = yield from _form(source, plan, offer, form, bare=bare)
+        mark = yield from _read_call(source, plan, offer, lead)
     except NotACall:
+        cut, (name, call_id) = source.ran_out and source.attempting, source.named
         text = source.give_up()
-        for hidden in plan.hidden:
-            text = text.replace(hidden, "")
-        source.content(text)
+        if cut:
+            text += source.take(len(source.text) - source.pos)
+        if cut and name:
+            source.call(name, call_id)
+        elif not cut or not _is_head(text.strip(), plan):
+            for hidden in plan.hidden:
+                text = text.replace(hidden, "")
+            source.content(text)
         return ""
     if source.calls > calls:
         yield from spaces(source)
     return mark
+
+
+def _is_head(text: str, plan: Plan) -> bool:
+    """Whether a text begins with a call's first mark, or is the beginning of one, long enough to be nothing else."""
+    sure = plan.leads.difference(plan.syntax.unsure) if plan.syntax is not None else plan.leads
+    return any(text.startswith(lead) or (len(text) >= LEAST_SHOWN and lead.startswith(text)) for lead in sure)
+
+
+def _read_call(source: Source, plan: Plan, offer: Offer, lead: "str | Form") -> Reading[str]:
+    """
+    Raises:
+        NotACall: the text is something else.
+    """
+    yield from spaces(source)
+    if isinstance(lead, Form):
+        for mark in sorted(plan.leads):
+            if (yield from literal(source, mark)):
+                lead = mark
+                yield from spaces(source)
+                break
+    character = yield from peek(source)
+    form = lead if isinstance(lead, Form) else _choose(plan.forms, lead, character)
+    only_offered = isinstance(lead, Form) or (plan.syntax is not None and lead in plan.syntax.unsure)
+    return (yield from _form(source, plan, offer, form, only_offered=only_offered))
 
 
 def _choose(forms: Collection[Form], lead: str, character: str) -> Form:
@@ -205,13 +324,13 @@ def _choose(forms: Collection[Form], lead: str, character: str) -> Form:
     raise NotACall
 
 
-def _form(source: Source, plan: Plan, offer: Offer, form: Form, *, bare: bool) -> Reading[str]:
+def _form(source: Source, plan: Plan, offer: Offer, form: Form, *, only_offered: bool) -> Reading[str]:
     """The rest of a template; gives the lead that ended it too early.
 
     Raises:
         NotACall: the text is something else.
     """
-    reader = _FormReader(source, plan, offer, bare=bare)
+    reader = FormReader(source, plan, offer, only_offered=only_offered)
     for index, part in enumerate(form.rest):
         yield from spaces(source)
         if isinstance(part, Maybe):
@@ -223,72 +342,7 @@ def _form(source: Source, plan: Plan, offer: Offer, form: Form, *, bare: bool) -
             if source.attempting:
                 raise NotACall
             return ""
-        following = form.rest[index + 1] if index + 1 < len(form.rest) else None
-        if not (yield from reader.hole(part.name, following)):
+        if not (yield from reader.hole(part.name, form.rest, index)):
             found = yield from text_until(source, plan.broken, source.arguments)
             return found.mark if found is not None and found.mark in plan.leads else ""
     return ""
-
-
-class _FormReader:
-    """What the holes of one call have said so far."""
-
-    def __init__(self, source: Source, plan: Plan, offer: Offer, *, bare: bool) -> None:
-        assert plan.syntax is not None, "forms come from a syntax"
-        self._source = source
-        self._plan = plan
-        self._syntax: CallSyntax = plan.syntax
-        self._offer = offer
-        self._bare = bare
-        self._name = ""
-        self._id = ""
-
-    def maybe(self, part: Maybe) -> Reading[None]:
-        """Read what may be missing."""
-        first, *rest = part.parts
-        if isinstance(first, Word) and (yield from literal(self._source, first.text)):
-            for element in rest:
-                if isinstance(element, Hole):
-                    yield from self.hole(element.name, None)
-
-    def hole(self, kind: str, following: Element | None) -> Reading[bool]:
-        """Read what stands for a hole; False where arguments have begun and are broken.
-
-        Raises:
-            NotACall: something else comes.
-        """
-        source = self._source
-        match kind:
-            case "json":
-                return (yield from json_calls(source, self._syntax, self._offer, only_offered=self._bare))
-            case "python":
-                return (yield from python_calls(source, self._offer))
-            case "name":
-                self._name = yield from word(source)
-                if self._bare and not self._offer.has(self._name):
-                    raise NotACall
-            case "id":
-                self._id = yield from word(source)
-                match = _NUMBERED.fullmatch(self._id)
-                self._name = match[1] if match else self._id
-            case "call_id":
-                self._id = yield from word(source)
-            case "arguments":
-                if (yield from peek(source)) != "{":
-                    raise NotACall
-                source.call(self._name, self._id)
-                whole = yield from json_value(source, source.arguments)
-                if whole:
-                    source.end_call()
-                return whole
-            case "parameters":
-                assert self._plan.parameter is not None, "a syntax with {parameters} says how one looks"
-                ending = following.text if isinstance(following, Word) else ""
-                return (
-                    yield from tagged_parameters(
-                        source, self._plan.parameter, self._offer, self._name, self._id, ending
-                    )
-                )
-            case _:
-                yield from word(source)
-        return True

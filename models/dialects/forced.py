@@ -233,6 +233,9 @@ def _around(template: str, syntax: CallSyntax | None, name: str) -> tuple[str, s
         before, _, after = template.partition("{json}")
         head = f'{{"{syntax.name_keys[0]}": {json.dumps(name)}, "{syntax.argument_keys[0]}": '
         return before + head, "}" + after
+    if "{named}" in template:
+        before, _, after = template.partition("{named}")
+        return f"{before}{{{json.dumps(name)}: ", "}" + after
     before, _, after = template.partition("{arguments}")
     return before.replace("{name}", name), after
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from troupellm.models.dialects.syntax import CallSyntax, Written
+from troupellm.models.dialects.syntax import CallSyntax, Thinking, Written
 
 GLM4: Final = CallSyntax(forms=(), bare="{name}\n{arguments}", written=Written(call="{name}\n{arguments}"))
 
@@ -12,3 +12,6 @@ GLM45: Final = CallSyntax(
     # A grammar cannot promise what a schema says of texts without quotes.
     written=Written(call="<tool_call>\n{json}\n</tool_call>", between="\n"),
 )
+
+LING_THINK: Final = Thinking(default_on=False)
+"""Ling 3 thinks when it is told to."""

@@ -3,8 +3,9 @@
 import re
 from typing import Final
 
-from troupellm.models.dialects.json_text import json_value
+from troupellm.models.dialects.json_arguments import ArgumentEnds, json_arguments
 from troupellm.models.dialects.marks import Marks, raw_until, text_until
+from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.source import MOST_CALLS, Reading, Source, comes, peek, spaces
 from troupellm.models.dialects.syntax import Channels
 from troupellm.protocol.tools import NAME
@@ -22,6 +23,7 @@ class ChannelMarks:
         self.body = Marks([channels.start, channels.channel, *channels.ends])
         """What ends a message."""
         self.header = Marks(self.all)
+        self.argument_ends = ArgumentEnds(self.body, self.body)
 
 
 def opened_channel(ending: str, channels: Channels) -> str:
@@ -31,7 +33,9 @@ def opened_channel(ending: str, channels: Channels) -> str:
     return _address(ending[: -len(channels.message)].rpartition(channels.start)[2], channels)[0]
 
 
-def read_channels(source: Source, marks: ChannelMarks, *, with_calls: bool, region: str = "") -> Reading[None]:
+def read_channels(
+    source: Source, marks: ChannelMarks, offer: Offer, *, with_calls: bool, region: str = ""
+) -> Reading[None]:
     """Read messages until the end of the text.
 
     Args:
@@ -41,9 +45,9 @@ def read_channels(source: Source, marks: ChannelMarks, *, with_calls: bool, regi
     channels = marks.channels
     mark = channels.start  # which the prompt ends with
     if region:
-        mark = yield from _body(source, marks, region, "", with_calls=with_calls)
+        mark = yield from _body(source, marks, offer, region, "", with_calls=with_calls)
     elif not (yield from _header_comes(source, channels)):
-        mark = yield from _body(source, marks, "final", "", with_calls=with_calls)
+        mark = yield from _body(source, marks, offer, "final", "", with_calls=with_calls)
     while mark:
         source.region = "header"
         if mark in channels.ends:
@@ -54,7 +58,7 @@ def read_channels(source: Source, marks: ChannelMarks, *, with_calls: bool, regi
         mark = yield from _header(source, marks, mark, header)
         if mark == channels.message:
             channel, recipient = _address("".join(header), channels)
-            mark = yield from _body(source, marks, channel, recipient, with_calls=with_calls)
+            mark = yield from _body(source, marks, offer, channel, recipient, with_calls=with_calls)
 
 
 def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
@@ -89,12 +93,13 @@ def _address(header: str, channels: Channels) -> tuple[str, str]:
     return channel, found[1] if found else ""
 
 
-def _body(source: Source, marks: ChannelMarks, channel: str, recipient: str, *, with_calls: bool) -> Reading[str]:
+def _body(
+    source: Source, marks: ChannelMarks, offer: Offer, channel: str, recipient: str, *, with_calls: bool
+) -> Reading[str]:
     """A message's text; gives the mark that ends it, empty at the end of the text."""
     channels = marks.channels
-    name = recipient.removeprefix(channels.recipient)
-    to_function = recipient.startswith(channels.recipient) and NAME.fullmatch(name) is not None
-    if to_function and with_calls and source.calls < MOST_CALLS:
+    name = _function(recipient, channels, offer) if with_calls else ""
+    if name and source.calls < MOST_CALLS:
         source.region = "call"
         source.call(name)
         return (yield from _arguments(source, marks))
@@ -104,12 +109,23 @@ def _body(source: Source, marks: ChannelMarks, channel: str, recipient: str, *, 
     return "" if found is None else found.mark
 
 
+def _function(recipient: str, channels: Channels, offer: Offer) -> str:
+    """The function that a message is addressed to; empty where it is none."""
+    if not recipient:
+        return ""
+    found = offer.recipient(recipient)
+    name = recipient.removeprefix(channels.recipient)
+    if found or not recipient.startswith(channels.recipient) or not NAME.fullmatch(name):
+        return found
+    return name
+
+
 def _arguments(source: Source, marks: ChannelMarks) -> Reading[str]:
     """A call's message: an object, nothing, or whatever else the model wrote; gives the mark that ends it."""
     rest: list[str] = []
     yield from spaces(source)
     first = yield from peek(source)
-    whole = first == "{" and (yield from json_value(source, source.arguments))
+    whole = first == "{" and (yield from json_arguments(source, source.arguments, marks.argument_ends))
 
     def show(text: str) -> None:
         rest.append(text)

@@ -1,5 +1,6 @@
-"""{json}: objects with a name and arguments; one, several in a row, or a list."""
+"""{json}: objects with a name and arguments; {named}: objects with the name as their key. One, several, or a list."""
 
+from troupellm.models.dialects.json_arguments import ArgumentEnds, json_arguments
 from troupellm.models.dialects.json_text import json_dump, json_value, json_whole, without_surrogates
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.source import NotACall, Reading, Source, peek, spaces
@@ -9,8 +10,14 @@ from troupellm.protocol.tools import NAME
 _SEPARATORS = ",;"
 
 
-def json_calls(source: Source, syntax: CallSyntax, offer: Offer, *, only_offered: bool) -> Reading[bool]:
+def json_calls(
+    source: Source, syntax: CallSyntax, offer: Offer, ends: ArgumentEnds, *, only_offered: bool, named: bool = False
+) -> Reading[bool]:
     """Read calls; False when the arguments of one ended in something that is no JSON.
+
+    Args:
+        ends: marks that end arguments.
+        named: the name of the function is the key of its arguments.
 
     Raises:
         NotACall: what comes is none. What was read before it as calls stays.
@@ -20,8 +27,11 @@ def json_calls(source: Source, syntax: CallSyntax, offer: Offer, *, only_offered
         source.take(1)
         yield from spaces(source)
     while True:
-        reader = _Envelope(source, syntax, offer, only_offered=only_offered)
-        if not (yield from reader.read()):
+        if named:
+            whole = yield from _named(source, ends)
+        else:
+            whole = yield from _Envelope(source, syntax, offer, ends, only_offered=only_offered).read()
+        if not whole:
             return False
         if (yield from _ends(source, listed=listed)):
             return True
@@ -55,13 +65,49 @@ def _ends(source: Source, *, listed: bool) -> Reading[bool]:
     return True
 
 
+def _named(source: Source, ends: ArgumentEnds) -> Reading[bool]:
+    """One object whose only key is the name.
+
+    Raises:
+        NotACall: something else comes.
+    """
+    if not source.attempting:
+        source.attempt()
+    yield from spaces(source)
+    if (yield from peek(source)) != "{":
+        raise NotACall
+    source.take(1)
+    yield from spaces(source)
+    if (yield from peek(source)) != '"':
+        raise NotACall
+    name = yield from json_whole(source)
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise NotACall
+    source.named = (name, "")
+    yield from spaces(source)
+    if (yield from peek(source)) != ":":
+        raise NotACall
+    source.take(1)
+    yield from spaces(source)
+    if (yield from peek(source)) != "{":
+        raise NotACall
+    source.call(name)
+    if not (yield from json_arguments(source, source.arguments, ends)):
+        return False
+    source.end_call()
+    return True
+
+
 class _Envelope:
     """One object."""
 
-    def __init__(self, source: Source, syntax: CallSyntax, offer: Offer, *, only_offered: bool) -> None:
+    def __init__(
+        self, source: Source, syntax: CallSyntax, offer: Offer, ends: ArgumentEnds, *, only_offered: bool
+    ) -> None:
         self._source = source
         self._syntax = syntax
         self._offer = offer
+        self._ends = ends
         self._only_offered = only_offered
         self._name: str | None = None
         self._early: str | None = None
@@ -146,6 +192,7 @@ class _Envelope:
         if self._only_offered and not self._offer.has(name):
             raise NotACall
         self._name = name
+        self._source.named = (name, "")
         if self._early is not None:
             self._call()
 
@@ -160,7 +207,7 @@ class _Envelope:
         if following == "{":
             source.call(self._name)
             self._called = True
-            whole = yield from json_value(source, source.arguments)
+            whole = yield from json_arguments(source, source.arguments, self._ends)
             if whole:
                 source.end_call()
             return whole

@@ -34,31 +34,43 @@ class JsonScanner:
         self.done = False
         self.failed = False
 
+    @property
+    def in_string(self) -> bool:
+        return self._in_string
+
+    @property
+    def brackets(self) -> list[str]:
+        """Those that are open."""
+        return self._open
+
     def scan(self, text: str, position: int) -> int:
         """Read from `position` on; tells where the value ends, or where the text does, or what no value can have."""
         end = len(text)
-        if not self._started and position < end:
+        while position < end and not (self.done or self.failed):
+            position = self.step(text, position, end)
+        return position
+
+    def step(self, text: str, position: int, end: int) -> int:
+        """Read one part, which is either within a string or outside of all strings, and no further than `end`."""
+        if not self._started:
             self._started = True
             if text[position] not in '"{[':
                 self._open.append("")  # a scalar
-        while position < end and not (self.done or self.failed):
-            if self._in_string:
-                position = self._string(text, position)
-            elif self._open and not self._open[-1]:
-                match = _SCALAR_END.search(text, position)
-                position = match.start() if match else end
-                self.done = match is not None
-            else:
-                position = self._structure(text, position)
-        return position
+        if self._in_string:
+            return self._string(text, position, end)
+        if self._open and not self._open[-1]:
+            match = _SCALAR_END.search(text, position, end)
+            self.done = match is not None
+            return match.start() if match else end
+        return self._structure(text, position, end)
 
-    def _string(self, text: str, position: int) -> int:
+    def _string(self, text: str, position: int, end: int) -> int:
         if self._escaped:
             self._escaped = False
             return position + 1
-        match = _IN_STRING.search(text, position)
+        match = _IN_STRING.search(text, position, end)
         if match is None:
-            return len(text)
+            return end
         if match[0] == '"':
             self._in_string = False
             self.done = not self._open
@@ -66,10 +78,10 @@ class JsonScanner:
             self._escaped = True
         return match.end()
 
-    def _structure(self, text: str, position: int) -> int:
-        match = _OUTSIDE.search(text, position)
+    def _structure(self, text: str, position: int, end: int) -> int:
+        match = _OUTSIDE.search(text, position, end)
         if match is None:
-            return len(text)
+            return end
         character = match[0]
         if character == '"':
             self._in_string = True

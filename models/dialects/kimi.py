@@ -17,4 +17,4 @@ KIMI_K2: Final = CallSyntax(
     ),
 )
 
-KIMI_THINK: Final = Thinking(ends_at_calls=True, switches=("thinking",))
+KIMI_THINK: Final = Thinking(switches=("thinking",))

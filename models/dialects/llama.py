@@ -7,6 +7,7 @@ from troupellm.models.dialects.syntax import CallSyntax, Written
 LLAMA_JSON: Final = CallSyntax(
     forms=("<|python_tag|>{json}",),
     bare="{json}",
+    bare_lines=True,
     argument_keys=("parameters", "arguments"),
     written=Written(call="{json}", between="; "),
 )

@@ -8,6 +8,8 @@ from troupellm.models.dialects.source import Reading, Source, beyond, more
 
 MOST_SPACES: Final = 256
 """White space before a mark belongs to the mark, up to so many characters."""
+LEAST_SHOWN: Final = 4
+"""Characters. A longer beginning of a mark is not shown where a limit ends the text within the mark."""
 
 
 class Marks:
@@ -30,6 +32,10 @@ class Marks:
     def find(self, text: str, position: int) -> re.Match[str] | None:
         return self._pattern.search(text, position)
 
+    def starts(self, text: str, position: int) -> bool:
+        """Whether a whole mark stands at `position`."""
+        return self._pattern.match(text, position) is not None
+
     def partial(self, text: str, position: int) -> int:
         """Where the beginning of a mark stands at the end of `text`; its length if none does."""
         start = max(position, len(text) - self._longest + 1)
@@ -50,8 +56,16 @@ class Found:
         self.gap = gap
 
 
-def text_until(source: Source, marks: Marks, show: Callable[[str], None]) -> Reading[Found | None]:
-    """Show text until a mark, which is taken; None at the end of the text."""
+def text_until(
+    source: Source, marks: Marks, show: Callable[[str], None], least: int = LEAST_SHOWN
+) -> Reading[Found | None]:
+    """Show text until a mark, which is taken; None at the end of the text.
+
+    Args:
+        least: characters of a mark's beginning that are not shown where a limit ended the text and nothing stands
+            before them.
+    """
+    shown = False
     while True:
         text, start = source.text, source.pos
         found = marks.find(text, start)
@@ -63,9 +77,16 @@ def text_until(source: Source, marks: Marks, show: Callable[[str], None]) -> Rea
             source.take(found.end() - end)
             return Found(found[0], gap)
         if source.ended:
-            show(source.take(len(text) - start))
+            end = marks.partial(text, start) if source.cut else len(text)
+            if len(text) - end < (LEAST_SHOWN if shown or end > start else least) or text[end].isalnum():
+                end = len(text)
+            else:
+                end = _edge(text, start, end)
+            show(source.take(end - start))
+            source.take(len(text) - end)
             return None
         edge = _edge(text, start, marks.partial(text, start))
+        shown = shown or edge > start
         show(source.take(edge - start))
         yield from beyond(source, len(text) - edge)
 

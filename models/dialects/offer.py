@@ -1,17 +1,18 @@
 """The tools on offer, as far as a parser asks about them."""
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from troupellm.models.dialects.json_text import json_dump
+from troupellm.models.dialects.unwrapped import WRAPPERS, Unwrapping
+from troupellm.models.dialects.values import resolved, schema_types
 
-MOST_SCHEMA_STEPS: Final = 8
-"""How deep references and alternatives are followed to find a parameter's type."""
+_NUMBERED: Final = re.compile(r"functions\.(.+?):\d+|(.+?):\d+")
+_PREFIX: Final = re.compile(r"functions?[._:]?")
 
 
 class Offer:
-    """Names, and which arguments are texts. Nothing on offer is no reason to refuse a name."""
+    """Names, and which arguments are texts. An empty offer is no reason to refuse a name."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """
@@ -28,84 +29,64 @@ class Offer:
     def has(self, name: str) -> bool:
         return name in self._parameters
 
+    def has_no_longer(self, name: str) -> bool:
+        """Whether a text that ends with this name cannot be the beginning of another tool's name."""
+        return self.has(name) and not any(other != name and other.startswith(name) for other in self._parameters)
+
     def types(self, name: str, key: str) -> frozenset[str]:
         """The JSON types that an argument may have; empty when nothing is said."""
-        schema = self._parameters.get(name, {})
-        properties = schema.get("properties")
-        wanted = properties.get(key) if isinstance(properties, Mapping) else None
-        return frozenset(_types(wanted, schema, MOST_SCHEMA_STEPS))
+        return schema_types(self._properties(name).get(key), self.schema(name))
 
     def key(self, name: str, position: int) -> str:
-        """What an argument without a name is called."""
-        properties = self._parameters.get(name, {}).get("properties")
-        names = list(properties) if isinstance(properties, Mapping) else []
+        """The name of an argument that was written without one."""
+        names = list(self._properties(name))
         return names[position] if position < len(names) else f"argument{position}"
 
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """Of all parameters; empty for a name that is not on offer."""
+        return self._parameters.get(name, {})
 
-def value_text(text: str, types: frozenset[str]) -> str:
-    """An argument that was written without quotes, as JSON: a text where the schema allows only that, else what it
-    says, else a text."""
-    if types != {"string"}:
-        lowered = text.strip()
-        if lowered in ("True", "False", "None"):
-            lowered = {"True": "true", "False": "false", "None": "null"}[lowered]
-        try:
-            value = json.loads(lowered, strict=False, parse_constant=_refuse)
-            written = json_dump(value)
-        except (ValueError, RecursionError):
-            pass
-        else:
-            if not types or _type(value) & types:
-                return written
-    return json.dumps(text, ensure_ascii=False)
+    def wrapper(self, name: str) -> Unwrapping | None:
+        """How arguments of a function on offer are unwrapped; None where nothing says that they may be."""
+        if not self.has(name):
+            return None
+        keys = self._properties(name).keys()
+        return None if all(key in keys for key in WRAPPERS) else Unwrapping(keys)
 
+    def recipient(self, name: str) -> str:
+        """The tool on offer that a message is addressed to, perhaps with its format behind the name; else empty."""
+        plain = name.removeprefix("functions.")
+        if self.has(plain):
+            return plain
+        without = plain.removesuffix("json")
+        return without if self.has(without) else ""
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
+    def numbered(self, call_id: str) -> str:
+        """The name in an id such as "functions.now:0", which models also write without dot or colon; empty where it
+        names no tool."""
+        match = _NUMBERED.fullmatch(call_id)
+        if match and (match[1] or self.has(match[2])):
+            return match[1] or match[2]
+        if self.has(call_id) or (not self._parameters and not call_id.isdigit()):
+            return match[2] if match else call_id
+        begun = (call_id, _PREFIX.sub("", call_id, count=1))
+        found = [name for name in self._parameters if any(text.startswith(name) for text in begun)]
+        return max(found, key=len, default=match[2] if match else "")
 
+    def only_fitting(self, arguments: Mapping[str, Any]) -> str:
+        """The only tool with all of these parameters that needs no others; empty where there is none, or several."""
+        found = [name for name in self._parameters if self._fits(name, arguments)]
+        return found[0] if len(found) == 1 else ""
 
-def _type(value: object) -> set[str]:
-    match value:
-        case None:
-            return {"null"}
-        case bool():
-            return {"boolean"}
-        case int():
-            return {"integer", "number"}
-        case float():
-            return {"integer", "number"} if value.is_integer() else {"number"}
-        case str():
-            return {"string"}
-        case list():
-            return {"array"}
-    return {"object"}
+    def _fits(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        required = self.schema(name).get("required")
+        needed = {key for key in required if isinstance(key, str)} if isinstance(required, list) else set()
+        return needed <= arguments.keys() <= self._properties(name).keys()
 
-
-def _types(schema: Any, root: Mapping[str, Any], steps: int) -> set[str]:
-    """The types that a schema names, following references into its own document."""
-    if not isinstance(schema, Mapping) or steps == 0:
-        return set()
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return _types(_resolve(reference, root), root, steps - 1)
-    given = schema.get("type")
-    if isinstance(given, str):
-        return {given}
-    if isinstance(given, list):
-        return {entry for entry in given if isinstance(entry, str)}
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return set().union(*map(_type, values))
-    for word in ("anyOf", "oneOf"):
-        branches = schema.get(word)
-        if isinstance(branches, list):
-            found = [_types(branch, root, steps - 1) for branch in branches[:MOST_SCHEMA_STEPS]]
-            return set().union(*found) if all(found) else set()
-    return set()
-
-
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+    def _properties(self, name: str) -> Mapping[str, Any]:
+        schema = self.schema(name)
+        if isinstance(schema.get("$ref"), str):
+            found = resolved(schema["$ref"], schema)
+            schema = found if isinstance(found, Mapping) else schema
+        properties = schema.get("properties")
+        return properties if isinstance(properties, Mapping) else {}

@@ -4,11 +4,14 @@ from functools import lru_cache
 from typing import Final
 
 from troupellm.models.dialects.harmony import ChannelMarks
+from troupellm.models.dialects.json_arguments import ArgumentEnds
 from troupellm.models.dialects.marks import Marks
-from troupellm.models.dialects.syntax import Dialect, Element, Hole, Word, elements, marks_of
+from troupellm.models.dialects.syntax import CallSyntax, Dialect, Element, Hole, Maybe, Word, elements, marks_of
 from troupellm.models.dialects.tagged import TaggedParameter
 
-_FIRSTS: Final = {"json": "{[", "python": "[", "arguments": "{"}
+_FIRSTS: Final = {"json": "{[", "named": "{[", "python": "[", "arguments": "{"}
+LINE: Final = "\n{"
+"""The beginning of a call without marks at the start of a line."""
 
 
 class Form:
@@ -28,11 +31,17 @@ class Form:
 
     def takes(self, character: str) -> bool:
         """Whether what follows the lead may begin so."""
-        first = self.rest[0]
-        if isinstance(first, Word):
-            return first.text.startswith(character)
-        allowed = _FIRSTS.get(first.name) if isinstance(first, Hole) else None
-        return character in allowed if allowed else character.isalnum() or character == "_"
+        return _takes(self.rest, character)
+
+
+def _takes(parts: tuple[Element, ...], character: str) -> bool:
+    first = parts[0]
+    if isinstance(first, Maybe):
+        return _takes(first.parts, character) or _takes(parts[1:], character)
+    if isinstance(first, Word):
+        return first.text.startswith(character)
+    allowed = _FIRSTS.get(first.name)
+    return character in allowed if allowed else character.isalnum() or character == "_"
 
 
 class Plan:
@@ -51,23 +60,41 @@ class Plan:
         self.syntax = calls
         self.hidden = hidden
         self.forms = [Form(template) for template in calls.forms] if calls else []
+        self.block = Form(calls.block) if calls and calls.block else None
         self.bare = Form(calls.bare) if calls and calls.bare else None
-        self.parameter = TaggedParameter(calls.parameter) if calls and calls.parameter else None
         self.leads = {form.lead for form in self.forms if form.lead}
         self.opens = frozenset(thinking.opens if thinking and thinking.anywhere else ())
-        section = frozenset(calls.section or ()) if calls else frozenset[str]()
-        plain = self.leads | self.opens | section | hidden | set(thinking.drops if thinking else ())
+        self.drops = frozenset(thinking.drops if thinking else ())
+        self.header = thinking.header if thinking else None
+        sections = [*([calls.section] if calls.section else []), *calls.sections] if calls else []
+        section = frozenset(mark for pair in sections for mark in pair)
+        self.begins = self.leads | {opens for opens, _ in sections}
+        """Marks with which calls begin."""
+        heads = {self.header[0]} if self.header else set[str]()
+        plain = self.leads | self.opens | section | hidden | heads | self.drops
         closers = frozenset[str]().union(*(form.closers for form in self.forms))
-        self.content = Marks(plain)
-        self.after_call = Marks(plain | closers)
+        lines = {LINE} if calls and calls.bare_lines else set[str]()
+        self.ends = frozenset(thinking.closes if thinking else ())
+        self.content = Marks(plain | lines)
+        self.after_call = Marks(plain | closers | lines | self.ends)
+        """A mark that ends thoughts may come late, behind a call in them."""
         self.beyond = Marks(self.opens | hidden)
         """Behind so many calls, or beginnings of some, that nobody means them."""
         self.broken = Marks(self.leads | closers | hidden)
         """What ends arguments that are no JSON."""
-        self.ends = frozenset(thinking.closes if thinking else ())
-        if thinking and thinking.ends_at_calls:
-            self.ends |= self.leads | section
-        self.thoughts = Marks(self.ends | hidden)
+        special = hidden & (self.leads | section | closers)
+        self.argument_ends = ArgumentEnds(Marks(self.leads | section | closers), Marks(special))
+        self.parameters = sorted(_parameters(calls, special), key=lambda found: -len(found.opens))
+        """Spellings; a mark may begin as another one does."""
+        self.only_thoughts = Marks(self.ends | hidden | heads | self.drops)
+        self.thoughts = Marks(self.ends | hidden | heads | self.drops | self.begins)
+
+
+def _parameters(calls: CallSyntax | None, special: frozenset[str]) -> list[TaggedParameter]:
+    if calls is None or not calls.parameter:
+        return []
+    templates = (calls.parameter, *calls.parameters)
+    return [TaggedParameter(template, special, entities=calls.entities) for template in templates]
 
 
 @lru_cache(maxsize=64)

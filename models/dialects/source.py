@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
 
+from troupellm.models.dialects.unwrapped import Unwrapping
 from troupellm.protocol.dialect import CallArguments, CallStart, Content, ParsedPiece, Reasoning
 
 T = TypeVar("T")
@@ -12,6 +13,9 @@ Reading = Generator[None, None, T]
 
 MOST_HELD: Final = 64 * 1024
 """Characters of what may become a call. More than that is no call."""
+
+MOST_TRIED: Final = 4 * MOST_HELD
+"""Characters of thoughts that are read as calls and turn out to be none, in one answer."""
 
 MOST_CALLS: Final = 128
 """In one answer; whatever comes then is content."""
@@ -29,18 +33,41 @@ class NotACall(Exception):
     """What began like a call is none; it is shown as it is."""
 
 
+WrapperFor = Callable[[str], Unwrapping | None]
+"""Tells how the arguments of a function are unwrapped; None where they never are."""
+
+
+class _Trial:
+    """The state to which a rejected trial returns."""
+
+    __slots__ = ("allows", "calls", "ids", "joint", "length", "out", "spoken", "taken", "whole")
+
+    def __init__(self, source: "Source", allows: Callable[[str], bool]) -> None:
+        self.allows = allows
+        self.out = source.drain()
+        self.taken: list[str] = []
+        self.length = 0
+        self.calls = source.calls
+        self.whole = source.whole
+        self.spoken, self.joint = source.spoken, source.joint
+        self.ids = set(source.ids)
+
+
 class Source:
-    """Unread text, output, and the text of a trial that may have to be shown after all."""
+    """Unread text, output, and the text of an attempt or trial that may have to be shown after all."""
 
     __slots__ = (
-        "_gap", "_held", "_held_length", "_ids", "_kind", "_most_calls", "_new_id", "_out", "_parts",
-        "calls", "cut", "ended", "pos", "region", "text", "whole",
+        "_gap", "_held", "_held_length", "_kind", "_most_calls", "_new_id", "_out", "_parts", "_trial",
+        "_unwrapping", "_wrapper", "calls", "cut", "ended", "ids", "joint", "named", "pos",
+        "region", "repaired", "spoken",
+        "text", "torn", "tried", "whole",
     )  # fmt: skip
 
-    def __init__(self, new_id: NewId, most_calls: int) -> None:
+    def __init__(self, new_id: NewId, most_calls: int, wrapper: WrapperFor | None = None) -> None:
         """
         Args:
             most_calls: calls after so many are read and not shown.
+            wrapper: see `WrapperFor`.
         """
         self.text = ""
         self.pos = 0
@@ -61,7 +88,23 @@ class Source:
         self._parts: list[str] = []
         self._new_id = new_id
         self._most_calls = most_calls
-        self._ids: set[str] = set()
+        self.ids: set[str] = set()
+        """Of all calls."""
+        self.named = ("", "")
+        """Name and id that the attempt has read so far."""
+        self.spoken = ""
+        """The last character of content; empty before there is any."""
+        self.joint = False
+        """A call came behind content: more content begins on a line of its own."""
+        self.tried = 0
+        """Characters of rejected trials."""
+        self.repaired = False
+        """Arguments were closed that the model has left open."""
+        self.torn = False
+        """The text ends within a mark that was looked for."""
+        self._trial: _Trial | None = None
+        self._wrapper = wrapper
+        self._unwrapping: Unwrapping | None = None
 
     # Text.
 
@@ -72,7 +115,13 @@ class Source:
     @property
     def pending(self) -> str:
         """What was not shown yet, and may be."""
-        return self._gap + "".join(self._held or ()) + self.text[self.pos :]
+        tried = "".join(self._trial.taken) if self._trial is not None else self._gap + "".join(self._held or ())
+        return tried + self.text[self.pos :]
+
+    @property
+    def ran_out(self) -> bool:
+        """A limit ended the text, and all of it was read, up to the beginning of a mark."""
+        return self.ended and self.cut and (self.torn or self.pos >= len(self.text))
 
     def take(self, count: int) -> str:
         """
@@ -90,13 +139,56 @@ class Source:
         if self._held is not None:
             self._held.append(taken)
             self._held_length += count
+        trial = self._trial
+        if trial is not None:
+            trial.taken.append(taken)
+            trial.length += count
+            if trial.length > MOST_HELD:
+                raise NotACall
         return taken
 
     def back(self, count: int) -> None:
-        """Have the characters that were taken last unread again; only outside of trials, and before more text."""
+        """Make the characters that were taken last unread again; only outside of attempts, and before more text."""
         self.pos -= count
+        if self._trial is not None and count:
+            self._trial.taken = ["".join(self._trial.taken)[:-count]]
+            self._trial.length -= count
 
-    # Trials.
+    # Trials: the output waits, and the text can be read again in another way.
+
+    def begin_trial(self, allows: Callable[[str], bool]) -> None:
+        """Hold all output until `accept` or `reject`. A trial that takes too much text raises NotACall.
+
+        Args:
+            allows: whether a function may be called; another one raises NotACall.
+        """
+        self._trial = _Trial(self, allows)
+        self.repaired = False
+
+    def accept(self) -> None:
+        """Show what the trial has made of the text."""
+        assert self._trial is not None, "a trial was begun"
+        self._flush()
+        trial, self._trial = self._trial, None
+        self._out = trial.out + self._out
+
+    def reject(self) -> None:
+        """Return to the state before the trial; its text is unread again."""
+        assert self._trial is not None, "a trial was begun"
+        trial, self._trial = self._trial, None
+        self.tried += trial.length
+        self._held, self._gap, self._unwrapping = None, "", None
+        self._parts.clear()
+        self._out = trial.out
+        self.text, self.pos = "".join(trial.taken) + self.text[self.pos :], 0
+        self.calls, self.whole, self.spoken, self.joint = trial.calls, trial.whole, trial.spoken, trial.joint
+        self.ids = trial.ids
+
+    @property
+    def trying(self) -> bool:
+        return self._trial is not None
+
+    # Attempts: only the text is held.
 
     def attempt(self, gap: str = "", opening: str = "") -> None:
         """From here on what is taken is held, until `commit` or `give_up`.
@@ -108,6 +200,7 @@ class Source:
         self._gap = gap
         self._held = [opening]
         self._held_length = len(opening)
+        self.named = ("", "")
 
     @property
     def attempting(self) -> bool:
@@ -125,6 +218,14 @@ class Source:
     # Output. Neighbours of a kind become one piece.
 
     def content(self, text: str) -> None:
+        if not text:
+            return
+        self._end_arguments()
+        if self.joint:
+            self.joint = False
+            if self.spoken != "\n" and text[0] != "\n":
+                text = "\n" + text
+        self.spoken = text[-1]
         self._say(_CONTENT, text)
 
     def reasoning(self, text: str) -> None:
@@ -139,37 +240,55 @@ class Source:
         Raises:
             NotACall: there were too many already.
         """
-        if self.calls >= MOST_CALLS:
+        if self.calls >= MOST_CALLS or (self._trial is not None and not self._trial.allows(name)):
             raise NotACall
         self.commit()
+        self._end_arguments()
         self._flush()
         number, self.calls = self.calls, self.calls + 1
+        self.joint = bool(self.spoken)
         if number < self._most_calls:
             self.whole = False
+            self._unwrapping = None if self._wrapper is None else self._wrapper(name)
             self._out.append(CallStart(number, self._own_id(number, name, call_id), name))
 
     def arguments(self, text: str) -> None:
         """More of the arguments of the last call."""
         if self.calls <= self._most_calls:
+            if self._unwrapping is not None:
+                text = self._unwrapping.add(text)
+                if self._unwrapping.done:
+                    self._unwrapping = None
             self._say(_ARGUMENTS, text)
 
     def end_call(self) -> None:
         """The last call has all its arguments."""
         if self.calls <= self._most_calls:
             self.whole = True
+            self._end_arguments()
+
+    def _end_arguments(self) -> None:
+        unwrapping, self._unwrapping = self._unwrapping, None
+        if unwrapping is not None and not unwrapping.done:
+            self._say(_ARGUMENTS, unwrapping.rest(whole=self.whole))
 
     def _own_id(self, number: int, name: str, call_id: str) -> str:
         """An id that no other call of the answer has: models write the same one twice."""
         found = call_id or self._new_id(number, name)
         for other in range(MOST_CALLS):
-            if found not in self._ids:
+            if found not in self.ids:
                 break
             found = self._new_id(other, name)
-        self._ids.add(found)
+        self.ids.add(found)
         return found
 
     def drain(self) -> list[ParsedPiece]:
-        """The pieces since the last time."""
+        """The pieces since the last time, without those of a trial."""
+        if self._trial is not None:
+            out, self._trial.out = self._trial.out, []
+            return out
+        if self.ended:
+            self._end_arguments()
         self._flush()
         out, self._out = self._out, []
         return out
@@ -233,7 +352,10 @@ def comes(source: Source, text: str) -> Reading[bool]:
     """Whether `text` comes next. Nothing is taken."""
     while not source.text.startswith(text, source.pos):
         available = len(source.text) - source.pos
-        if source.ended or available >= len(text) or not text.startswith(source.text[source.pos :]):
+        if source.ended:
+            source.torn = source.torn or (available > 0 and text.startswith(source.text[source.pos :]))
+            return False
+        if available >= len(text) or not text.startswith(source.text[source.pos :]):
             return False
         yield
     return True

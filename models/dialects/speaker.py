@@ -1,19 +1,24 @@
 """What a served model speaks: its dialect, and what one request makes of it."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.dialects.catalog import choose, dialect_named
-from troupellm.models.dialects.engine import NO_LIMIT, Parser, Start
+from troupellm.models.dialects.catalog import AUTO, HF, NONE, choose, dialect_named
+from troupellm.models.dialects.engine import NO_LIMIT, Parser
 from troupellm.models.dialects.forced import ThoughtPairs, calls_guide, calls_or, may_think
 from troupellm.models.dialects.harmony import opened_channel
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
+from troupellm.models.dialects.prompt_start import Start, rendered_ending, start_of
+from troupellm.models.dialects.response_template import compiled
+from troupellm.models.dialects.stop_scope import stop_scope
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
 from troupellm.models.message_repair import text_of
@@ -24,11 +29,14 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.sampling import SamplingParams
-from troupellm.protocol.sampling_extras import ThinkingMarks
+from troupellm.protocol.sampling_extras import StopScope, ThinkingMarks
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
+Begins = Callable[[Sequence[int]], tuple[Start, str]]
+"""Where a prompt of these tokens leaves off, and in which channel."""
+_SUFFIXED: Final = re.compile(r"<tool_calls(:[^<>]{1,64})>")
 _FORMAT: Final = "response_format"
 """Says what a text looks like, and nothing where the answer must be a call."""
 
@@ -50,7 +58,13 @@ class Voice:
         after: str,
         pairs: ThoughtPairs,
         show_thoughts: bool,
+        begins: Begins | None = None,
     ) -> None:
+        """
+        Args:
+            start: where a template like that of the prompt leaves off.
+            begins: where the rendered prompt does.
+        """
         self.kept_token_ids = tuple(sorted(special.values()))
         """Special tokens that must be in the text, since they are marks."""
         self.guide = guide
@@ -65,6 +79,7 @@ class Voice:
         self._channel = channel
         self._use = use
         self._token = token
+        self._begins = begins
         self._style = dialect.calls.ids if dialect.calls else "hex"
         self._plan = plan_of(dialect, frozenset(special))
         self._offer = Offer(use.tools)
@@ -93,12 +108,22 @@ class Voice:
             if self._use.tools:
                 guide = calls_or(self._dialect, self._use, guide)
             guide = self._behind_thoughts(guide)
+        if guide is not None:  # it was made for this beginning, and lets through no other
+            self._begins = None
         return msgspec.structs.replace(
             params,
             guide=guide,
             kept_token_ids=self.kept_token_ids or None,
+            stop_scope=self._stop_scope() if params.stop else None,
             thinking=self.thinking if params.thinking is None else params.thinking,
         )
+
+    def _stop_scope(self) -> StopScope | None:
+        inside = None
+        if self._begins is None:
+            always = self._marks is not None and self._marks.always
+            inside = self._start == "thinking" or (always and self._start == "free")
+        return stop_scope(self._dialect, self._use.tools, inside=inside)
 
     def _behind_thoughts(self, guide: GuideSpec) -> GuideSpec:
         if self._pairs:
@@ -108,8 +133,13 @@ class Voice:
         after = self.after or (self._pairs[0][1] if self._pairs else "")
         return msgspec.structs.replace(guide, after=after) if after else guide
 
-    def new_parser(self) -> Parser:
-        """For one choice."""
+    def new_parser(self, prompt_token_ids: Sequence[int] = ()) -> Parser:
+        """For one choice.
+
+        Args:
+            prompt_token_ids: of the rendered prompt; empty where it is not known.
+        """
+        self._look_at(prompt_token_ids)
         return Parser(
             self._plan,
             offer=self._offer,
@@ -121,10 +151,15 @@ class Voice:
             forced=self._use.required,
         )
 
-    def new_count(self) -> ThoughtCount | None:
+    def _look_at(self, prompt_token_ids: Sequence[int]) -> None:
+        if self._begins is not None and prompt_token_ids:
+            (self._start, self._channel), self._begins = self._begins(prompt_token_ids), None
+
+    def new_count(self, prompt_token_ids: Sequence[int] = ()) -> ThoughtCount | None:
         """Counts the tokens of one choice's thoughts; None where the model does not think."""
         if self._marks is None:
             return None
+        self._look_at(prompt_token_ids)
         return self._marks.count(inside=self._start == "thinking" or (self._marks.always and self._start != "answer"))
 
     def _new_id(self, number: int, name: str) -> str:
@@ -193,6 +228,7 @@ class Speaker:
             guide=guide,
             after=after,
             pairs=pairs,
+            begins=None if prompt.continue_final_message else partial(self._begins, prompt),
             show_thoughts=show_thoughts,
         )
 
@@ -207,7 +243,8 @@ class Speaker:
         thinking = self.dialect.thinking
         switches = thinking.switches if thinking else ()
         wanted: dict[str, Any] = dict.fromkeys(switches, effort != "none")
-        return wanted | {"reasoning_effort": effort} | dict(kwargs or {})
+        said = thinking.off_effort if thinking and effort == "none" else effort
+        return wanted | {"reasoning_effort": said} | dict(kwargs or {})
 
     def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
         """Where the prompt leaves off, and the channel of the message that it ends with."""
@@ -229,6 +266,18 @@ class Speaker:
         if ending.endswith(thinking.opens):
             return "thinking", ""
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
+
+    def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
+        """Where a rendered prompt leaves off, and the channel of the message that it ends with."""
+        thinking, channels = self.dialect.thinking, self.dialect.channels
+        marks = [channels.message] if channels else [*thinking.opens, *thinking.closes] if thinking else []
+        if not marks or not prompt.add_generation_prompt:
+            return "free", ""
+        ending = rendered_ending(self.tokenizer, token_ids, prompt.messages, marks)
+        if channels is not None:
+            return "free", opened_channel(ending.rstrip(), channels)
+        assert thinking is not None, "one of both"
+        return start_of(ending, thinking.opens, thinking.closes), ""
 
     def _after(self, start: Start, channel: str) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""
@@ -263,8 +312,29 @@ def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate,
     """
     kind = read_json(folder / "config.json").get("model_type")
     texts = "\n".join(template.sources.values())
-    names = choose(model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts)
-    return Speaker(dialect_named(*names), tokenizer, template)
+    tools, thoughts = choose(
+        model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts
+    )
+    settings = read_json(folder / "tokenizer_config.json")
+    own = None
+    if "response_template" in settings and (HF in (tools, thoughts) or (tools == NONE and AUTO in _asked(model))):
+        own = compiled(settings["response_template"])
+        tools = HF if tools == NONE and model.tool_call_parser == AUTO else tools
+        thoughts = HF if thoughts == NONE and model.reasoning_parser == AUTO else thoughts
+    return Speaker(dialect_named(tools, thoughts, _suffix(settings, tokenizer), own), tokenizer, template)
+
+
+def _asked(model: ModelConfig) -> tuple[str | None, str | None]:
+    return model.tool_call_parser, model.reasoning_parser
+
+
+def _suffix(settings: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """What a tokenizer adds to the names of its marks, as it says itself, or as its vocabulary shows."""
+    said = settings.get("token_suffix")
+    if isinstance(said, str):
+        return said
+    found = next((match for text in tokenizer.added_tokens if (match := _SUFFIXED.fullmatch(text))), None)
+    return found[1] if found else ""
 
 
 def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:

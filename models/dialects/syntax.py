@@ -8,18 +8,24 @@ White space in a template is what a grammar makes the model write; when a text i
 there. Holes:
 
     {json}        objects with name and arguments: one, several, or a list of them
-    {name}        name of the function
+    {named}       objects with the function's name as their only key: one, or a list of them
+    {name}        name of the function, in any quotes behind "="
     {id}          "functions.name:0", which names the function and is the call's id
     {call_id}     the call's id
     {arguments}   a JSON object
-    {parameters}  arguments in tags, each as the `parameter` template has it, with the holes {key} and {value}
+    {parameters}  arguments in tags, each as a `parameter` template has it, with the holes {key}, {value} and {type}
+    {pairs}       arguments as {key:value}, where texts stand between two `quote` marks
+    {elements}    arguments in tags that have their names, each behind the `prefix` mark
     {python}      a list of Python calls with keyword arguments
+    {lines}       such calls without brackets around them, one a line
     {word}        a word that says nothing
 
-What stands between {? and ?} may be missing.
+What stands between {? and ?} may be missing. A \u2423 is one space that belongs to a mark.
 """
 
 import re
+from collections.abc import Iterator
+from itertools import chain
 from typing import Final, Literal
 
 import msgspec
@@ -29,8 +35,12 @@ IdStyle = Literal["hex", "alphanumeric", "numbered"]
 
 _HOLE: Final = re.compile(r"\{\?(.*?)\?\}|\{([a-z_]+)\}")
 HOLES: Final = frozenset(
-    {"json", "name", "id", "call_id", "arguments", "parameters", "python", "word", "key", "value"}
+    {"json", "named", "name", "id", "call_id", "arguments", "parameters", "pairs", "elements", "python", "lines",
+     "word", "key", "value", "type"}
 )  # fmt: skip
+_OPEN_SPACE: Final = "\u2423"
+SUFFIX: Final = "{suffix}"
+"""Stands in marks for what a tokenizer adds to all of its own; see `with_suffix`."""
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -71,9 +81,25 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     written: Written
     section: tuple[str, str] | None = None
     """Marks around all calls together."""
+    sections: tuple[tuple[str, str], ...] = ()
+    """Other spellings of these, which models of the family write too."""
     bare: str = ""
     """A template without marks, that counts at the start of an answer when it names a tool on offer."""
+    bare_lines: bool = False
+    """It also counts at the start of a line, where it begins with "{"."""
+    unsure: tuple[str, ...] = ()
+    """First marks that other texts have too: what follows counts when it names a tool on offer."""
     parameter: str = ""
+    parameters: tuple[str, ...] = ()
+    """Other spellings of `parameter`."""
+    block: str = ""
+    """A template of a JSON object with all arguments, which may stand in the place of {parameters}."""
+    quote: str = ""
+    """The mark before and behind a text in {pairs}."""
+    prefix: str = ""
+    """The mark before every tag of {elements}."""
+    entities: bool = False
+    """Names and keys are written with &quot; and &amp;."""
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     """The first one of each is what a grammar writes."""
@@ -90,12 +116,14 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     thoughts, unless the prompt has closed them already."""
     anywhere: bool = False
     """Thoughts may also come between other text."""
-    ends_at_calls: bool = False
-    """A call ends them without a closing mark."""
+    header: tuple[str, str] | None = None
+    """Marks that begin and end a message's header. The first of `opens` is what a header of thoughts says."""
     default_on: bool = True
     """The model thinks unless it is told not to."""
     drops: tuple[str, ...] = ()
     """Marks around the answer that are not shown."""
+    off_effort: str = "none"
+    """The reasoning effort with which the chat template turns it off."""
     switches: tuple[str, ...] = ("enable_thinking", "thinking")
     """Variables of the chat template that turn it on and off."""
 
@@ -148,7 +176,7 @@ def elements(template: str) -> tuple[Element, ...]:
 
 
 def _add_words(parts: list[Element], text: str) -> None:
-    parts.extend(Word(word) for word in text.split())
+    parts.extend(Word(word.replace(_OPEN_SPACE, " ")) for word in text.split())
 
 
 def words(parts: tuple[Element, ...]) -> list[str]:
@@ -167,11 +195,37 @@ def marks_of(dialect: Dialect) -> list[str]:
     found: list[str] = []
     calls, thinking, channels = dialect.calls, dialect.thinking, dialect.channels
     if calls is not None:
-        found += calls.section or ()
-        for template in (*calls.forms, calls.bare, calls.parameter):
+        found += [*(calls.section or ()), *chain(*calls.sections), calls.quote, calls.prefix]
+        for template in (*calls.forms, calls.bare, calls.block, calls.parameter, *calls.parameters):
             found += words(elements(template))
     if thinking is not None:
-        found += [*thinking.opens, *thinking.closes, *thinking.drops]
+        found += [*thinking.opens, *thinking.closes, *thinking.drops, *(thinking.header or ())]
     if channels is not None:
         found += [channels.start, channels.channel, channels.constrain, channels.message, *channels.ends]
-    return found
+    return [mark for mark in found if mark]
+
+
+def with_suffix(dialect: Dialect, suffix: str) -> Dialect:
+    """The same dialect with `SUFFIX` in its marks replaced."""
+    if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(dialect))):
+        return dialect
+    return msgspec.convert(_replaced(msgspec.to_builtins(dialect), suffix), Dialect)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from chain.from_iterable(map(_texts, value.values()))
+    elif isinstance(value, list | tuple):
+        yield from chain.from_iterable(map(_texts, value))
+
+
+def _replaced(value: object, suffix: str) -> object:
+    if isinstance(value, str):
+        return value.replace(SUFFIX, suffix)
+    if isinstance(value, dict):
+        return {key: _replaced(entry, suffix) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(entry, suffix) for entry in value]
+    return value

@@ -55,7 +55,7 @@ class ThoughtMarks:
         if thinking is None:
             return None
         always = thinking.begins == "always"
-        single = len(thinking.opens) == 1 and not thinking.ends_at_calls
+        single = len(thinking.opens) == 1
         return cls(thinking.opens[0], thinking.closes[0], always=always, by_id=single, tokenizer=tokenizer)
 
     def count(self, *, inside: bool) -> ThoughtCount:

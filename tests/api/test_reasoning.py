@@ -235,3 +235,15 @@ def test_offline_chats_have_messages(tmp_path):
         assert (message.content, message.reasoning) == (None, "hm")
         assert [(call.name, call.arguments) for call in message.tool_calls] == [("now", "{}")]
     assert plain.outputs[0].message.content == '<tool_call>{"name": "now"}</tool_call>'
+
+
+async def test_stop_strings_end_the_content_and_not_the_thoughts(tmp_path):
+    folder = write_echo_model(tmp_path / "echo", added=THINK, template=THINKING_TEMPLATE)
+    async with echo(folder, reasoning_parser="qwen3") as (_, client):
+        body = asking("<think>1 STOP 2</think>\n\nyes STOP no", max_tokens=100, stop=["STOP"])
+        answer = (await whole(client, body))["choices"][0]
+        assert answer["message"]["reasoning_content"] == "1 STOP 2"
+        assert answer["message"]["content"] == "yes "
+        assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", "STOP")
+        content, reasoning, _, reason, _ = await streamed(client, body)
+        assert (content, reasoning, reason) == ("yes ", "1 STOP 2", "stop")

@@ -69,7 +69,7 @@ CASES = (
     Case(name="hermes-two-with-text", tool_parser="hermes",
         text='I will look.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>\nDone.',
-        content="I will look.Done.", calls=(PARIS, ROME)),
+        content="I will look.\nDone.", calls=(PARIS, ROME)),
     Case(name="hermes-arguments-first", tool_parser="hermes",
         text='<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>', calls=(PARIS,)),
     Case(name="hermes-arguments-as-text", tool_parser="hermes",

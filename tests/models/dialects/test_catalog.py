@@ -1,6 +1,8 @@
 """Which dialect a model gets, by name and by what its template says."""
 
 import importlib.metadata
+import re
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +95,10 @@ def test_every_syntax_can_be_forced(name: str):
 def test_every_reasoning_parser_goes_with_every_tool_parser(name: str):
     for tools in TOOL_PARSERS:
         dialect_named(tools, name)
+
+
+def test_the_readme_names_every_parser():
+    text = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
+    calls, thoughts = (text.split(f"Parsers of {kind}: ")[1].split("\n")[0] for kind in ("tool calls", "thoughts"))
+    assert set(re.findall(r"`([^`]+)`", calls)) == set(TOOL_PARSERS)
+    assert set(re.findall(r"`([^`]+)`", thoughts)) == set(REASONING_PARSERS)

@@ -8,8 +8,9 @@ from recorded_dialects import TOOLS
 
 from troupellm.models.dialects.catalog import dialect_named
 from troupellm.models.dialects.engine import NO_LIMIT, Parser
-from troupellm.models.dialects.offer import Offer, value_text
+from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import plan_of
+from troupellm.models.dialects.values import value_text
 from troupellm.protocol.dialect import assemble
 from troupellm.protocol.outputs import Message
 
@@ -127,7 +128,7 @@ def test_a_call_is_whole_once_it_has_all_its_arguments(tools: str, text: str):
 
 def test_what_is_no_call_is_shown_where_nothing_is_forced():
     text = '<tool_call>\n{"name": "add",'
-    assert read("hermes", text, cut=True)[0].content == text
+    assert read("hermes", text)[0].content == text
 
 
 def test_only_calls_that_are_shown_count_as_whole():

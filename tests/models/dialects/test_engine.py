@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 from recorded_dialects import CASES, TOOLS, Case, plain_calls
+from written_formats import DISTINCT_PARSERS, FORMATS
 
 from troupellm.models.dialects.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
 from troupellm.models.dialects.engine import Parser
@@ -18,6 +19,8 @@ from troupellm.protocol.dialect import CallStart, ParsedPiece, assemble as join
 from troupellm.protocol.outputs import ToolCall
 
 OFFER = Offer(TOOLS)
+ALIASES = {"holo2", "minimax_m2_append_think"}
+"""Of other parsers of thoughts, or without any."""
 
 
 def assemble(pieces: Sequence[ParsedPiece]) -> tuple[str | None, str | None, tuple[ToolCall, ...]]:
@@ -57,8 +60,9 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 
 
 def test_every_parser_has_a_recorded_text_by_its_name():
-    assert not set(TOOL_PARSERS) - {case.tool_parser for case in CASES}
-    assert not set(REASONING_PARSERS) - {case.reasoning_parser for case in CASES}
+    written = {entry.parser for entry in FORMATS}
+    assert not set(TOOL_PARSERS) - {case.tool_parser for case in CASES} - written
+    assert not set(REASONING_PARSERS) - {case.reasoning_parser for case in CASES} - written - ALIASES
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -124,7 +128,7 @@ def test_no_part_of_a_mark_is_shown_before_a_call(case: Case):
     assert (case.content or "").startswith(shown)
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("name", DISTINCT_PARSERS)
 @pytest.mark.parametrize(
     "text",
     ["<tool_call>" * 3000, '<tool_call>{"' * 3000, "[" * 40_000, "{" * 40_000, " " * 40_000, "[now(" * 8000,
@@ -156,12 +160,17 @@ def test_special_marks_never_show():
 
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
 def test_thoughts_are_told_from_answers_by_every_parser(name: str):
-    found = REASONING_PARSERS[name]
-    if hasattr(found, "opens"):
+    dialect = dialect_named("none", name)
+    found = dialect.thinking
+    if found is not None:
         text = f"{found.opens[0]}a{found.closes[0]}b"
+    elif name in ALIASES:
+        text = "<think>a</think>b"
+        assert assemble(run(dialect, list(text))[0])[:2] == (text, None)
+        return
     else:
         text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
-    assert assemble(run(dialect_named("none", name), list(text))[0])[:2] == ("b", "a")
+    assert assemble(run(dialect, list(text))[0])[:2] == ("b", "a")
 
 
 def test_only_the_first_call_is_shown_where_one_is_wanted():

@@ -4,13 +4,13 @@ import json
 
 import pytest
 from idle_schemas import from_makers
+from written_formats import DISTINCT_PARSERS
 
-from troupellm.models.dialects.catalog import TOOL_PARSERS, dialect_named
+from troupellm.models.dialects.catalog import dialect_named
 from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.forced import calls_guide, calls_or, may_think
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.plan import plan_of
-from troupellm.models.dialects.syntax import Channels
 from troupellm.models.guides.backend import GuideError
 from troupellm.models.guides.backends import make_backend, program_text
 from troupellm.models.source import BUILTIN_FOLDER
@@ -48,16 +48,23 @@ def fits(backend, tokenizer, guide: GuideSpec, text: str) -> bool:
 
 def written(name: str, call: str, arguments: str) -> str:
     """One call as a family's grammar has it."""
-    found = TOOL_PARSERS[name]
-    if isinstance(found, Channels):
-        return found.call.replace("{name}", call).replace("{arguments}", arguments)
+    dialect = dialect_named(name, "none")
+    if dialect.channels is not None:
+        return dialect.channels.call.replace("{name}", call).replace("{arguments}", arguments)
+    found = dialect.calls
+    assert found is not None
     form = found.written
     body = f'{{"{found.name_keys[0]}": "{call}", "{found.argument_keys[0]}": {arguments}}}'
-    text = form.call.replace("{json}", body).replace("{name}", call).replace("{arguments}", arguments)
+    text = (
+        form.call.replace("{json}", body)
+        .replace("{named}", f'{{"{call}": {arguments}}}')
+        .replace("{name}", call)
+        .replace("{arguments}", arguments)
+    )
     return form.before + text.replace("{id}", f"functions.{call}:0") + form.after
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_a_required_call_is_all_there_can_be(name: str, backend, tokenizer):
     dialect = dialect_named(name, "none")
     guide = calls_guide(dialect, tool_use(TOOLS, "required"), after="", thoughts=False)
@@ -80,7 +87,7 @@ def test_a_required_call_is_all_there_can_be(name: str, backend, tokenizer):
     assert not fits(backend, tokenizer, guide, "")
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_a_strict_tool_is_called_well_or_not_at_all(name: str, backend, tokenizer):
     guide = calls_guide(dialect_named(name, "none"), tool_use(TOOLS), after="")
     if name in ("glm4", "openai"):  # where text cannot be told from a call, or has marks of its own

@@ -224,3 +224,58 @@ def test_ids_have_the_shape_of_the_family(speaker):
     shapes = {"hermes": "call_" + "0" * 24, "mistral": "0" * 9, "kimi_k2": "functions.now:0"}
     for name, shape in shapes.items():
         assert voice_of(speaker(name, "none"), use)._new_id(0, "now") == shape
+
+
+OPENED_BY_NAME = CHAT_TEMPLATE.replace(
+    "assistant\n{% endif %}", "assistant\n{% if messages | length > 1 %}<think>\n{% endif %}{% endif %}"
+)
+"""Opens thoughts in longer chats only, so that a chat of one message does not show it."""
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "thinks"),
+    [
+        (OPENED, [*USER], True),
+        (OPENED, [{"role": "user", "content": "</think>"}], True),
+        (CHAT_TEMPLATE, [*USER], False),
+        (CHAT_TEMPLATE, [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], False),
+        (CHAT_TEMPLATE, [{"role": "user", "content": [{"type": "text", "text": "<think>"}]}], False),
+        (OPENED_BY_NAME, [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}], True),
+        (OPENED_BY_NAME, [*USER], False),
+        (CHAT_TEMPLATE, [{"role": "user", "content": "word " * 5000 + "<think> and more"}], False),
+        (OPENED, [{"role": "user", "content": "word " * 5000 + "</think> and more"}], True),
+    ],
+)
+def test_the_rendered_prompt_tells_whether_an_answer_begins_in_thoughts(speaker, template, messages, thinks):
+    """Marks in the texts of messages say nothing of the answer."""
+    made = speaker("hermes", "qwen3", template)
+    text = made.template.render(messages, add_generation_prompt=True)
+    ids = made.tokenizer.encode(text, add_special_tokens=False)
+    voice = voice_of(made, messages=messages)
+    parser = voice.new_parser(ids)
+    pieces = parser.feed("Hm.</think>Hi.") + parser.finish()
+    assert [type(piece).__name__ for piece in pieces] == (["Reasoning", "Content"] if thinks else ["Content"])
+
+
+def test_stop_strings_of_a_chat_count_in_content_only(speaker):
+    made = speaker("hermes", "qwen3")
+    scope = voice_of(made, tool_use(TOOLS)).applied(SamplingParams(stop="x")).stop_scope
+    assert [region.opens for region in scope.regions] == ["<think>", "<tool_call>"]
+    assert scope.open is None
+    assert voice_of(made).applied(SamplingParams()).stop_scope is None
+    guided = SamplingParams(stop="x", guide=GuideSpec(kind="json_object"))
+    assert voice_of(made).applied(guided).stop_scope.open is False
+    assert voice_of(speaker("none", "deepseek_r1")).applied(guided).stop_scope.open is True
+
+
+def test_an_answer_under_a_guide_is_read_as_the_guide_lets_it_begin(speaker):
+    """The guide is made before the prompt is rendered."""
+    made = speaker("hermes", "qwen3", OPENED_BY_NAME)
+    messages = [*USER, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    text = made.template.render(messages, add_generation_prompt=True)
+    ids = made.tokenizer.encode(text, add_special_tokens=False)
+    for guide, kinds in ((None, ["Reasoning"]), (GuideSpec(kind="json_object"), ["Content"])):
+        voice = voice_of(made, messages=messages)
+        voice.applied(SamplingParams(guide=guide))
+        parser = voice.new_parser(ids)
+        assert [type(piece).__name__ for piece in parser.feed("{}") + parser.finish()] == kinds

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from troupellm.models.dialects.json_text import MOST_NESTED, JsonScanner
-from troupellm.models.dialects.offer import Offer, value_text
-from troupellm.models.dialects.python_calls import to_json
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.python_literals import to_json
+from troupellm.models.dialects.values import value_text
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -66,6 +67,13 @@ TOOL = {
             "choice": {"enum": ["1", "2"]},
             "constant": {"const": 5},
             "odd": 3,
+            "whole": {"type": "integer"},
+            "real": {"type": "number"},
+            "flag": {"oneOf": [{"type": "boolean"}, {"$ref": "#/$defs/place"}]},
+            "nothing": {"type": ["null", "string"]},
+            "list": {"type": "array"},
+            "map": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+            "shape": {"properties": {"a": {}}},
         },
     },
 }
@@ -85,6 +93,24 @@ TOOL = {
         ("number", '"x"', '"x"'),
         ("loop", "17", 17),
         ("odd", "[1]", [1]),
+        ("whole", "5.0", 5),
+        ("whole", " 5\n", 5),
+        ("whole", "5.5", "5.5"),
+        ("real", "5.0", 5.0),
+        ("real", "1e3", 1000.0),
+        ("flag", "TRUE", True),
+        ("flag", "False", False),
+        ("flag", "yes", "yes"),
+        ("nothing", "null", None),
+        ("nothing", "None", None),
+        ("nothing", "17", "17"),
+        ("list", "['a', True, None]", ["a", True, None]),
+        ("list", '["a", 1]', ["a", 1]),
+        ("list", "a, b", "a, b"),
+        ("map", "{'a': (1, 2)}", {"a": [1, 2]}),
+        ("map", '{"a": {"b": null}}', {"a": {"b": None}}),
+        ("map", "{a}", "{a}"),
+        ("shape", "{'a': 1}", {"a": 1}),
         ("unknown", '{"a": 1}', {"a": 1}),
         ("unknown", "{a: 1}", "{a: 1}"),
         ("unknown", "NaN", "NaN"),

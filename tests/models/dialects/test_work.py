@@ -7,9 +7,10 @@ from types import FrameType
 
 import pytest
 from recorded_dialects import TOOLS
+from written_formats import DISTINCT_PARSERS
 
 from troupellm.models.dialects import python_calls
-from troupellm.models.dialects.catalog import TOOL_PARSERS, dialect_named
+from troupellm.models.dialects.catalog import dialect_named
 from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.marks import MOST_SPACES
 from troupellm.models.dialects.offer import Offer
@@ -78,14 +79,14 @@ def calls_of(parser: Parser, text: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_B11_nasty_text_takes_so_many_calls_for_each_character(name: str) -> None:
     taken = {kind: calls_of(parser_of(name), nasty(kind)) for kind in NASTY}
     assert max(taken.values()) <= MOST_CALLS * LENGTH, taken
     assert min(taken.values()) > 0
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
+@pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_B11_what_was_read_is_not_read_again_with_the_next_piece(name: str) -> None:
     waited = {kind: read(parser_of(name), nasty(kind), PIECE) for kind in NASTY}
     assert max(waited.values()) <= MOST_SPACES + LONGEST_MARK, waited

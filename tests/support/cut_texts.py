@@ -1,0 +1,55 @@
+"""Reads one text whole, by character and in random cuts, and compares what it means."""
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from troupellm.models.dialects.engine import Parser
+from troupellm.models.dialects.offer import Offer
+from troupellm.models.dialects.plan import plan_of
+from troupellm.models.dialects.syntax import Dialect
+from troupellm.protocol.dialect import assemble
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    content: str | None
+    reasoning: str | None
+    calls: tuple[tuple[str, Any], ...]
+    """Names, and arguments as they were written."""
+    whole: bool = False
+    """There are calls, and the last one has all its arguments."""
+
+
+def read(
+    dialect: Dialect,
+    pieces: Sequence[str],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    cut: bool = False,
+    hidden: frozenset[str] = frozenset(),
+    start: str = "free",
+) -> Meaning:
+    parser = Parser(
+        plan_of(dialect, hidden),
+        offer=Offer(tools),
+        new_id=lambda number, name: f"{name}-{number}",
+        start=start,  # type: ignore[arg-type]
+    )
+    found = [piece for text in pieces for piece in parser.feed(text)]
+    message = assemble(found + parser.finish(cut=cut))
+    calls = tuple((call.name, call.arguments) for call in message.tool_calls)
+    return Meaning(message.content, message.reasoning, calls, parser.has_whole_calls)
+
+
+def read_in_all_cuts(dialect: Dialect, text: str, tools: Sequence[Mapping[str, Any]], **options: Any) -> Meaning:
+    """The meaning of a text, which is the same by character and in 25 random cuts."""
+    whole = read(dialect, [text], tools, **options)
+    assert read(dialect, list(text), tools, **options) == whole
+    chance = random.Random(len(text))
+    for _ in range(25):
+        edges = [0, *sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(1, 12))), len(text)]
+        assert read(dialect, [text[a:b] for a, b in pairwise(edges)], tools, **options) == whole
+    return whole
