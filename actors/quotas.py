@@ -7,6 +7,7 @@ than a bucket holds waits for a full one and leaves it in debt, so that no promp
 Nothing here is shared between tenants.
 """
 
+import math
 from collections.abc import Sequence
 
 from troupellm.actors.ports import Clock
@@ -45,6 +46,11 @@ class _Bucket:
         self._level = min(self.limit, self.level - amount)
 
 
+def wait_text(seconds: float) -> str:
+    """Seconds as `1.2s`, the form that clients search a message for; never less than it takes."""
+    return f"{max(1, math.ceil(round(seconds * 10, 3))) / 10:g}s"
+
+
 class _Account:
     """One tenant's."""
 
@@ -77,7 +83,7 @@ class _Account:
             wait, what = 1.0, f"{self.config.max_concurrency} sequences at once"
         if wait:
             self.num_limited += 1
-            text = f"the limit of this API key is reached: {what}"
+            text = f"the limit of this API key is reached: {what}. Please try again in {wait_text(wait)}."
             raise RateLimited(text, retry_after=wait, quota=self.quota())
 
     def quota(self) -> Quota:

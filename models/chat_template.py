@@ -17,7 +17,7 @@ from troupellm.models.message_forms import ContentForm, MessageForms, all_nodes,
 from troupellm.models.template_child import LONGEST_REASON, MEMORY_BYTES, environment
 from troupellm.models.template_files import read_templates
 from troupellm.models.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused
-from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError, context_sentence
 
 RESERVED = frozenset(
     {
@@ -146,10 +146,11 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if self.max_messages is not None and len(messages) > self.max_messages:
-            raise InvalidRequest(
-                f"messages has {len(messages):,} entries, but the model's context has {self.max_messages:,} tokens",
+            raise ContextLengthExceeded(
+                f"{context_sentence(self.max_messages)} However, messages has {len(messages):,} entries.",
+                limit=self.max_messages,
+                got=len(messages),
                 param="messages",
-                code="context_length_exceeded",
             )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(

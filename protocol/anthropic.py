@@ -26,8 +26,8 @@ class MessageMetadata(msgspec.Struct, kw_only=True):
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
-    """omitted: blocks of thinking come without their text."""
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    """omitted: blocks of thinking come without their text. The others show it as it is, never summarized."""
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
@@ -104,7 +104,6 @@ class MessagesRequest(PromptFields, kw_only=True):
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):

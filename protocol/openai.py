@@ -330,11 +330,26 @@ class ModelCard(msgspec.Struct, kw_only=True):
     max_model_len: int
     tasks: list[str]
     """What it does: generate, embed, classify, score; ours."""
+    type: Literal["model"] = "model"
+    """From here on the fields of Anthropic's API."""
+    display_name: str
+    created_at: str
+    """RFC 3339."""
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+    max_tokens: int
+    """Most that `max_tokens` of a request can bring."""
+    capabilities: dict[str, Any]
+    """By Anthropic's names; each says whether it is supported."""
 
 
 class ModelList(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    first_id: str | None = None
+    """This and the next two are those of Anthropic's pages; all models are on one."""
+    last_id: str | None = None
+    has_more: bool = False
 
 
 class TokenizeResponse(msgspec.Struct, kw_only=True):
@@ -378,6 +393,13 @@ class ProbeReport(msgspec.Struct, kw_only=True):
     reasons: list[str]
     progress: LoadProgress | UnsetType = UNSET
     """While the model loads."""
+
+
+class Welcome(msgspec.Struct, kw_only=True):
+    """What GET / says: programs look there whether a server answers at all."""
+
+    name: str = "troupellm"
+    status: Literal["ok"] = "ok"
 
 
 class VersionBody(msgspec.Struct):

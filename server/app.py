@@ -31,6 +31,7 @@ from troupellm.protocol.openai import (
     TokenizeRequest,
     TokenizeResponse,
     VersionBody,
+    Welcome,
 )
 from troupellm.server import chat, completions, models, probes, tokens
 from troupellm.server.admin import routes as admin_routes
@@ -59,6 +60,7 @@ from troupellm.server.websocket import refuse_websocket
 logger = logging.getLogger("troupellm.server")
 
 METRICS_PATH = b"/metrics"
+PROBES = frozenset({b"/health", b"/readyz", b"/ping", b"/livez", b"/startupz"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -147,6 +149,8 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/health", probes.ready, "open", **ready),
         get("/readyz", probes.ready, "open", **ready),
         get("/ping", probes.ready, "open", **ready),
+        Route(method="POST", path="/ping", handler=partial(probes.ready, host), scope="open", **ready),
+        get("/", probes.welcome, "open", response=Welcome, summary="That the server is there."),
         get("/livez", probes.live, "open", response=ProbeReport, summary="Whether the server needs a restart."),
         get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
@@ -226,7 +230,7 @@ class App:
         try:
             found = self._router.find(exchange.raw_path)
             exchange.error_shape = self._router.error_shape(exchange.raw_path)
-            exchange.further_headers = self._guard.check(exchange)
+            exchange.further_headers = self._guard.check(exchange, probe=exchange.raw_path in PROBES)
             check_size(exchange)
             preflight = self._guard.preflight(exchange)
             if preflight is not None:
@@ -283,7 +287,7 @@ class App:
                 shape=exchange.error_shape,
                 renames=exchange.renames,
                 extra=extra,
-                overload_status=self._config.overload_status,
+                overload_status=503 if self._config.overload_status == 503 else None,
             )
             await exchange.respond_error(told)
         except ClientGone:

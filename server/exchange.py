@@ -67,6 +67,8 @@ class Exchange:
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
         self.tail = ""
+        self.failure: tuple[str, str | None] | None = None
+        """Code and param of the error that was answered, for the access line."""
         self.route = ""
         """Path of the route that answers; "" before it is known, and where there is none."""
         self.caller: Caller = NOBODY
@@ -146,6 +148,7 @@ class Exchange:
 
     async def respond_error(self, answer: ErrorAnswer) -> None:
         """Answer with an error, or end a stream that has begun with an error event."""
+        self.failure = (answer.code, answer.param)
         if self.status == 0:
             await self.respond(answer.status, answer.body, answer.headers)
         elif self.streaming and not self.finished:
@@ -161,7 +164,7 @@ class Exchange:
         if self.error_shape == "anthropic":  # where its clients look for it
             sent.append((b"request-id", self.request_id.encode()))
         if status == 200:
-            sent += ratelimit_headers(self.quota)
+            sent += ratelimit_headers(self.quota, anthropic=self.error_shape == "anthropic")
         sent += self.further_headers
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
         self.status = status

@@ -220,13 +220,14 @@ class EngineHost:
         """The name to report for a request that asks for `name`.
 
         Raises:
-            ModelNotFound: it is not among the served names; also when the request named none.
+            ModelNotFound: it is not among the served names. A request that names none means the first of them.
         """
         names = self.require().model_names
+        if name is None:
+            return names[0]
         if name in names:
             return name
-        asked = "the request names no model" if name is None else f"no model named {printable(name)}"
-        raise ModelNotFound(f"{asked}; served here: {', '.join(names)}", param="model")
+        raise ModelNotFound(f"no model named {printable(name)}; served here: {', '.join(names)}", param="model")
 
     def fingerprint(self) -> str:
         """A stable name for what decides the tokens: version, model and number format."""

@@ -1,6 +1,7 @@
 """Log lines of the server. As a library nothing is configured; `serve` owns its process and calls `configure`."""
 
 import logging
+import re
 import sys
 import time
 
@@ -12,7 +13,10 @@ from troupellm.server.log_writer import LogWriter, QueuedHandler
 access = logging.getLogger("troupellm.access")
 stats = logging.getLogger("troupellm.stats")
 
+MAX_PARAM = 128
 _PACKAGE = "troupellm"
+_ODD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+"""A line of the log cannot be forged with the rest."""
 
 
 def log_access(exchange: Exchange) -> None:
@@ -34,6 +38,13 @@ def log_access(exchange: Exchange) -> None:
     if exchange.key:
         fields["key"] = exchange.key
         line += f" key={exchange.key}"
+    if exchange.failure is not None:
+        cause, param = exchange.failure
+        fields["cause"] = cause
+        line += f" cause={cause}"
+        if param is not None:  # it may hold names that the client made up
+            fields["param"] = param[:MAX_PARAM]
+            line += f" param={_ODD.sub('?', param[:MAX_PARAM])}"
     if exchange.prompt_tokens is not None:
         fields["prompt_tokens"] = exchange.prompt_tokens
         fields["completion_tokens"] = exchange.completion_tokens or 0

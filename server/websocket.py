@@ -9,7 +9,7 @@ _EXTENSION = "websocket.http.response"
 async def refuse_websocket(scope: Scope, receive: Receive, send: Send, *, request_id: str) -> int:
     """
     Returns:
-        the status that the client sees: 400 with an error, or 403 where the server in front can say no more.
+        the status that the client sees: 426 with an error, or 403 where the server in front can say no more.
     """
     await receive()
     if _EXTENSION not in (scope.get("extensions") or {}):

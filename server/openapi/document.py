@@ -11,7 +11,7 @@ from troupellm.server.errors import ErrorShape
 from troupellm.server.openapi.schemas import Schemas, parameters
 from troupellm.server.router import MAX_TAIL, Route
 
-_BODIES: dict[ErrorShape, Any] = {"openai": ErrorBody, "anthropic": AnthropicErrorBody}
+_BODIES: dict[ErrorShape, Any] = {"openai": ErrorBody, "responses": ErrorBody, "anthropic": AnthropicErrorBody}
 _EVERYWHERE = (400, 403, 421, 431, 500, 503)
 _WITH_BODY = (408, 413, 415, 429)
 _TEXTS = {

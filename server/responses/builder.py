@@ -48,7 +48,7 @@ from troupellm.protocol.response_objects import (
     TopLogprobEntry,
 )
 from troupellm.protocol.usage_details import OutputTokensDetails
-from troupellm.server.errors import ErrorAnswer, with_code
+from troupellm.server.errors import OVERLOADED, ErrorAnswer, with_code
 from troupellm.server.predictions import predictions
 from troupellm.server.responses.namespaces import Namespaced
 
@@ -146,8 +146,7 @@ class ResponseBuilder:
         """The answer has failed; what came until then stays."""
         told: list[ResponseEvent] = []
         self._close([], "incomplete")
-        kind = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
-        shown = ResponseError(kind, with_code(message, code))
+        shown = ResponseError(_failure_code(status, code), with_code(message, code))
         self.response = msgspec.structs.replace(self.response, status="failed", error=shown, output=self._items)
         told += [ErrorEvent(code=code, message=message, param=param), ResponseFailed(response=self.response)]
         return self._numbered(told)
@@ -228,6 +227,13 @@ class ResponseBuilder:
             event.sequence_number = self._number
             self._number += 1
         return events
+
+
+def _failure_code(status: int, code: str | None) -> str:
+    """A code of the API's own, by which Codex decides whether to compact, to wait, or to try again."""
+    if code in ("context_length_exceeded", OVERLOADED):
+        return code
+    return "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
 
 
 def usage_of(usage: Usage) -> ResponseUsage:

@@ -5,7 +5,7 @@ from functools import partial
 import msgspec
 
 from troupellm.protocol.dialect import TurnEvent
-from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import InputTokens
 from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
@@ -32,6 +32,10 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
         if request.truncation == "auto":
             chat = await truncated(host, exchange.key, chat)
         await answer_within(exchange, chat, partial(_answer, host, jobs, exchange, plan))
+    except ContextLengthExceeded as error:
+        if exchange.status or not plan.streaming:
+            raise relabelled(exchange, error, plan.names) from None
+        await _refuse_in_stream(exchange, plan, error)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
 
@@ -50,6 +54,16 @@ async def _answer(host: EngineHost, jobs: Jobs, exchange: Exchange, plan: Plan, 
             await _stream(host, exchange, plan, turn)
         else:
             await _whole(host, exchange, plan, turn)
+
+
+async def _refuse_in_stream(exchange: Exchange, plan: Plan, error: ContextLengthExceeded) -> None:
+    """A conversation that is too long, as a response that has failed: after an error status Codex ends the turn, and
+    after this event it compacts the conversation."""
+    builder = ResponseBuilder(msgspec.structs.replace(plan.frame, store=False))
+    told = builder.begin() + failure(builder, plan, error)
+    exchange.failure = (error.code, error.param)
+    async with open_events(exchange, 0) as events:
+        await events.finish(encoded(told), b"")
 
 
 async def input_tokens(host: EngineHost, exchange: Exchange, request: InputTokensRequest) -> None:

@@ -32,6 +32,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             streams=True,
             events=EVENTS,
             own_end=True,
+            error_shape="responses",
         ),
         Route(
             method="POST",
@@ -40,6 +41,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             body=InputTokensRequest,
             summary="Count the tokens of a response's prompt",
             response=InputTokens,
+            error_shape="responses",
         ),
         of_one(
             "GET", one, stored.retrieve, "A response that was kept", ResponseObject,

@@ -3,6 +3,8 @@ or tiny without need is ended."""
 
 import re
 import secrets
+from http import HTTPStatus
+from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
@@ -22,6 +24,7 @@ LEAST_PIECE = 32
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FRAMING = (b"content-length", b"transfer-encoding")
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 _VERSIONS = (b"1.0", b"1.1")
 
 
@@ -106,6 +109,12 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
             else:  # a websocket's data, which the app refuses
                 await self.stream.handle(event)
+
+    async def _send_h11_event(self, event: Any) -> None:
+        """hypercorn's, with the reason phrase that proxies and people read in a status line."""
+        if isinstance(event, h11.Response) and not event.reason:
+            object.__setattr__(event, "reason", _PHRASES.get(event.status_code, b""))
+        await super()._send_h11_event(event)
 
     def _count(self, data: h11.Data) -> None:
         self._pieces += 1

@@ -50,7 +50,8 @@ _TEXT = '"Hi"'
 _LEAKS = re.compile(
     r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6,}|/(?:work|tmp|root|home|usr|var|etc)/|object at|TROUPE_|secret|boss"
 )
-SHAPES = {"openai": {"message", "type", "param", "code"}, "anthropic": {"type", "message"}}
+_OPENAI = {"message", "type", "param", "code"}
+SHAPES = {"openai": _OPENAI, "responses": _OPENAI, "anthropic": {"type", "message"}}
 
 
 def with_keys(**settings: Any) -> ServerConfig:
