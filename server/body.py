@@ -10,6 +10,7 @@ import msgspec
 
 from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.encodings import decode, encoding_of
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
 from troupellm.server.exchange import Exchange, Message
 from troupellm.server.offload import offload
@@ -36,6 +37,7 @@ class BodyReader:
         timeout: float,
         slowest: float = math.inf,
         media: Sequence[str] = ("application/json",),
+        encoded: bool = False,
     ) -> None:
         """
         Args:
@@ -43,11 +45,12 @@ class BodyReader:
             timeout: seconds for the whole body; 0 waits for ever.
             slowest: bytes per second. What has come buys more time, as if it had come at this speed.
             media: the media types that are taken.
+            encoded: the body may be compressed; the limit is that of the compressed bytes.
 
         Raises:
             HttpError: 415 media type or encoding, 413 too large by its declared length.
         """
-        _check_media_type(exchange, media)
+        _check_media_type(exchange, media, encoded=encoded)
         self._exchange = exchange
         self._limit = limit
         self._timeout = timeout
@@ -87,17 +90,34 @@ class BodyReader:
 
 def is_large(exchange: Exchange) -> bool:
     """Whether going through the whole body holds up the event loop, as far as its head tells."""
+    declared = declared_bytes(exchange)
+    return declared is None or declared > INLINE_BYTES
+
+
+def declared_bytes(exchange: Exchange) -> int | None:
+    """The size of the body without its compression, or as its head declares it; None where that is not known."""
+    if exchange.body_bytes is not None:
+        return exchange.body_bytes
     declared = exchange.header(b"content-length") or ""
-    return not declared.isdecimal() or len(declared) > 18 or int(declared) > INLINE_BYTES
+    return int(declared) if declared.isdecimal() and len(declared) <= 18 else None
 
 
 async def read_body(exchange: Exchange, *, limit: int, timeout: float) -> bytes:
-    """Read the whole body. Arguments and errors are those of `BodyReader`."""
-    reader = BodyReader(exchange, limit=limit, timeout=timeout)
+    """Read the whole body, and decode it where it is compressed. Arguments and errors are those of `BodyReader`.
+
+    Raises:
+        InvalidRequest: a compressed body is damaged.
+    """
+    encoding = encoding_of(exchange.header(b"content-encoding"))
+    reader = BodyReader(exchange, limit=limit, timeout=timeout, encoded=encoding is not None)
     pieces = []
     while (piece := await reader.read()) is not None:
         pieces.append(piece)
-    return b"".join(pieces)
+    raw = b"".join(pieces)
+    if encoding is not None:
+        raw = await offload(decode, raw, encoding, limit)
+    exchange.body_bytes = len(raw)
+    return raw
 
 
 async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
@@ -190,9 +210,9 @@ def invalid_field(error: msgspec.ValidationError, kind: type, whole: str) -> Inv
     return InvalidRequest(f"{path}: {reason}", param=path, code="invalid_type")
 
 
-def _check_media_type(exchange: Exchange, media: Sequence[str]) -> None:
+def _check_media_type(exchange: Exchange, media: Sequence[str], *, encoded: bool) -> None:
     media_type = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
     if media_type not in media:
         raise unsupported_media_type(f"the request needs the header Content-Type: {' or '.join(media)}")
-    if (exchange.header(b"content-encoding") or "identity").strip().lower() != "identity":
-        raise unsupported_media_type("compressed request bodies are not accepted")
+    if not encoded and encoding_of(exchange.header(b"content-encoding")) is not None:
+        raise unsupported_media_type("compressed bodies are not accepted here")

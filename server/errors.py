@@ -3,7 +3,7 @@
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -170,8 +170,10 @@ def origin_not_allowed() -> HttpError:
     return HttpError(403, message, code="origin_not_allowed", kind=_PERMISSION)
 
 
-def unsupported_media_type(message: str) -> HttpError:
-    return HttpError(415, message, code="unsupported_media_type", headers=_CLOSE)
+def unsupported_media_type(message: str, encodings: Sequence[str] = ()) -> HttpError:
+    """`encodings` are those of a body that would be taken."""
+    headers = ((b"accept-encoding", ", ".join(encodings).encode()),) if encodings else ()
+    return HttpError(415, message, code="unsupported_media_type", headers=(*headers, *_CLOSE))
 
 
 def not_ready(message: str, *, code: str, close: bool = False) -> HttpError:

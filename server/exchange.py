@@ -66,6 +66,8 @@ class Exchange:
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
+        self.body_bytes: int | None = None
+        """Size of the body as it was decoded; None until it has been read."""
         self.tail = ""
         self.failure: tuple[str, str | None] | None = None
         """Code and param of the error that was answered, for the access line."""

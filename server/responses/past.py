@@ -10,6 +10,7 @@ import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.responses import ResponsesRequest
+from troupellm.server.body import declared_bytes
 from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -109,8 +110,7 @@ async def _past(store: ResponseStore, owner: str, name: str | None, room: int) -
 
 def _declared(exchange: Exchange) -> int:
     """Bytes of the body, as far as its head tells; a body without a length is bounded by itself."""
-    declared = exchange.header(b"content-length") or ""
-    return int(declared) if declared.isdecimal() and len(declared) <= 18 else 0
+    return declared_bytes(exchange) or 0
 
 
 def _too_much(param: str, what: str) -> InvalidRequest:

@@ -182,7 +182,7 @@ async def test_client_that_leaves_during_its_body_is_gone(make_wire, make_exchan
         {},
         {"content-type": "text/plain"},
         {"content-type": "application/x-www-form-urlencoded"},
-        {"content-type": "application/json", "content-encoding": "gzip"},
+        {"content-type": "application/json", "content-encoding": "br"},
     ],
 )
 async def test_wrong_media_type_or_encoding_is_415(make_wire, make_exchange, headers):
