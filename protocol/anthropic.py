@@ -30,6 +30,13 @@ class ThinkingConfig(msgspec.Struct, kw_only=True):
     """omitted: blocks of thinking come without their text. The others show it as it is, never summarized."""
 
 
+class ThreadFields(msgspec.Struct, kw_only=True):
+    """create: hold the conversation under the id of the answer. continue: the messages come after those of a thread."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: Annotated[str, Meta(max_length=256)] | None = None
+
+
 class MessageToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -54,6 +61,8 @@ class PromptFields(msgspec.Struct, kw_only=True):
     output_format: JsonFormat | None = None
     """The older place of `output_config.format`."""
     chat_template_kwargs: dict[str, Any] | None = None
+    thread: ThreadFields | None = None
+    """With continue, `system` and `tools` are those of the thread unless they are given."""
 
     container: Refused = None
     mcp_servers: Refused = None

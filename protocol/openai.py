@@ -377,6 +377,8 @@ class ErrorBody(msgspec.Struct):
 class AnthropicErrorObject(msgspec.Struct, kw_only=True):
     type: str
     message: str
+    details: dict[str, str] | UnsetType = UNSET
+    """`error_code`, where clients recover by it."""
 
 
 class AnthropicErrorBody(msgspec.Struct, kw_only=True):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from troupellm.protocol.errors import (
     Conflict,
@@ -81,6 +82,8 @@ _ANTHROPIC = {
     529: "overloaded_error",
 }
 """What Anthropic's clients call the statuses; the others are invalid_request_error below 500 and api_error above."""
+_ANTHROPIC_CODES = frozenset({"thread_not_found"})
+"""Those by which Anthropic's clients recover; the other codes are not of its API."""
 
 
 class HttpError(TroupeError):
@@ -249,7 +252,8 @@ def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any
     if shape != "anthropic":
         return {"error": msgspec.to_builtins(error)}
     kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
-    body = AnthropicErrorBody(error=AnthropicErrorObject(type=kind, message=error.message))
+    details = {"error_code": error.code} if error.code in _ANTHROPIC_CODES else UNSET
+    body = AnthropicErrorBody(error=AnthropicErrorObject(type=kind, message=error.message, details=details))
     return dict(msgspec.to_builtins(body))
 
 

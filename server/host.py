@@ -22,6 +22,7 @@ from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
 from troupellm.server.load_log import LoadLog
+from troupellm.server.messages.threads import Threads
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.skipped import Skipped
@@ -78,6 +79,7 @@ class EngineHost:
         self.background = Background(config.max_background_responses)
         self.responses = ResponseStore(config)
         self.batches = Batches(config)
+        self.threads = Threads()
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
         """Carries out what an admin route asks: see `admin.actions.Office.act`."""
         self.created = self.now()
@@ -117,7 +119,7 @@ class EngineHost:
             HttpError: 503 with the reason.
         """
         text = await self.require().metrics(compat=self.config.metrics_compat == "vllm")
-        text += await self.responses.metrics() + await self.batches.metrics()
+        text += await self.responses.metrics() + await self.batches.metrics() + self.threads.metrics()
         if self.told_elsewhere:
             return text
         return text + self.counts.text(len(self.in_flight)) + (self.vitals.text() if self.vitals is not None else b"")

@@ -1,0 +1,160 @@
+"""Smaller doors and fields of the APIs, through the app on a socket."""
+
+import httpx
+import pytest
+from serving import running_server, server_config
+
+pytestmark = pytest.mark.anyio
+
+HI = [{"role": "user", "content": "Hi"}]
+GREEDY = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+async def test_a_request_without_a_model_means_the_served_one(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        for path, body in (
+            ("/v1/chat/completions", {"messages": HI}),
+            ("/v1/completions", {"prompt": "Hi"}),
+            ("/v1/messages", {"messages": HI}),
+        ):
+            answer = await client.post(path, json=GREEDY | body)
+            assert (answer.status_code, answer.json()["model"]) == (200, "tiny"), answer.text
+        other = await client.post("/v1/completions", json={"prompt": "Hi", "model": "nobody"})
+    assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_list_of_models_has_both_shapes(tiny_engine):
+    async with tiny_engine(max_model_len=64) as engine, running_server(engine) as served, served.client() as client:
+        listed = (await client.get("/v1/models")).json()
+        one = (await client.get("/v1/models/tiny")).json()
+    (card,) = listed["data"]
+    assert (listed["object"], listed["first_id"], listed["last_id"], listed["has_more"]) == (
+        "list",
+        "tiny",
+        "tiny",
+        False,
+    )
+    assert card == one
+    assert (card["object"], card["type"], card["display_name"], card["lifecycle"]) == (
+        "model",
+        "model",
+        "tiny",
+        "active",
+    )
+    assert (card["max_model_len"], card["max_input_tokens"], card["max_tokens"]) == (64, 63, 63)
+    assert card["created_at"].endswith("Z")
+    assert card["capabilities"]["structured_outputs"] == {"supported": True}
+    assert card["capabilities"]["image_input"] == {"supported": False}
+
+
+async def test_the_root_and_a_posted_ping_answer(tiny_engine):
+    config = server_config(api_key=("secret",))
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        root, ping = await client.get("/"), await client.post("/ping")
+    assert (root.status_code, root.json()) == (200, {"name": "troupellm", "status": "ok"})
+    assert (ping.status_code, ping.json()["status"]) == (200, "ready")
+
+
+async def test_status_lines_have_a_reason(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        answers = [await client.get("/"), await client.get("/nowhere"), await client.post("/v1/models")]
+    assert [answer.reason_phrase for answer in answers] == ["OK", "Not Found", "Method Not Allowed"]
+    raw = [answer.extensions["reason_phrase"] for answer in answers]
+    assert raw == [b"OK", b"Not Found", b"Method Not Allowed"]
+
+
+async def test_blocks_of_text_have_no_null_citations_and_updates_are_shown(tiny_engine):
+    thinking = {"type": "adaptive", "display": "updates"}
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        answer = await client.post("/v1/messages", json=GREEDY | {"messages": HI, "thinking": thinking})
+    assert answer.status_code == 200
+    assert answer.json()["content"]
+    assert all("citations" not in block for block in answer.json()["content"])
+
+
+def message(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+async def say(client: httpx.AsyncClient, messages: list, **fields: object) -> httpx.Response:
+    return await client.post("/v1/messages", json=GREEDY | {"messages": messages} | fields)
+
+
+def prompt_tokens(answer: httpx.Response) -> int:
+    usage = answer.json()["usage"]
+    return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
+
+
+def following(answer: httpx.Response) -> dict[str, str]:
+    return {"type": "continue", "previous_message_id": answer.json()["id"]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_thread_is_continued_with_its_new_turn_only(tiny_engine, stream):
+    system = [{"type": "text", "text": "Be brief."}]
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        if stream:
+            first = await say(client, HI, system=system, thread={"type": "create"}, stream=True)
+            name = first.text.partition('"id":"')[2].partition('"')[0]
+            thread = {"type": "continue", "previous_message_id": name}
+            content = (await say(client, HI, system=system)).json()["content"]
+        else:
+            first = await say(client, HI, system=system, thread={"type": "create"})
+            thread, content = following(first), first.json()["content"]
+        counted = await client.post("/v1/messages/count_tokens", json={"messages": [message("More")], "thread": thread})
+        second = await say(client, [message("More")], thread=thread)
+        whole = await say(client, [*HI, {"role": "assistant", "content": content}, message("More")], system=system)
+        third = await say(client, [message("Again")], thread=following(second))
+        again = await say(client, [message("More")], thread=thread)
+        metrics = (await client.get("/metrics")).text
+    assert second.status_code == third.status_code == 200, second.text
+    assert second.json()["content"] == whole.json()["content"]
+    assert counted.json()["input_tokens"] == prompt_tokens(second)
+    assert (
+        third.json()["usage"]["input_tokens"] + third.json()["usage"]["cache_read_input_tokens"]
+        > counted.json()["input_tokens"]
+    )
+    assert (again.status_code, again.json()["error"]["type"]) == (404, "not_found_error")
+    assert again.json()["error"]["details"] == {"error_code": "thread_not_found"}
+    assert "troupellm_message_threads 1.0" in metrics
+
+
+async def test_a_thread_of_another_key_is_not_found(tiny_engine):
+    config = server_config(api_key=("one", "two"))
+    async with (
+        tiny_engine() as engine,
+        running_server(engine, config) as served,
+        served.client(key="one") as one,
+        served.client(key="two") as two,
+    ):
+        first = await say(one, HI, thread={"type": "create"})
+        foreign = await say(two, HI, thread=following(first))
+        own = await say(one, HI, thread=following(first))
+    assert (foreign.status_code, own.status_code) == (404, 200)
+
+
+@pytest.mark.parametrize(
+    ("thread", "param"),
+    [
+        ({"type": "continue"}, "thread.previous_message_id is missing"),
+        ({"type": "fork"}, "thread.type"),
+        ({"type": "continue", "previous_message_id": "x" * 257}, "thread.previous_message_id"),
+        ("create", "thread"),
+    ],
+)
+async def test_a_thread_that_cannot_be_is_refused(tiny_engine, thread, param):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        answer = await say(client, HI, thread=thread)
+    assert answer.status_code == 400
+    assert param in answer.json()["error"]["message"]
+
+
+async def test_a_thread_and_a_request_are_bounded_together(tiny_engine):
+    config = server_config(max_body_bytes=2000)
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        first = await say(client, [message("x" * 1500)], thread={"type": "create"})
+        more = await say(client, [message("x" * 1500)], thread=following(first))
+        fault = await say(client, [{"role": "user", "content": [{"type": "tool_result"}]}], thread=following(first))
+    assert (first.status_code, more.status_code) == (200, 413)
+    if fault.status_code == 400:
+        assert "messages[0]" in fault.json()["error"]["message"]
