@@ -32,6 +32,7 @@ from troupellm.protocol.response_events import (
     ResponseQueued,
 )
 from troupellm.protocol.response_objects import (
+    CompactionItem,
     FunctionCall,
     IncompleteDetails,
     InputTokensDetails,
@@ -52,7 +53,7 @@ from troupellm.server.errors import OVERLOADED, ErrorAnswer, with_code
 from troupellm.server.predictions import predictions
 from troupellm.server.responses.namespaces import Namespaced
 
-_PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc"}
+_PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc", CompactionItem: "cmp"}
 
 
 def item_id(kind: type[OutputItem], response_id: str, position: int) -> str:
@@ -119,6 +120,15 @@ class ResponseBuilder:
                 case Finished(reason=reason):
                     self._reason = reason
         return self._numbered(told)
+
+    def compact(self, encrypted_content: str) -> list[ResponseEvent]:
+        """The conversation was compacted, before anything of the answer."""
+        item = CompactionItem(id=self._new_id(CompactionItem), encrypted_content=encrypted_content)
+        index = len(self._items)
+        self._items.append(item)
+        return self._numbered(
+            [OutputItemAdded(output_index=index, item=item), OutputItemDone(output_index=index, item=item)]
+        )
 
     def finish(self, usage: Usage, now: int) -> list[ResponseEvent]:
         """The answer has ended by itself, or at its limit.
@@ -187,7 +197,7 @@ class ResponseBuilder:
         self._open, self._early = item, []
         index = len(self._items)
         told.append(OutputItemAdded(output_index=index, item=item))
-        if not isinstance(item, FunctionCall):
+        if isinstance(item, OutputMessage | ReasoningItem):
             part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
             told.append(ContentPartAdded(item_id=item.id, output_index=index, part=part))
 
@@ -210,6 +220,8 @@ class ResponseBuilder:
             case FunctionCall():
                 told.append(FunctionCallArgumentsDone(item_id=name, output_index=index, name=item.name, arguments=text))
                 done = msgspec.structs.replace(item, arguments=text, status=status)
+            case CompactionItem():
+                raise AssertionError("a compaction is never open")
         told.append(OutputItemDone(output_index=index, item=done))
         self._items.append(done)
         self._open, self._texts, self._logprobs = None, [], []

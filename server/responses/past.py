@@ -15,6 +15,7 @@ from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
+from troupellm.server.responses.compact import after_compaction
 from troupellm.server.responses.items import Items, as_items, item_type
 from troupellm.server.responses.rows import StoredResponse
 from troupellm.server.responses.store import ResponseStore, TooMuchError
@@ -47,7 +48,7 @@ class Conversation(msgspec.Struct, frozen=True):
             InvalidRequest: the references bring in too much.
             HttpError: 404, there is no such item.
         """
-        before = [item for stored in self.past for item in _items_of(stored)]
+        before = after_compaction([item for stored in self.past for item in _items_of(stored)])
         known = {item["id"]: item for stored in self.referred.values() for item in _items_of(stored)}
         sizes: dict[str, int] = {}
         own, room = [], self.room

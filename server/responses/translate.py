@@ -27,7 +27,6 @@ _SAME = (
 _REFUSED = {
     "conversation": "use previous_response_id",
     "prompt": "prompt templates are not kept here; use instructions and input",
-    "context_management": "it is not supported",
     "moderation": "it is not supported",
     "messages": "the responses API has input",
     "max_tokens": "the responses API has max_output_tokens",

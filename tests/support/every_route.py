@@ -26,6 +26,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/responses/compact": {"input": "Hi"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/tokenize": {"prompt": "Hi"},
