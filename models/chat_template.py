@@ -22,7 +22,7 @@ from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, Mod
 RESERVED = frozenset(
     {
         "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template",
-        "conversation", "tokenize", "return_tensors", "return_dict",
+        "conversation", "tokenize", "return_tensors", "return_dict", "self", "source",
     }
 )  # fmt: skip
 """Names that a caller's keyword arguments may not set, beside the special tokens."""

@@ -103,6 +103,9 @@ class MessagesRequest(PromptFields, kw_only=True):
     logits_processors: Processors | None = None
     vllm_xargs: dict[str, Any] | None = None
 
+    json_schema: Refused = None
+    regex: Refused = None
+    ebnf: Refused = None
     logprob_token_ids: Refused = None
     thinking_token_budget: Refused = None
     return_token_ids: Refused = None

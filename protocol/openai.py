@@ -63,6 +63,10 @@ class GenerationFields(ExtraFields, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    """This and the next two are SGLang's names for what `structured_outputs` has."""
+    regex: str | None = None
+    ebnf: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
     response_format: dict[str, Any] | None = None

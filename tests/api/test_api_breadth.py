@@ -4,6 +4,8 @@ import httpx
 import pytest
 from serving import running_server, server_config
 
+from troupellm.protocol.errors import InvalidRequest
+
 pytestmark = pytest.mark.anyio
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -158,3 +160,39 @@ async def test_a_thread_and_a_request_are_bounded_together(tiny_engine):
     assert (first.status_code, more.status_code) == (200, 413)
     if fault.status_code == 400:
         assert "messages[0]" in fault.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        (path, {field: "a"}, field)
+        for path in ("/v1/responses", "/v1/messages")
+        for field in ("json_schema", "regex", "ebnf")
+    ],
+)
+async def test_other_servers_names_of_a_form_are_refused_where_the_api_has_its_own(tiny_engine, path, fields, field):
+    body = {"input": "Hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 4}
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        answer = await client.post(path, json=body | fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"{field}: ")
+
+
+async def test_sglangs_names_of_a_form_are_kept(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        text = await client.post("/v1/completions", json=GREEDY | {"prompt": "Hi", "regex": "a{3}", "ignore_eos": None})
+        chat = await client.post("/v1/chat/completions", json={"messages": HI, "ebnf": 'root ::= "b" "c"'})
+    assert text.json()["choices"][0]["text"] == "aaa"
+    assert chat.json()["choices"][0]["message"]["content"] == "bc"
+
+
+async def test_a_salt_may_be_text(tiny_engine):
+    prompt = list(range(5, 40))
+    async with tiny_engine() as engine:
+        await engine.generate(prompt, max_tokens=1, cache_salt="A")
+        same = await engine.generate(prompt, max_tokens=1, cache_salt=b"A")
+        other = await engine.generate(prompt, max_tokens=1, cache_salt="B")
+        with pytest.raises(InvalidRequest) as caught:
+            await engine.generate(prompt, max_tokens=1, cache_salt=5)
+    assert same.usage.cached_tokens > other.usage.cached_tokens == 0
+    assert caught.value.param == "cache_salt"
