@@ -15,6 +15,7 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.model_list import ModelCard, ModelList
 from troupellm.protocol.openai import (
     ChatChunk,
     ChatRequest,
@@ -23,8 +24,6 @@ from troupellm.protocol.openai import (
     DetokenizeRequest,
     DetokenizeResponse,
     LoadBody,
-    ModelCard,
-    ModelList,
     ProbeReport,
     TextChunk,
     TextResponse,
