@@ -15,7 +15,7 @@ from troupellm.actors.engine import Engine
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.model_list import ModelCard, ModelList
+from troupellm.protocol.model_info import ModelCard, ModelList, TokenizerInfo
 from troupellm.protocol.openai import (
     ChatChunk,
     ChatRequest,
@@ -32,7 +32,7 @@ from troupellm.protocol.openai import (
     VersionBody,
     Welcome,
 )
-from troupellm.server import chat, completions, models, probes, tokens
+from troupellm.server import chat, completions, invocations, models, probes, tokens
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
@@ -122,7 +122,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     def get(path: str, handler: Any, scope: RouteScope = "api", **more: Any) -> Route:
         return Route(method="GET", path=path, handler=partial(handler, host), scope=scope, **more)
 
-    def post(path: str, handler: Any, body: type[msgspec.Struct], **more: Any) -> Route:
+    def post(path: str, handler: Any, body: Any, **more: Any) -> Route:
         return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
 
     ready: dict[str, Any] = {"response": ProbeReport, "summary": "Whether requests should be sent here."}
@@ -145,6 +145,8 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             "/detokenize", tokens.detokenize, DetokenizeRequest, response=DetokenizeResponse,
             summary="The text of token ids.",
         ),
+        get("/tokenizer_info", tokens.info, response=TokenizerInfo, summary="Facts about the tokenizer."),
+        post("/invocations", invocations.invoke, dict[str, Any], summary="Any of them, by the fields of the body."),
         get("/health", probes.ready, "open", **ready),
         get("/readyz", probes.ready, "open", **ready),
         get("/ping", probes.ready, "open", **ready),
@@ -189,6 +191,7 @@ class App:
         table = [route for route in routes(host, prefix) if route.scope in scopes]
         self.routes = Reference(table, keys=bool(keys), root_path=host.config.root_path).routes
         self._router = Router(self.routes)
+        self._prefix = prefix
         host.batches.endpoints = frozenset(route.path for route in table if is_plain(route))
         self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
         self.owners: Mapping[str, str] = self._gates["api"].owners
@@ -212,7 +215,8 @@ class App:
         exchange = Exchange(
             scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
         )
-        exchange.raw_path = self._router.below(exchange.raw_path, scope.get("root_path", ""))
+        below = self._router.below(exchange.raw_path, scope.get("root_path", ""))
+        exchange.raw_path = self._router.spelt(below, self._prefix)
         probe = exchange.raw_path in self._router.open_paths
         try:
             with exchange.cancel_scope:

@@ -145,7 +145,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
     # JSON text has one colon outside strings per key, and a decoded object keeps one of equal keys.
     if keys != bare.count(b":"):
         raise invalid_json("the request body has an object with the same key twice")
-    if unknown is not None:
+    if unknown is not None and hasattr(kind, "__struct_fields__"):
         unknown.report(tree, kind)
     try:
         return msgspec.convert(tree, kind, str_keys=True)

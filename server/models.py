@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.model_list import ModelCard, ModelList
+from troupellm.protocol.model_info import ModelCard, ModelList
 from troupellm.protocol.worker import WorkerReady
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost

@@ -196,3 +196,39 @@ async def test_a_salt_may_be_text(tiny_engine):
             await engine.generate(prompt, max_tokens=1, cache_salt=5)
     assert same.usage.cached_tokens > other.usage.cached_tokens == 0
     assert caught.value.param == "cache_salt"
+
+
+@pytest.mark.parametrize("path", ["/models", "/v1/v1/models", "/models/tiny", "/v1/v1/models/tiny"])
+async def test_paths_without_the_prefix_or_with_two_lead_to_the_route(tiny_engine, path):
+    config = server_config(api_key=("secret",))
+    async with tiny_engine() as engine, running_server(engine, config) as served:
+        async with served.client(key="secret") as client:
+            assert (await client.get(path)).status_code == 200
+            posted = await client.post("/v1/v1/messages", json=GREEDY | {"messages": HI})
+            unknown = [await client.get(other) for other in ("/v1/v1/v1/models", "/v1/health", "/v1/v1")]
+        async with served.client() as client:
+            refused = await client.get(path)
+    assert (posted.status_code, posted.json()["type"]) == (200, "message")
+    assert {answer.status_code for answer in unknown} == {404}
+    assert refused.status_code == 401
+
+
+async def test_invocations_go_by_the_fields_of_the_body(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        chat = await client.post("/invocations", json=GREEDY | {"messages": HI})
+        text = await client.post("/invocations", json=GREEDY | {"prompt": "Hi", "stream": True})
+        wrong = await client.post("/invocations", json={"prompt": "Hi", "temperature": "hot"})
+        unknown = await client.post("/invocations", json={"inputs": "Hi"})
+        listed = await client.post("/invocations", json=[1])
+    assert chat.json()["object"] == "chat.completion"
+    assert text.text.endswith("data: [DONE]\n\n")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+    assert (unknown.status_code, listed.status_code) == (400, 400)
+
+
+async def test_facts_about_the_tokenizer(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        told = (await client.get("/tokenizer_info")).json()
+    assert told["vocab_size"] == engine.limits.vocab_width
+    assert told["eos_token_ids"] == sorted(engine.tokenizer.eos_token_ids)
+    assert "messages" in told["chat_template"]

@@ -31,6 +31,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
+    "/invocations": {"prompt": "Hi", "max_tokens": 2},
     "/v1/embeddings": {"input": "Hi"},
     "/pooling": {"input": "Hi"},
     "/classify": {"input": "Hi"},

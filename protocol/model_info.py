@@ -1,4 +1,4 @@
-"""What GET /v1/models answers: the fields of OpenAI's list and those of Anthropic's."""
+"""What GET /v1/models and /tokenizer_info answer. The list has the fields of OpenAI's and those of Anthropic's."""
 
 from typing import Any, Literal
 
@@ -35,3 +35,14 @@ class ModelList(msgspec.Struct, kw_only=True):
     """This and the next two are those of Anthropic's pages; all models are on one."""
     last_id: str | None = None
     has_more: bool = False
+
+
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What vLLM's route of this name tells, as far as it is known."""
+
+    vocab_size: int
+    """Token ids go up to this one less."""
+    model_max_length: int
+    eos_token_ids: list[int]
+    special_tokens: dict[str, str]
+    chat_template: str | None
