@@ -37,7 +37,7 @@ from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
 from troupellm.server.body import decode_body, read_body
-from troupellm.server.errors import ClientGone, HttpError, answer, flatten
+from troupellm.server.errors import ClientGone, HttpError, answer, flatten, no_websockets
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
 from troupellm.server.host import EngineHost, stream_defaults
@@ -52,7 +52,8 @@ from troupellm.server.pooling.routes import routes as pooling_routes
 from troupellm.server.query import decode_query
 from troupellm.server.responses.routes import routes as responses_routes
 from troupellm.server.responses.schema import check_database
-from troupellm.server.router import Route, Router, RouteScope
+from troupellm.server.responses.socket import ResponsesSocket
+from troupellm.server.router import Found, Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
 from troupellm.server.websocket import refuse_websocket
 
@@ -206,17 +207,48 @@ class App:
         elif scope["type"] == "lifespan":
             await run_lifespan(self.host, self._owned, self.routes, self.owners, receive, send)
         elif scope["type"] == "websocket":
-            status = await refuse_websocket(scope, receive, send, request_id=self._request_id(scope))
+            await self._websocket(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Responses are made over WebSockets too; any other handshake is refused."""
+        asked: dict[str, Any] = {**scope, "method": "GET"}
+        first = Exchange(asked, receive, send, request_id=self._request_id(scope), write_timeout=0.0)
+        first.raw_path = self._path_of(first, scope)
+        await receive()
+        try:
+            if first.raw_path != f"{self._prefix}/responses".encode():
+                raise no_websockets()
+            self._guard.check(first)
+            check_size(first)
+            self._check_key(first, self._router.find(first.raw_path))
+            self.host.require()
+        except HttpError as error:
+            status = await refuse_websocket(scope, receive, send, error, request_id=first.request_id)
             self.host.counts.count("GET", UNMATCHED, status)
             self.host.on_change()
+            return
+
+        def exchange(receive: Receive, send: Send) -> Exchange:
+            timeout, name = self._config.write_timeout, secrets.token_hex(16)
+            made = Exchange({**asked, "method": "POST"}, receive, send, request_id=name, write_timeout=timeout)
+            made.raw_path, made.route, made.caller = first.raw_path, first.raw_path.decode(), first.caller
+            made.error_shape = "responses"
+            return made
+
+        def answered(made: Exchange) -> None:
+            self.host.answered(made)
+            if not self._config.disable_access_log:
+                log_access(made)
+
+        await send({"type": "websocket.accept"})
+        await ResponsesSocket(self.host, receive, send, exchange, answered).run()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing but cancellation leaves this method."""
         exchange = Exchange(
             scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
         )
-        below = self._router.below(exchange.raw_path, scope.get("root_path", ""))
-        exchange.raw_path = self._router.spelt(below, self._prefix)
+        exchange.raw_path = self._path_of(exchange, scope)
         probe = exchange.raw_path in self._router.open_paths
         try:
             with exchange.cancel_scope:
@@ -239,10 +271,7 @@ class App:
             if preflight is not None:
                 await exchange.respond(204, b"", preflight)
                 return
-            gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
-            exchange.caller = gate.check(
-                exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")
-            )
+            self._check_key(exchange, found)
             route, found = self._router.match(exchange.method, exchange.raw_path)
             exchange.route, exchange.tail, exchange.path_values = route.path, found.tail, found.values
             if route.query is not None:
@@ -255,6 +284,12 @@ class App:
             await self._fail(exchange, flatten(error))
         finally:
             self.host.leave(exchange)
+
+    def _check_key(self, exchange: Exchange, found: Found | None) -> None:
+        gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
+        exchange.caller = gate.check(
+            exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")
+        )
 
     async def _handle(self, exchange: Exchange, route: Route) -> None:
         """Read the body, then run the handler for as long as the client stays."""
@@ -295,6 +330,10 @@ class App:
             await exchange.respond_error(told)
         except ClientGone:
             return
+
+    def _path_of(self, exchange: Exchange, scope: Scope) -> bytes:
+        """The path as its route is named, where there is one."""
+        return self._router.spelt(self._router.below(exchange.raw_path, scope.get("root_path", "")), self._prefix)
 
     def _request_id(self, scope: Scope) -> str:
         """The client's own id where it is short and plain, else a new one."""

@@ -94,6 +94,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=b"".join(body)))
             body = []
             if isinstance(event, h11.Request):
+                event = _uncompressed(event)
                 self._pieces, self._piece_bytes = 0, 0
                 await self.send(Updated(idle=False))
                 await self._check_protocol(event)
@@ -107,7 +108,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 break
             elif isinstance(event, h11.EndOfMessage):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
-            else:  # a websocket's data, which the app refuses
+            else:  # a websocket's data
                 await self.stream.handle(event)
 
     async def _send_h11_event(self, event: Any) -> None:
@@ -176,6 +177,14 @@ def _check_request(event: h11.Request) -> None:
         raise h11.RemoteProtocolError("a version of HTTP that is not spoken here")
     if event.http_version == b"1.0" and any(name == b"transfer-encoding" for name, _ in event.headers):
         raise h11.RemoteProtocolError("HTTP/1.0 has no transfer encodings")
+
+
+def _uncompressed(event: h11.Request) -> h11.Request:
+    """A request without extensions of WebSocket: a compressed message would be decoded before its size is looked at."""
+    if not any(name == b"sec-websocket-extensions" for name, _ in event.headers):
+        return event
+    headers = [(name, value) for name, value in event.headers if name != b"sec-websocket-extensions"]
+    return h11.Request(method=event.method, target=event.target, headers=headers, http_version=event.http_version)
 
 
 def _is_http2(event: h11.Request) -> bool:

@@ -229,6 +229,6 @@ async def test_invocations_go_by_the_fields_of_the_body(tiny_engine):
 async def test_facts_about_the_tokenizer(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         told = (await client.get("/tokenizer_info")).json()
-    assert told["vocab_size"] == engine.limits.vocab_width
-    assert told["eos_token_ids"] == sorted(engine.tokenizer.eos_token_ids)
+        assert told["vocab_size"] == engine.limits.vocab_width
+        assert told["eos_token_ids"] == sorted(engine.tokenizer.eos_token_ids)
     assert "messages" in told["chat_template"]

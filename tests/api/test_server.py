@@ -238,7 +238,7 @@ async def test_other_scopes_are_ignored_and_websockets_refused(tiny_engine):
             sent.append(message["type"])
 
         await app({"type": "something-new"}, receive, send)
-        await app({"type": "websocket", "headers": []}, receive, send)
+        await app({"type": "websocket", "path": "/", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
 
 
