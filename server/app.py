@@ -147,7 +147,10 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             summary="The text of token ids.",
         ),
         get("/tokenizer_info", tokens.info, response=TokenizerInfo, summary="Facts about the tokenizer."),
-        post("/invocations", invocations.invoke, dict[str, Any], summary="Any of them, by the fields of the body."),
+        post(
+            "/invocations", invocations.invoke, dict[str, Any], response=dict[str, Any],
+            summary="Any of them, by the fields of the body.",
+        ),
         get("/health", probes.ready, "open", **ready),
         get("/readyz", probes.ready, "open", **ready),
         get("/ping", probes.ready, "open", **ready),
