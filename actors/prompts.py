@@ -1,5 +1,6 @@
 """From a prompt in any of its forms to token ids. What cannot fit is refused before it is tokenized."""
 
+import re
 from array import array
 from collections.abc import Sequence
 from typing import TypeVar
@@ -18,6 +19,8 @@ from troupellm.protocol.intake import (
 )
 
 _MOST_INT32 = 2**31 - 1
+_HALF = re.compile("[\ud800-\udfff]")
+"""Of a surrogate pair: a conversation that has one somewhere goes on without it."""
 CUT_SLACK = 64
 """Tokens beyond those that are kept whose text is tokenized too, so that the cut itself changes none that are kept."""
 
@@ -88,10 +91,18 @@ def count_tokens(
 def _text(prompt: TextPrompt | ChatPrompt, template: ChatTemplate) -> tuple[str, bool]:
     """The text to tokenize, and whether special tokens go around it."""
     if isinstance(prompt, ChatPrompt):
-        return _render(prompt, template), False
+        return _without_halves(_render(prompt, template)), False
     if not isinstance(prompt.text, str):
         raise InvalidRequest("prompt must be text", param=prompt_field(prompt), code="invalid_type")
     return prompt.text, prompt.add_special_tokens
+
+
+def _without_halves(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _HALF.sub("\ufffd", text)
+    return text
 
 
 def check_length(field: str, text: str, tokenizer: Tokenizer, most_tokens: int | None, slack: int = 0) -> None:

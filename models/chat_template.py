@@ -7,16 +7,19 @@ and turns its failures into errors of the request.
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2.nodes
 
-from troupellm.models.message_forms import ContentForm, MessageForms, all_nodes, content_form, reasoning_names, text_of
+from troupellm.models.message_forms import ContentForm, MessageForms, all_nodes, content_form, reasoning_names
+from troupellm.models.message_repair import TemplateTraits, text_of
 from troupellm.models.template_child import LONGEST_REASON, MEMORY_BYTES, environment
 from troupellm.models.template_files import read_templates
 from troupellm.models.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused
+from troupellm.models.template_traits import probed
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError, context_sentence
 
 RESERVED = frozenset(
@@ -33,6 +36,8 @@ SECONDS_PER_TOKEN = 40e-6
 """Of processor time for each token of the context; a template that looks ahead takes the square of the rounds."""
 MAX_SOURCE = 65_536
 """Characters of a template that comes with a request."""
+REQUEST_PROBE_SECONDS = 0.05
+"""Of processor time for each conversation by which a request's template is probed at its first use."""
 _KEPT_TRIALS = 32
 _MARK = "the-last-message"
 """Stands in for the content of a message that an answer goes on from."""
@@ -123,24 +128,47 @@ class ChatTemplate:
                 code="unsupported_parameter",
             )
         check_template_kwargs(kwargs)
-        messages = loaded.forms.of(messages)
         variables = {
             **self.special_tokens,
             **kwargs,
-            "messages": messages,
             "tools": tools or None,
             "documents": documents or None,
             "add_generation_prompt": add_generation_prompt,
         }
         own = source is None
-        text = self._rendered(loaded, variables, own=own)
+        forms, shaped, text = self._shown(loaded, messages, variables, own=own)
         if not continue_final_message:
             return text
-        content = messages[-1].get("content")
+        content = shaped[-1].get("content")
         mark = [{"type": "text", "text": _MARK}] if isinstance(content, list | tuple) else _MARK
-        marked = loaded.forms.of([*messages[:-1], {**messages[-1], "content": mark}])
+        marked = forms.contents_of([*shaped[:-1], {**shaped[-1], "content": mark}])
         found = self._rendered(loaded, {**variables, "messages": marked}, own=own).rpartition(_MARK)
         return _continue(text, text_of(content), found[2] if found[1] else None)
+
+    def _shown(
+        self, loaded: "_Loaded", messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, own: bool
+    ) -> tuple[MessageForms, list[dict[str, Any]], str]:
+        """The text of a conversation, in the first form that the template takes, and that form.
+
+        Raises:
+            InvalidRequest, SlowTemplate: see `render`. The error is that of the usual form.
+        """
+        forms = loaded.forms
+        shaped = forms.of(messages)
+        try:
+            return forms, shaped, self._rendered(loaded, {**variables, "messages": shaped}, own=own)
+        except InvalidRequest as error:
+            if not isinstance(error.__cause__, TemplateRefused):
+                raise
+            refusal, refused = error, [shaped]
+        for forms in loaded.forms.plainer:
+            shaped = forms.of(messages)
+            if shaped in refused:
+                continue
+            refused.append(shaped)
+            with suppress(InvalidRequest):
+                return forms, shaped, self._rendered(loaded, {**variables, "messages": shaped}, own=own)
+        raise refusal
 
     def _check(self, messages: Sequence[Any], continue_final_message: bool, add_generation_prompt: bool) -> None:
         if not messages:
@@ -185,13 +213,14 @@ class ChatTemplate:
         except Exception as error:  # jinja2 compiles to Python, which can refuse it too
             raise ModelLoadError(f"chat template {name}: {str(error)[:LONGEST_REASON]}") from error
         try:
-            form = _content_form(_Trial(source, self.special_tokens, self._renderer))
+            trial = _Trial(source, self.special_tokens, self._renderer)
+            form = _content_form(trial)
         except TemplateExhausted as error:
             raise ModelLoadError(
                 f"chat template {name}: it needs more {error} for one message than it may have",
                 hint="--chat-template names another template",
             ) from error
-        return _Loaded(source, tree, MessageForms(form, reasoning_names(tree)))
+        return _Loaded(source, tree, MessageForms(form, reasoning_names(tree), _traits(trial, form)))
 
     def _of_request(self, source: str) -> "_Loaded":
         """A template that comes with a request; parsing is linear, and its length is bounded."""
@@ -202,7 +231,8 @@ class ChatTemplate:
         except Exception as error:  # jinja2 raises RecursionError too
             reason = str(error)[:LONGEST_REASON]
             raise InvalidRequest(f"chat_template does not parse: {reason}", param="chat_template") from None
-        return _Loaded(source, tree, MessageForms("text", reasoning_names(tree)))
+        trial = _Trial(source, self.special_tokens, self._renderer, REQUEST_PROBE_SECONDS)
+        return _Loaded(source, tree, MessageForms("text", reasoning_names(tree), _traits(trial, "text")))
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> "_Loaded":
         if tools and "tool_use" in self._loaded:
@@ -239,10 +269,13 @@ class _Loaded:
 
 
 class _Trial:
-    """Renderings of one message by a template. Equal ones have equal results, however they are rendered."""
+    """Renderings of small conversations by a template. Equal ones have equal results, however they are rendered."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], renderer: Renderer) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], renderer: Renderer, seconds: float = QUICK_SECONDS
+    ) -> None:
         self._source, self._special_tokens, self._renderer = source, special_tokens, renderer
+        self._seconds = seconds
 
     def _key(self) -> tuple[object, ...]:
         return self._source, *sorted(self._special_tokens.items())
@@ -255,10 +288,13 @@ class _Trial:
 
     def shown(self, content: Any) -> str:
         """The text of a chat with this content; empty where the template refuses it, which other chats may suit."""
-        messages = [{"role": "user", "content": content}]
+        return self.shown_messages([{"role": "user", "content": content}])
+
+    def shown_messages(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The same of a conversation."""
         variables = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
         try:
-            return self._renderer.render(self._source, variables, QUICK_SECONDS)
+            return self._renderer.render(self._source, variables, self._seconds)
         except TemplateRefused:
             return ""
 
@@ -267,6 +303,15 @@ class _Trial:
 def _content_form(trial: _Trial) -> ContentForm:
     """Remembered, since a trial starts a process: several engines of one program need it once."""
     return content_form(trial.shown)
+
+
+@lru_cache(_KEPT_TRIALS)
+def _traits(trial: _Trial, form: ContentForm) -> TemplateTraits:
+    """Remembered like `_content_form`. A template that breaks its limits in a probe has the usual traits."""
+    try:
+        return probed(lambda messages: trial.shown_messages(MessageForms(form, ()).of(messages)))
+    except TemplateExhausted:
+        return TemplateTraits()
 
 
 def _continue(text: str, content: str, tail: str | None) -> str:

@@ -1,10 +1,12 @@
-"""The forms in which a chat template reads messages: their contents, and the reasoning of past answers."""
+"""The forms in which a chat template reads messages: their turns, contents, and the reasoning of past answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jinja2.nodes
 import msgspec
+
+from troupellm.models.message_repair import TemplateTraits, repaired, text_of
 
 ContentForm = Literal["both", "parts", "text"]
 
@@ -17,9 +19,21 @@ class MessageForms(msgspec.Struct, frozen=True):
     content: ContentForm
     """Whether the template shows a content that is a list of parts, one that is a text, or both."""
     reasoning: tuple[str, ...]
+    traits: TemplateTraits = TemplateTraits()
+
+    @property
+    def plainer(self) -> "Iterator[MessageForms]":
+        """Forms that more templates take, for a conversation that this one refuses in this form."""
+        plain = self.traits.plain
+        for traits in (plain, msgspec.structs.replace(plain, system_first=False)):
+            yield msgspec.structs.replace(self, traits=traits)
 
     def of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages as the template reads them."""
+        return self.contents_of(repaired(messages, self.traits))
+
+    def contents_of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The same, where the turns have their form already."""
         return [self._one(message) for message in messages]
 
     def _one(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,14 +82,6 @@ def all_nodes(tree: jinja2.nodes.Template) -> Iterator[jinja2.nodes.Node]:
         node = pending.pop()
         yield node
         pending.extend(node.iter_child_nodes())
-
-
-def text_of(content: Any) -> str:
-    """The text of a content: its text parts, a line each."""
-    if isinstance(content, list | tuple):
-        texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        return "\n".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else ""
 
 
 def _shows_parts(text: str) -> bool:

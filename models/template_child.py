@@ -91,7 +91,7 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
     """The text of a conversation, with the arguments of past calls as the template reads them.
 
     An object of arguments is given as an object; a template that adds it to a text gets it as text. Arguments that are
-    no object are given as text; a template that asks for their items gets `{"_raw": text}`.
+    no object are given as text; a template that asks for their items gets `{"arguments": text}`.
 
     Raises:
         Exception: the template refuses the conversation, or does something wrong.
@@ -150,7 +150,7 @@ def _as_text(arguments: Any) -> Any:
 
 
 def _as_items(arguments: Any) -> Any:
-    return _as_object(arguments if isinstance(arguments, dict) else {"_raw": arguments})
+    return _as_object(arguments if isinstance(arguments, dict) else {"arguments": arguments})
 
 
 def _tojson(

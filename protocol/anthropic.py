@@ -4,19 +4,19 @@ Optional fields may also be null and unknown ones are ignored. Content blocks an
 server.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from troupellm.protocol.open_objects import Block, JsonFormat, MessageTool, Refused, SystemBlock
+from troupellm.protocol.open_objects import MESSAGE_CONTENT, JsonFormat, MessageTool, Refused, SystemBlock
 from troupellm.protocol.openai_extras import Label, Processors, RepetitionFields, RequestName
 from troupellm.protocol.usage_details import MessageTokensDetails
 
 
 class InputMessage(msgspec.Struct, kw_only=True):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[Block]
+    role: Annotated[str, Meta(extra_json_schema={"enum": ["user", "assistant", "system"]})]
+    content: Annotated[Any, Meta(extra_json_schema=MESSAGE_CONTENT)] = None
 
 
 class MessageMetadata(msgspec.Struct, kw_only=True):
@@ -51,6 +51,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 class PromptFields(msgspec.Struct, kw_only=True):
     """What a prompt is made from."""
 
+    HOLDS_CONVERSATION: ClassVar[bool] = True
     model: str | None = None
     messages: list[InputMessage]
     system: str | list[SystemBlock] | None = None
@@ -59,6 +60,9 @@ class PromptFields(msgspec.Struct, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
+    metadata: MessageMetadata | None = None
+    session_id: str | None = None
+    """The session that the request belongs to: tools are shown in the order of their names."""
     """The older place of `output_config.format`."""
     chat_template_kwargs: dict[str, Any] | None = None
     thread: ThreadFields | None = None
@@ -81,7 +85,6 @@ class MessagesRequest(PromptFields, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
-    metadata: MessageMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     # What other servers take beside them, under the names of chat completions.

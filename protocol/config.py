@@ -371,6 +371,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     trust_request_chat_template: Annotated[
         bool, _help("let requests bring a chat template of their own, under the limits of the sandbox")
     ] = False
+    volatile_lines: Annotated[str | None, _help("file of regexes: system lines to move behind the user's text")] = None
     responses_store: Annotated[
         str | None, _help("SQLite file of what /v1/responses keeps (default: in memory, with one HTTP process)")
     ] = None

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-SKIPPED_BLOCKS = frozenset({"server_tool_use", "redacted_thinking", "container_upload", "compaction"})
+SKIPPED_BLOCKS = frozenset({"server_tool_use", "redacted_thinking", "container_upload"})
 """What another server's own tools and thinking have left in a conversation with Anthropic's API: nothing of it can be
 read here."""
 SKIPPED_ITEMS = frozenset(
     {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"}
-    | {"computer_call_output", "mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"}
-    | {"tool_search_call", "tool_search_output", "shell_call", "shell_call_output", "apply_patch_call"}
-    | {"apply_patch_call_output", "compaction", "compaction_summary", "context_compaction", "ghost_snapshot"}
+    | {"computer_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program"}
+    | {"program_output", "ghost_snapshot"}
 )
-"""The same in a conversation with the responses API; the tools are not here either."""
+"""The same in a conversation with the responses API; the tools are not here either. Items of unknown types are skipped
+likewise, unless they have a role and a text."""
+_SUMMARIES = ("compaction", "compaction_summary", "context_compaction")
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _NAME: dict[str, Any] = {"type": "string", "minLength": 1}
@@ -53,6 +54,34 @@ Refused = Annotated[Any, Meta(description="Not supported: refused when given.", 
 
 _MAYBE_TEXT = _either(_TEXT, {"type": "null"})
 
+# Of chats. What a conversation brings along is read by the server: any server or client may have written it.
+
+_CHAT_PART = {
+    "type": "object",
+    "properties": {"type": _TEXT, "text": _MAYBE_TEXT},
+    "required": ["type"],
+}
+_PAST_CALL = {
+    "type": "object",
+    "properties": {
+        "id": _MAYBE_TEXT,
+        "type": _TEXT,
+        "function": {
+            "type": "object",
+            "properties": {"name": _TEXT, "arguments": _either(_TEXT, _FREE, {"type": "null"})},
+            "required": ["name"],
+        },
+    },
+    "required": ["function"],
+}
+ChatContent = Annotated[Any, Meta(extra_json_schema=_either(_TEXT, _list_of(_CHAT_PART), {"type": "null"}))]
+"""A text, or parts of type text; in older messages and in results any parts."""
+PastCalls = Annotated[Any, Meta(extra_json_schema=_either(_list_of(_PAST_CALL), {"type": "null"}))]
+"""Tool calls of an answer."""
+PastFunction = Annotated[Any, Meta(extra_json_schema=_either(_PAST_CALL["properties"]["function"], {"type": "null"}))]
+"""The call of an answer in the form that came before tool calls."""
+PastText = Annotated[Any, Meta(extra_json_schema=_MAYBE_TEXT)]
+
 # Anthropic's.
 
 _TEXT_BLOCK = _kind("text", {"text": _TEXT})
@@ -67,11 +96,16 @@ _BLOCKS = _either(
     _kind("search_result", {"title": _TEXT, "source": _TEXT, "content": _list_of(_TEXT_BLOCK)}),
     _kind("thinking", {"thinking": _TEXT, "signature": _TEXT}),
     _kind("tool_use", {"id": _TEXT, "name": _TEXT, "input": _FREE}),
+    _kind("mcp_tool_use", {"id": _TEXT, "name": _TEXT, "input": _FREE}),
+    _kind("mcp_tool_result", {"tool_use_id": _TEXT}, {"content": _RESULTS, "is_error": {"type": "boolean"}}),
+    _kind("compaction", {"content": _MAYBE_TEXT}),
+    _kind("tool_addition", {"tool": _FREE}),
+    _kind("tool_removal", {"tool": _FREE}),
     _kind("tool_result", {"tool_use_id": _TEXT}, {"content": _RESULTS, "is_error": {"type": "boolean"}}),
     _of_kinds(SKIPPED_BLOCKS),
 )
-Block = Annotated[dict[str, Any], Meta(extra_json_schema=_BLOCKS)]
-"""A content block; those that only Anthropic's own server can read are skipped."""
+MESSAGE_CONTENT = _either(_TEXT, _list_of(_BLOCKS))
+"""A text, or content blocks; those that only Anthropic's own server can read are skipped."""
 SystemBlock = Annotated[dict[str, Any], Meta(extra_json_schema=_TEXT_BLOCK)]
 MessageTool = Annotated[
     dict[str, Any],
@@ -119,8 +153,21 @@ _ITEMS = _either(
         {
             "summary": _list_of(_kind("summary_text", {"text": _TEXT})),
             "content": _either(_list_of(_kind("reasoning_text", {"text": _TEXT})), {"type": "null"}),
+            "encrypted_content": _MAYBE_TEXT,
         },
     ),
+    *(_kind(name, {"encrypted_content": _MAYBE_TEXT}) for name in _SUMMARIES),
+    _kind("agent_reasoning", {"text": _TEXT}),
+    _kind("agent_message", {"author": _TEXT, "recipient": _TEXT, "content": _list_of(_FREE)}),
+    _kind("additional_tools", {"tools": _list_of(_FREE)}),
+    _kind("configuration_update", {}, {"reasoning": _FREE, "text": _FREE}),
+    _kind("tool_search_call", {"arguments": _either(_TEXT, _FREE)}, {"call_id": _MAYBE_TEXT}),
+    _kind("tool_search_output", {"tools": _list_of(_FREE)}, {"call_id": _MAYBE_TEXT}),
+    _kind("shell_call", {"call_id": _TEXT, "action": _FREE}),
+    _kind("shell_call_output", {"call_id": _TEXT, "output": _list_of(_FREE)}),
+    _kind("apply_patch_call", {"call_id": _TEXT, "operation": _FREE}),
+    _kind("apply_patch_call_output", {"call_id": _TEXT}, {"output": _MAYBE_TEXT, "status": _TEXT}),
+    _kind("mcp_call", {"id": _TEXT, "name": _TEXT, "arguments": _TEXT}, {"output": _MAYBE_TEXT}),
     _kind("function_call", {"call_id": _TEXT, "name": _TEXT, "arguments": _TEXT}, {"namespace": _MAYBE_TEXT}),
     _kind("function_call_output", {"call_id": _TEXT, "output": _PARTS}),
     _kind("custom_tool_call", {"call_id": _TEXT, "name": _TEXT, "input": _TEXT}, {"namespace": _MAYBE_TEXT}),

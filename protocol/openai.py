@@ -5,13 +5,14 @@ checked by `SamplingParams`. Fields typed `Any` are refused by the server unless
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from troupellm.protocol.open_objects import ChatContent, PastCalls, PastFunction, PastText
 from troupellm.protocol.openai_extras import ExtraFields
-from troupellm.protocol.openai_tools import PastCall, ToolBody, ToolChoiceBody
+from troupellm.protocol.openai_tools import ToolBody, ToolChoiceBody
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.tools import Effort
 from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
@@ -73,19 +74,16 @@ class GenerationFields(ExtraFields, kw_only=True):
     length_penalty: float | None = None
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
-    type: str
-    text: str | None = None
-
-
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[PastCall] | None = None
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    content: ChatContent = None
+    name: PastText = None
+    tool_calls: PastCalls = None
+    function_call: PastFunction = None
+    tool_call_id: PastText = None
+    reasoning: PastText = None
+    reasoning_content: PastText = None
+    refusal: PastText = None
 
 
 class ToolFields(GenerationFields, kw_only=True):
@@ -103,6 +101,9 @@ class ToolFields(GenerationFields, kw_only=True):
 
 
 class ChatRequest(ToolFields, kw_only=True):
+    HOLDS_CONVERSATION: ClassVar[bool] = True
+    """Half of a surrogate pair, which a past answer may have, is U+FFFD and not refused."""
+
     messages: list[ChatMessage]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -132,6 +133,7 @@ class CompletionRequest(GenerationFields, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
+    HOLDS_CONVERSATION: ClassVar[bool] = True
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None

@@ -22,12 +22,13 @@ class RepetitionFields(msgspec.Struct, kw_only=True):
 
 
 class DescriptiveFields(msgspec.Struct, kw_only=True):
-    """Who asks and why: checked and then forgotten, since they change no answer."""
+    """Who asks and why: checked, and apart from the name of a session then forgotten, since they change no answer."""
 
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
-    session_id: Label | None = None
+    session_id: str | None = None
+    """The session that the request belongs to: tools are shown in the order of their names."""
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
         | None

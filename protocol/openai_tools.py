@@ -1,4 +1,4 @@
-"""Bodies of tools and their calls as the chat completions API has them. What they may hold is checked elsewhere."""
+"""Bodies of tools and of their choice as the chat completions API has them. What they may hold is checked elsewhere."""
 
 from typing import Any, Literal
 
@@ -39,18 +39,3 @@ class ToolChoiceBody(msgspec.Struct, kw_only=True):
     type: str = "function"
     function: ChosenFunction | None = None
     allowed_tools: AllowedTools | None = None
-
-
-class CalledFunction(msgspec.Struct, kw_only=True):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-    """Text of a JSON object; an object is taken too."""
-
-
-class PastCall(msgspec.Struct, kw_only=True):
-    """A tool call in the history of a conversation."""
-
-    function: CalledFunction
-    id: str | None = None
-    type: str = "function"
-    index: int | None = None

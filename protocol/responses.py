@@ -5,7 +5,7 @@ server, because items may leave out their type. Fields typed `Refused` belong to
 served.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -42,6 +42,7 @@ class ContextManagement(msgspec.Struct, kw_only=True):
 class ResponsesRequest(SharedExtras, kw_only=True):
     """`store` keeps the response for later; true unless told otherwise, where the server keeps any."""
 
+    HOLDS_CONVERSATION: ClassVar[bool] = True
     model: str | None = None
     input: str | list[InputItem] | None = None
     instructions: str | None = None

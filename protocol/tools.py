@@ -14,7 +14,7 @@ import msgspec
 from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
 
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = 1024
 MAX_TOOLS_BYTES: Final = 1024 * 1024
 """All tools together, as JSON."""
 MAX_SCHEMA_DEPTH: Final = 32
@@ -51,12 +51,9 @@ def tool_use(tools: Sequence[Tool] | None, choice: Any = None, parallel: bool | 
         InvalidRequest: names the field.
     """
     offered = check_tools(tools or ())
-    strict = frozenset(
-        plain["function"]["name"]
-        for tool, plain in zip(tools or (), offered, strict=True)
-        if tool["function"].get("strict")
-    )
     names = {tool["function"]["name"]: tool for tool in offered}
+    last = {tool["function"]["name"]: tool["function"] for tool in tools or ()}
+    strict = frozenset(name for name, function in last.items() if function.get("strict"))
     if isinstance(choice, str) or choice is None:
         if choice not in (None, "none", "auto", "required"):
             raise InvalidRequest("tool_choice must be none, auto, required or name a tool", param="tool_choice")
@@ -99,7 +96,8 @@ def _chosen_name(choice: Any, field: str) -> str:
 
 
 def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """The tools in the form that chat templates were trained on: name, description, parameters, and nothing else.
+    """The tools in the form that chat templates were trained on: name, description, parameters, and nothing else. Of
+    several with one name the last one counts.
 
     Raises:
         InvalidRequest: names `tools[i]` and the field in it.
@@ -108,21 +106,21 @@ def check_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
         raise InvalidRequest("tools must be a list", param="tools", code="invalid_type")
     if len(tools) > MAX_TOOLS:
         raise InvalidRequest(f"tools must have at most {MAX_TOOLS} entries, got {len(tools)}", param="tools")
-    checked: list[Tool] = []
-    seen: set[str] = set()
+    checked: dict[str, Tool] = {}
     size = 0
     for index, tool in enumerate(tools):
         here = f"tools[{index}]"
         plain = _checked(tool, here)
-        name = plain["function"]["name"]
-        if name in seen:
-            raise InvalidRequest(f"{here}.function.name is that of another tool", param=f"{here}.function.name")
-        seen.add(name)
         size += _size(plain, here)
         if size > MAX_TOOLS_BYTES:
             raise InvalidRequest(f"tools must be at most {MAX_TOOLS_BYTES} bytes of JSON together", param="tools")
-        checked.append(plain)
-    return tuple(checked)
+        checked[plain["function"]["name"]] = plain
+    return tuple(checked.values())
+
+
+def by_name(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+    """The tools in an order that does not depend on that of the request, so that prompts begin alike."""
+    return tuple(sorted(tools, key=lambda tool: str(tool["function"]["name"])))
 
 
 def _checked(tool: Any, here: str) -> dict[str, Any]:

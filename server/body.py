@@ -14,6 +14,7 @@ from troupellm.server.encodings import decode, encoding_of
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
 from troupellm.server.exchange import Exchange, Message
 from troupellm.server.offload import offload
+from troupellm.server.surrogates import without_halves
 from troupellm.server.unknown_fields import UnknownFields
 
 MAX_DEPTH = 64
@@ -135,7 +136,7 @@ async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | 
 def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
     bare = _bare(raw)
     try:
-        tree = msgspec.json.decode(raw)
+        tree = _tree(raw, mend=getattr(kind, "HOLDS_CONVERSATION", False))
     except RecursionError:
         raise _too_deep() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -151,6 +152,24 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
         return msgspec.convert(tree, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise invalid_field(error, kind, "the request body") from None
+
+
+def _tree(raw: bytes, *, mend: bool) -> Any:
+    """What the text stands for.
+
+    Args:
+        mend: half of a surrogate pair, which no text can have, stands for U+FFFD.
+
+    Raises:
+        msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not JSON.
+    """
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError:
+        whole = without_halves(raw) if mend else None
+        if whole is None:
+            raise
+    return msgspec.json.decode(whole)
 
 
 def _bare(raw: bytes) -> bytes:

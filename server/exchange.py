@@ -87,6 +87,8 @@ class Exchange:
         self.streaming = False
         self.gone = False
         self.finished = False
+        self.skipped: list[str] = []
+        """What the header x-troupellm-skipped names."""
         self.renames: dict[str, str] = {}
         """The API's own names of sampling parameters, for error texts."""
         self.cancel_scope = anyio.CancelScope()

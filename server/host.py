@@ -27,6 +27,7 @@ from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.skipped import Skipped
 from troupellm.server.vitals import Vitals
+from troupellm.server.volatile_lines import VolatileLines
 
 STREAM_DEFAULTS = {
     "flush_interval": 0.02, "wakes_per_second": 1600, "most_wakes_per_second": 12_800, "stall_timeout": 60.0,
@@ -65,6 +66,7 @@ class EngineHost:
         """Of a process that is ours; a host application has its own."""
         self.counts = HttpCounts()
         self.skipped = Skipped()
+        self.volatile_lines = VolatileLines.read(config.volatile_lines)
         self.in_flight_elsewhere = 0
         """Exchanges of other processes that serve the same engine."""
         self.told_elsewhere = False

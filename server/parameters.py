@@ -1,18 +1,17 @@
 """From request bodies to what the engine takes: sampling parameters, prompts, and refusals of what is not served."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt, TokensPrompt, Truncation
-from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
+from troupellm.protocol.openai import ChatRequest, CompletionRequest, GenerationFields, TokenizeRequest
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.tools import Tool
 from troupellm.server.extras import check_documents, extra_values, refuse_extras, truncation_of, unsupported
 from troupellm.server.guides import guide_of
-from troupellm.server.history import plain_messages
 from troupellm.server.served import ServedEngine
 
 MAX_TEMPLATE_KWARGS = 16
@@ -120,29 +119,29 @@ def completion_prompts(request: CompletionRequest, most: int) -> list[Prompt]:
 
 
 def chat_prompt(
-    request: ChatRequest | TokenizeRequest, messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+    request: ChatRequest | TokenizeRequest, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool] = ()
 ) -> ChatPrompt:
     """Messages and template options, checked.
 
     Args:
+        messages: as `plain_messages` makes them.
         tools: those that are shown to the model, checked already.
 
     Raises:
         InvalidRequest: names `messages[i]` or the option.
     """
-    plain = plain_messages(messages)
     going_on = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
     if going_on and generation_prompt:
         raise InvalidRequest(
             "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
         )
-    if going_on and messages[-1].role != "assistant":
+    if going_on and messages[-1]["role"] != "assistant":
         raise InvalidRequest(
             "continue_final_message needs an assistant message at the end", param=f"messages[{len(messages) - 1}].role"
         )
     return ChatPrompt(
-        messages=plain,
+        messages=messages,
         tools=tools or None,
         add_generation_prompt=not going_on if generation_prompt is None else generation_prompt,
         continue_final_message=going_on,

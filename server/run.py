@@ -31,6 +31,7 @@ from troupellm.server.listener import bind, unlink
 from troupellm.server.responses.schema import check_database
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
 from troupellm.server.vitals import log_stats
+from troupellm.server.volatile_lines import VolatileLines
 
 logger = logging.getLogger("troupellm.server")
 
@@ -58,7 +59,7 @@ async def serve(
         The exit code: 0, or 128 + the signal that cut the drain short.
 
     Raises:
-        ConfigError: an empty API key, a wrong key file, or a file or folder that cannot serve.
+        ConfigError: an empty API key, a wrong file of keys or lines, or a file or folder that cannot serve.
         ModelLoadError: the model cannot be served.
         EngineFailed: the engine failed for good.
         OSError: the address cannot be bound.
@@ -70,6 +71,7 @@ async def serve(
     guard_of(config)
     tls_context(config)
     check_database(config.responses_store)
+    VolatileLines.read(config.volatile_lines)
     with held_folder(config):
         return await _serve(config, engine_config, on_ready)
 

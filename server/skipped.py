@@ -1,4 +1,5 @@
-"""What a request has that this server passes over: named in a header of its answer, and each kind once in the log.
+"""What a request has that the model does not get as it was sent: named in a header of its answer, and each kind once in
+the log.
 
 Coding agents always send tools that their vendor's own server runs, and leave their traces in conversations. They work
 without them, so these are no reason to refuse a request; but whoever misses one must be able to see where it went.
@@ -38,15 +39,18 @@ class Skipped:
         self._logged: set[str] = set()
 
     def report(self, exchange: Exchange, names: Sequence[str]) -> None:
-        """Tell of what `skipped_names` has named, before the answer begins."""
-        if not names:
+        """Tell of what `skipped_names` has named, before the answer begins. What was told of stays told."""
+        names = list(dict.fromkeys([*exchange.skipped, *names]))
+        if len(names) == len(exchange.skipped):
             return
+        exchange.skipped = names
         more = len(names) - MAX_NAMED
         shown = [*names[:MAX_NAMED], f"{more} more"] if more > 0 else names
-        exchange.further_headers = (*exchange.further_headers, (HEADER, ", ".join(shown).encode()))
+        others = [header for header in exchange.further_headers if header[0] != HEADER]
+        exchange.further_headers = (*others, (HEADER, ", ".join(shown).encode()))
         for name in names[:MAX_REMEMBERED]:
             if name in self._logged or len(self._logged) >= MAX_REMEMBERED:
                 continue
             if _PLAIN.fullmatch(name):
                 self._logged.add(name)
-                logger.warning("requests have the %s, which is skipped: the model does not hear of it", name)
+                logger.warning("requests have the %s, which the model does not get as it was sent", name)

@@ -21,6 +21,7 @@ from troupellm.server.history import plain_tools
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported
+from troupellm.server.past_messages import plain_messages
 
 INLINE_TOKENS = 4_096
 """More tokens are decoded on a thread."""
@@ -84,7 +85,8 @@ def _prompt(request: TokenizeRequest) -> TextPrompt | ChatPrompt:
     if request.messages is not None:
         if request.prompt is not None:
             raise InvalidRequest("give either prompt or messages, not both", param="prompt")
-        return chat_prompt(request, request.messages, check_tools(plain_tools(request.tools)))
+        messages = plain_messages(request.messages).messages
+        return chat_prompt(request, messages, check_tools(plain_tools(request.tools)))
     if request.prompt is None:
         raise InvalidRequest("prompt is missing", param="prompt", code="missing_required_parameter")
     return TextPrompt(request.prompt, request.add_special_tokens is not False)

@@ -15,12 +15,15 @@ from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.tools import by_name
+from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.history import has_long_tools, has_many_parts, tool_use_of
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
-from troupellm.server.served import ServedEngine
+from troupellm.server.past_messages import plain_messages
+from troupellm.server.sessions import Session, session_of
 from troupellm.server.streaming import account, options
 
 __all__ = ["Turn", "TurnAnswer", "open_turn", "prepare"]
@@ -72,14 +75,26 @@ async def open_turn(
     engine = host.require()
     model = host.check_model(request.model)
     exchange.renames = renames(request)
-    prompt, params, voice = await prepare(host, request)
+    prepared = await prepare(host, exchange, request)
+    host.skipped.report(exchange, prepared.skipped)
+    params = prepared.params
     given = options(exchange, request)
-    async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
+    async with engine.stream(prepared.prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
         exchange.quota = stream.quota
-        yield Turn(exchange, stream, params, model, voice)
+        yield Turn(exchange, stream, params, model, prepared.voice)
 
 
-async def prepare(host: EngineHost, request: ChatRequest) -> tuple[ChatPrompt, SamplingParams, Voice | None]:
+class Prepared(msgspec.Struct, frozen=True):
+    """What is made of a chat request before the engine hears of it."""
+
+    prompt: ChatPrompt
+    params: SamplingParams
+    voice: Voice | None
+    skipped: list[str]
+    """What the model does not get as it was sent; see `skipped_names`."""
+
+
+async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) -> Prepared:
     """Everything that is checked and made before the engine hears of the request.
 
     Raises:
@@ -87,18 +102,24 @@ async def prepare(host: EngineHost, request: ChatRequest) -> tuple[ChatPrompt, S
     """
     engine = host.require()
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
+    session = session_of(exchange, request)
     kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
     slow = not engine.speaker.knows_opening(kwargs)
-    if slow or has_many_parts(request.messages) or has_long_tools(request, request.messages):
-        return await offload(partial(_prepare, engine, request))
-    return _prepare(engine, request)
+    nested = is_large(exchange) and any(isinstance(message.content, list | dict) for message in request.messages)
+    if slow or nested or has_many_parts(request.messages) or has_long_tools(request, request.messages):
+        return await offload(partial(_prepare, host, session, request))
+    return _prepare(host, session, request)
 
 
-def _prepare(engine: ServedEngine, request: ChatRequest) -> tuple[ChatPrompt, SamplingParams, Voice | None]:
+def _prepare(host: EngineHost, session: Session, request: ChatRequest) -> Prepared:
+    engine = host.require()
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
-    prompt = chat_prompt(request, request.messages, use.tools)
+    chat = plain_messages(request.messages)
+    messages = host.volatile_lines.moved(chat.messages)
+    prompt = chat_prompt(request, messages, use.tools if session.id is None else by_name(use.tools))
     kwargs = engine.speaker.with_effort(prompt.template_kwargs, request.reasoning_effort)
     prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
     voice = engine.voice(prompt, use, show_thoughts=request.include_reasoning is not False)
     params = sampling_params(request, engine)
-    return prompt, params if voice is None else voice.applied(params), voice
+    params = params if voice is None else voice.applied(params)
+    return Prepared(prompt, params, voice, [*session.skipped, *chat.skipped])

@@ -16,7 +16,7 @@ from troupellm.models.dialects.openings import Openings
 from troupellm.models.dialects.plan import plan_of
 from troupellm.models.dialects.syntax import Dialect, Thinking, marks_of
 from troupellm.models.dialects.thoughts import ThoughtCount, ThoughtMarks
-from troupellm.models.message_forms import text_of
+from troupellm.models.message_repair import text_of
 from troupellm.models.model_documents import read_json
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import ModelConfig

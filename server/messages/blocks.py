@@ -2,7 +2,7 @@
 
 Messages of one role in a row are one turn, and the templates of many models refuse two turns of a role. A user's tool
 results become messages of the tool role, before the text that stands beside them; an assistant's thinking, text and
-tool uses become one message.
+tool uses become one message. Blocks of older messages and of results never make a request fail.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,110 +14,185 @@ import msgspec
 from troupellm.protocol.anthropic import InputMessage
 from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.open_objects import SKIPPED_BLOCKS, Block
-from troupellm.server.history import MAX_MESSAGES
+from troupellm.protocol.open_objects import SKIPPED_BLOCKS
+from troupellm.server.billing import without_billing
+from troupellm.server.messages.tool_changes import CHANGES, ToolChange, tool_change
+from troupellm.server.past_messages import MAX_MESSAGES
+from troupellm.server.past_texts import media_of, newest_places, past_texts
+from troupellm.server.skipped import skipped_names
 
-Placed = tuple[str, Block]
-"""Where a block stands in the request, and the block."""
-
+ROLES = ("user", "assistant", "system")
+_CALLS = ("tool_use", "mcp_tool_use")
+_RESULTS = ("tool_result", "mcp_tool_result")
 _SKIPPED_ENDING = "_tool_result"
-"""Of the results of such tools; the client's own are `tool_result`."""
+"""Of the results of tools that another server runs; the client's own are `tool_result`."""
+_KNOWN = ("text", "tool_reference", "search_result", "document")
 
 
-def skipped_blocks(given: Sequence[InputMessage]) -> list[str]:
-    """Types of the blocks that nobody here can read."""
-    blocks = [block for message in given if isinstance(message.content, list) for block in message.content]
-    return [kind for block in blocks if isinstance(kind := block.get("type"), str) and _is_skipped(kind)]
+class Placed(msgspec.Struct, frozen=True):
+    here: str
+    """Where a block stands in the request."""
+    block: Any
+    newest: bool
+    """It is the newest turn's own, whose faults are refused."""
 
 
-def messages_of(system: str | Sequence[Block] | None, given: Sequence[InputMessage]) -> list[dict[str, Any]]:
-    """Chat messages.
+class Conversation(msgspec.Struct):
+    messages: list[dict[str, Any]] = []
+    skipped: dict[str, None] = {}
+    """What the model does not get as it was sent; see `skipped_names`."""
+    changes: list[ToolChange] = []
+    """Of the tools on offer, in order."""
+
+    def skip(self, what: str, kinds: Sequence[str]) -> None:
+        self.skipped |= dict.fromkeys(skipped_names(what, kinds))
+
+
+def conversation_of(system: object, given: Sequence[InputMessage]) -> Conversation:
+    """
+    Args:
+        system: a text or a list of text blocks.
 
     Raises:
-        InvalidRequest: too many; or names `messages[i].content[j]` and what is wrong there.
+        InvalidRequest: too many; or a fault of the system or of the newest turn, which names `messages[i].content[j]`
+            and what is wrong there.
     """
     if len(given) > MAX_MESSAGES:
-        raise InvalidRequest(f"messages must have at most {MAX_MESSAGES} entries", param="messages")
-    messages: list[dict[str, Any]] = []
-    if system:
-        messages.append({"role": "system", "content": text_of(system, "system")})
-    calls: set[str] = set()
-    for role, turn in groupby(enumerate(given), lambda numbered: numbered[1].role):
-        contents = [(f"messages[{position}].content", message.content) for position, message in turn]
+        message = f"messages must have at most {MAX_MESSAGES} entries, got {len(given)}"
+        raise InvalidRequest(message, param="messages")
+    made = Conversation()
+    if system and (text := _system(system)):
+        made.messages.append({"role": "system", "content": text})
+    newest = newest_places([message.role for message in given])
+    roles = [_role(made, place, message.role, newest=place in newest) for place, message in enumerate(given)]
+    for role, places in groupby(range(len(given)), lambda place: roles[place]):
+        blocks = [one for place in places for one in _blocks(place, given[place].content, newest=place in newest)]
         match role:
             case "user":
-                _add_user(messages, _blocks(contents), calls)
+                _add_user(made, blocks)
             case "assistant":
-                messages.append(_assistant(_blocks(contents), calls))
-            case "system":
-                messages += [{"role": "system", "content": text_of(content, here)} for here, content in contents]
-    return messages
+                _add_assistant(made, blocks)
+            case _:
+                for _, run in groupby(blocks, lambda one: one.here.partition(".")[0]):
+                    texts = [text for one in run for text in _texts(made, one)]
+                    made.messages.append({"role": "system", "content": "\n\n".join(texts)})
+    return made
 
 
-def _blocks(contents: Iterable[tuple[str, str | list[Block]]]) -> Iterator[Placed]:
-    """All blocks of a turn."""
-    for here, content in contents:
-        if isinstance(content, str):
-            yield here, {"type": "text", "text": content}
-        else:
-            yield from ((f"{here}[{position}]", block) for position, block in enumerate(content))
+def _role(made: Conversation, place: int, role: str, *, newest: bool) -> str:
+    if role in ROLES:
+        return role
+    if newest:
+        here = f"messages[{place}].role"
+        raise InvalidRequest(f"{here} must be one of {', '.join(ROLES)}", param=here)
+    if role == "developer":
+        return "system"
+    made.skip("message", [role])
+    return "user"
 
 
-def _add_user(messages: list[dict[str, Any]], blocks: Iterable[Placed], calls: set[str]) -> None:
+def _system(system: object) -> str:
+    """The system's text, without the line that is for the vendor's own server."""
+    if isinstance(system, list):
+        placed = [Placed(f"system[{place}]", block, newest=True) for place, block in enumerate(system)]
+        texts = [without_billing(text) for one in placed for text in _strict_texts(one.block, _kind(one), one.here)]
+        return "\n\n".join([text for text in texts if text])
+    return without_billing(text_of(system, "system"))
+
+
+def _blocks(place: int, content: object, *, newest: bool) -> Iterator[Placed]:
+    """The blocks of a message."""
+    here = f"messages[{place}].content"
+    if isinstance(content, str):
+        yield Placed(here, {"type": "text", "text": content}, newest=newest)
+    elif isinstance(content, list):
+        yield from (Placed(f"{here}[{position}]", block, newest=newest) for position, block in enumerate(content))
+    elif newest:
+        problem = "is missing" if content is None else "must be a text or a list of blocks"
+        raise InvalidRequest(f"{here} {problem}", param=here, code="invalid_type")
+    else:
+        yield Placed(here, content or {"type": "text", "text": ""}, newest=newest)
+
+
+def _add_user(made: Conversation, blocks: Iterable[Placed]) -> None:
     texts: list[str] = []
     results = 0
-    for place, block in blocks:
-        if _kind(block, place) == "tool_result":
-            messages.append(_tool_result(block, place, calls))
+    for one in blocks:
+        if _kind(one) in _RESULTS:
+            _add_result(made, one)
             results += 1
         else:
-            texts += filter(None, _texts(block, place))
+            texts += filter(None, _texts(made, one))
     if texts or not results:
-        messages.append({"role": "user", "content": "\n\n".join(texts)})
+        made.messages.append({"role": "user", "content": "\n\n".join(texts)})
 
 
-def _tool_result(block: Block, here: str, calls: set[str]) -> dict[str, Any]:
-    use = block.get("tool_use_id")
-    if not isinstance(use, str) or use not in calls:
-        message = f"{here}.tool_use_id answers no tool_use before it"
-        raise InvalidRequest(message, param=f"{here}.tool_use_id")
-    content = block.get("content")
-    text = "" if content is None else text_of(content, f"{here}.content")
-    if block.get("is_error"):
+def _add_result(made: Conversation, one: Placed) -> None:
+    found = past_texts(one.block.get("content"))
+    made.skip("block", found.skipped)
+    text = "\n\n".join(found.texts)
+    if one.block.get("is_error"):
         text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": use, "content": text}
+    made.messages.append({"role": "tool", "tool_call_id": one.block.get("tool_use_id"), "content": text})
 
 
-def _assistant(blocks: Iterable[Placed], calls: set[str]) -> dict[str, Any]:
+def _add_assistant(made: Conversation, blocks: Iterable[Placed]) -> None:
     thoughts: list[str] = []
     texts: list[str] = []
     uses: list[dict[str, Any]] = []
-    for place, block in blocks:
-        match _kind(block, place):
-            case "thinking":
-                thoughts.append(_text(block.get("thinking"), f"{place}.thinking"))
-            case "tool_use":
-                uses.append(_tool_use(block, place))
-                calls.add(uses[-1]["id"])
-            case _:
-                texts += _texts(block, place)
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not uses else None}
-    if any(thoughts):
-        message["reasoning_content"] = "\n".join(thoughts)
-    if uses:
-        message["tool_calls"] = uses
-    return message
+
+    def close() -> None:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not uses else None}
+        if any(thoughts):
+            message["reasoning_content"] = "\n".join(thoughts)
+        if uses:
+            message["tool_calls"] = list(uses)
+        made.messages.append(message)
+
+    ended = False
+    for one in blocks:
+        kind = _kind(one)
+        if kind in _RESULTS:  # of a tool that another server has run within its answer
+            if thoughts or texts or uses:
+                close()
+            thoughts, texts, uses, ended = [], [], [], True
+            _add_result(made, one)
+        elif kind == "thinking":
+            thoughts += past_texts(one.block.get("thinking")).texts
+        elif kind in _CALLS:
+            uses.append(_tool_use(one.block))
+        else:
+            texts += _texts(made, one)
+    if thoughts or texts or uses or not ended:
+        close()
 
 
-def _tool_use(block: Block, here: str) -> dict[str, Any]:
+def _tool_use(block: Mapping[str, Any]) -> dict[str, Any]:
     given = block.get("input")
-    if not isinstance(given, Mapping):
-        raise InvalidRequest(f"{here}.input must be an object", param=f"{here}.input", code="invalid_type")
-    function = {
-        "name": _text(block.get("name"), f"{here}.name"),
-        "arguments": msgspec.json.encode(given).decode(),
-    }
-    return {"id": _text(block.get("id"), f"{here}.id"), "type": "function", "function": function}
+    arguments = msgspec.json.encode(given).decode() if isinstance(given, Mapping) else given
+    call = {"type": "function", "function": {"name": block.get("name"), "arguments": arguments}}
+    return call if block.get("id") is None else {"id": block["id"], **call}
+
+
+def _texts(made: Conversation, one: Placed) -> list[str]:
+    """The texts of a block that stands for itself.
+
+    Raises:
+        InvalidRequest: it is the newest turn's own, and an image or a file, or has no text.
+    """
+    kind = _kind(one)
+    if kind in CHANGES:
+        change = tool_change(one.block)
+        made.changes.append(change)
+        return [change.line]
+    if kind in SKIPPED_BLOCKS or kind.endswith(_SKIPPED_ENDING):
+        made.skip("block", [kind])
+        return []
+    if one.newest and (kind in _KNOWN or media_of(kind) is not None):
+        return _strict_texts(one.block, kind, one.here)
+    found = past_texts(one.block.get("content")) if kind == "compaction" else past_texts(one.block)
+    made.skip("block", [kind] if kind == "compaction" and not found.texts else found.skipped)
+    return found.texts
 
 
 def text_of(content: object, here: str) -> str:
@@ -130,14 +205,11 @@ def text_of(content: object, here: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{here} must be a text or a list of blocks", param=here, code="invalid_type")
-    return "\n\n".join(
-        [text for position, block in enumerate(content) for text in _texts(block, f"{here}[{position}]")]
-    )
+    placed = [Placed(f"{here}[{position}]", block, newest=True) for position, block in enumerate(content)]
+    return "\n\n".join([text for one in placed for text in _strict_texts(one.block, _kind(one), one.here)])
 
 
-def _texts(block: Block, here: str) -> list[str]:
-    """The texts of a block that stands for itself."""
-    kind = _kind(block, here)
+def _strict_texts(block: Mapping[str, Any], kind: str, here: str) -> list[str]:
     if kind == "text":
         return [_text(block.get("text"), f"{here}.text")]
     if kind == "tool_reference":
@@ -150,21 +222,17 @@ def _texts(block: Block, here: str) -> list[str]:
             return [_text(source.get("data"), f"{here}.source.data")]
         if source.get("type") == "content":
             return [text_of(source.get("content"), f"{here}.source.content")]
-    if _is_skipped(kind):
-        return []
     message = f"{here}: blocks of type {printable(kind)} are not supported here, only text"
     raise InvalidRequest(message, param=f"{here}.type", code="unsupported_parameter")
 
 
-def _is_skipped(kind: str) -> bool:
-    return kind in SKIPPED_BLOCKS or kind.endswith(_SKIPPED_ENDING)
-
-
-def _kind(block: object, here: str) -> str:
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    if not isinstance(kind, str):
-        raise InvalidRequest(f"{here} must be an object with a type", param=here, code="invalid_type")
-    return kind
+def _kind(one: Placed) -> str:
+    kind = one.block.get("type") if isinstance(one.block, Mapping) else None
+    if isinstance(kind, str):
+        return kind
+    if one.newest:
+        raise InvalidRequest(f"{one.here} must be an object with a type", param=one.here, code="invalid_type")
+    return ""
 
 
 def _text(value: object, here: str) -> str:

@@ -40,8 +40,9 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
     with counted_from(first):
         translated = await _translated(host, exchange, request)
         try:
-            prompt, *_ = await prepare(host, translated.chat)
-            tokens = await host.counting.number(engine, exchange.key, prompt)
+            prepared = await prepare(host, exchange, translated.chat)
+            host.skipped.report(exchange, prepared.skipped)
+            tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
         except TroupeError as error:
             raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))

@@ -9,8 +9,10 @@ from troupellm.protocol.anthropic import MessagesRequest, MessageToolChoice, Pro
 from troupellm.protocol.checks import got
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest
+from troupellm.protocol.tools import MAX_TOOLS, check_tools
 from troupellm.server.body import invalid_field
-from troupellm.server.messages.blocks import messages_of, skipped_blocks
+from troupellm.server.messages.blocks import conversation_of
+from troupellm.server.messages.tool_changes import ToolChange, offered
 from troupellm.server.relabel import Names, relabel
 from troupellm.server.skipped import skipped_names
 
@@ -18,7 +20,8 @@ MIN_BUDGET = 1_024
 """Fewest tokens of thinking that the API lets a client ask for."""
 
 _SAME = (
-    "model", "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "repetition_penalty",
+    "model", "session_id",
+    "temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos", "min_tokens", "repetition_penalty",
     "priority", "queue_timeout", "cache_salt", "truncate_prompt_tokens", "truncation_side", "repetition_detection",
     "spaces_between_special_tokens", "stream_interval", "logits_processors", "vllm_xargs",
 )  # fmt: skip
@@ -69,9 +72,12 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
     for name, reason in _REFUSED.items():
         if getattr(request, name, None):
             raise InvalidRequest(f"{name}: {reason}", param=name, code="unsupported_parameter")
-    tools, names = _tools(request.tools or [])
+    conversation = conversation_of(request.system, request.messages)
+    tools, names, others = _tools(request.tools or [], conversation.changes)
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name, None)) is not None}
-    values["messages"] = messages_of(request.system, request.messages)
+    values["messages"] = conversation.messages
+    if request.metadata is not None and request.metadata.user_id is not None:
+        values["metadata"] = {"user_id": request.metadata.user_id}
     values |= _choice(request.tool_choice, tools) | _format(request)
     values |= _thinking(request, switches, thinks=thinks)
     values |= _prefill(request, values, thinks=thinks)
@@ -83,17 +89,25 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
         raise relabel(invalid_field(error, ChatRequest, "the request"), [*_NAMES, *names]) from None
-    others = [kind for tool in request.tools or [] if (kind := _other_kind(tool)) is not None]
-    skipped = skipped_names("tool", others) + skipped_names("block", skipped_blocks(request.messages))
-    return Translated(chat, [*_NAMES, *names], skipped)
+    return Translated(chat, [*_NAMES, *names], [*skipped_names("tool", others), *conversation.skipped])
 
 
-def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
-    """Functions for the model; tools that Anthropic's own server runs or defines are skipped."""
+def _tools(
+    given: Sequence[dict[str, Any]], changes: Sequence[ToolChange]
+) -> tuple[list[dict[str, Any]], list[tuple[str, str]], list[str]]:
+    """Functions for the model, what its errors call them, and the kinds of those that are skipped: tools that
+    Anthropic's own server runs or defines, and those that the conversation has defined wrongly."""
+    if len(given) > MAX_TOOLS:
+        raise InvalidRequest(f"tools must have at most {MAX_TOOLS} entries, got {len(given)}", param="tools")
     tools: list[dict[str, Any]] = []
     names: list[tuple[str, str]] = []
-    for position, tool in enumerate(given):
-        if _other_kind(tool) is not None:
+    others: list[str] = []
+    places = {id(tool): place for place, tool in enumerate(given)}
+    for tool in offered(given, changes):
+        position = places.get(id(tool))
+        kind = _other_kind(tool)
+        if kind is not None or (position is None and (len(tools) >= MAX_TOOLS or not _is_right(tool))):
+            others.append(kind or "definition")
             continue
         here = f"tools[{position}]"
         if not isinstance(tool.get("name"), str):
@@ -109,7 +123,21 @@ def _tools(given: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], li
         function = {"name": tool["name"], "parameters": dict(tool["input_schema"])}
         function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
         tools.append({"type": "function", "function": function})
-    return tools, names
+    return tools, names, others
+
+
+def _is_right(tool: Mapping[str, Any]) -> bool:
+    """A definition within the conversation can be offered."""
+    name, schema = tool.get("name"), tool.get("input_schema")
+    function = {"name": name, "parameters": schema, "description": tool.get("description")}
+    try:
+        return (
+            isinstance(name, str)
+            and isinstance(schema, Mapping)
+            and bool(check_tools([{"type": "function", "function": function}]))
+        )
+    except InvalidRequest:
+        return False
 
 
 def _other_kind(tool: Mapping[str, Any]) -> str | None:
@@ -162,10 +190,10 @@ def _prefill(request: PromptFields, values: Mapping[str, Any], *, thinks: bool) 
     Raises:
         InvalidRequest: there is no going on from it.
     """
-    if not request.messages or request.messages[-1].role != "assistant":
+    last = values["messages"][-1] if request.messages else {}
+    if last.get("role") != "assistant":
         return {}
     param = f"messages[{len(request.messages) - 1}].content"
-    last = values["messages"][-1]
     if "tool_calls" in last or "reasoning_content" in last:
         raise InvalidRequest(
             f"{param} can be gone on from only where it is text; tools need their results", param=param

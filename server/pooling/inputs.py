@@ -15,6 +15,7 @@ from troupellm.protocol.pooling import PoolingParams, PoolingTask
 from troupellm.server.exchange import Exchange
 from troupellm.server.extras import unsupported
 from troupellm.server.parameters import chat_prompt
+from troupellm.server.past_messages import plain_messages
 from troupellm.server.served import ServedEngine
 
 ENCODINGS = ("float", "base64")
@@ -164,4 +165,4 @@ def _conversation(request: InputFields, truncation: Truncation | None) -> Prompt
         continue_final_message=request.continue_final_message,
         chat_template_kwargs=request.chat_template_kwargs,
     )
-    return msgspec.structs.replace(chat_prompt(rendered, messages), truncation=truncation)
+    return msgspec.structs.replace(chat_prompt(rendered, plain_messages(messages).messages), truncation=truncation)

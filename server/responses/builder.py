@@ -52,6 +52,7 @@ from troupellm.protocol.usage_details import OutputTokensDetails
 from troupellm.server.errors import OVERLOADED, ErrorAnswer, with_code
 from troupellm.server.predictions import predictions
 from troupellm.server.responses.namespaces import Namespaced
+from troupellm.server.sealed import sealed
 
 _PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc", CompactionItem: "cmp"}
 
@@ -76,14 +77,18 @@ def error_event(number: int, answer: ErrorAnswer) -> bytes:
 class ResponseBuilder:
     """Follows one response. Every method gives the events that are new, numbered."""
 
-    def __init__(self, response: ResponseObject, namespaced: Namespaced | None = None) -> None:
+    def __init__(
+        self, response: ResponseObject, namespaced: Namespaced | None = None, *, sealing: bool = False
+    ) -> None:
         """
         Args:
             namespaced: what the model's names of functions in namespaces stand for.
+            sealing: reasoning comes with an `encrypted_content`; see `sealed`.
         """
         self.response = response
         """Its output is complete once `finish` or `fail` was called."""
         self._namespaced = namespaced or {}
+        self._sealing = sealing
         self._number = 0
         self._items: list[OutputItem] = []
         self._texts: list[str] = []
@@ -216,7 +221,8 @@ class ResponseBuilder:
                 thought = ReasoningText(text=text)
                 told.append(ReasoningTextDone(item_id=name, output_index=index, text=text))
                 told.append(ContentPartDone(item_id=name, output_index=index, part=thought))
-                done = msgspec.structs.replace(item, content=[thought], status=status)
+                sent = sealed(text) if self._sealing else None
+                done = msgspec.structs.replace(item, content=[thought], encrypted_content=sent, status=status)
             case FunctionCall():
                 told.append(FunctionCallArgumentsDone(item_id=name, output_index=index, name=item.name, arguments=text))
                 done = msgspec.structs.replace(item, arguments=text, status=status)

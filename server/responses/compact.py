@@ -80,8 +80,8 @@ def threshold_of(request: ResponsesRequest) -> int | None:
 
 async def is_longer(host: EngineHost, exchange: Exchange, chat: ChatRequest, tokens: int) -> bool:
     """Whether the prompt of a chat has more tokens."""
-    prompt, *_ = await prepare(host, chat)
-    return await host.counting.number(host.require(), exchange.key, prompt) > tokens
+    prepared = await prepare(host, exchange, chat)
+    return await host.counting.number(host.require(), exchange.key, prepared.prompt) > tokens
 
 
 async def summarize(host: EngineHost, exchange: Exchange, chat: ChatRequest) -> Summary:

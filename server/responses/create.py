@@ -42,7 +42,8 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
     try:
         chat = bounded(host, plan.chat)
         if request.truncation == "auto":
-            chat = await truncated(host, exchange.key, chat)
+            cut = await truncated(host, exchange, chat, plan.border)
+            plan, chat = msgspec.structs.replace(plan, border=cut.border), cut.chat
         if wanted:
             await _compact(host, exchange, plan, chat)
             return
@@ -134,8 +135,9 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     """How many tokens the prompt of a response has, without making one."""
     plan = await make_plan(host, exchange, request)
     try:
-        prompt, *_ = await prepare(host, plan.chat)
-        tokens = await host.counting.number(host.require(), exchange.key, prompt)
+        prepared = await prepare(host, exchange, plan.chat)
+        host.skipped.report(exchange, prepared.skipped)
+        tokens = await host.counting.number(host.require(), exchange.key, prepared.prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
@@ -143,7 +145,7 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
 
 async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, summary: Summary | None) -> None:
     given = await turn.collect()
-    builder = ResponseBuilder(plan.frame, plan.namespaced)
+    builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
     if summary is not None:
         builder.compact(summary.sealed)
     builder.feed(pieces_of(given.choices[0]))
@@ -154,7 +156,7 @@ async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, s
 
 async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, summary: Summary | None) -> None:
     await turn.opened()
-    builder = ResponseBuilder(plan.frame, plan.namespaced)
+    builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
     exchange.error_event = builder.error_event
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         last = encoded(builder.begin() + (builder.compact(summary.sealed) if summary is not None else []))

@@ -43,4 +43,5 @@ def stored_form(plan: Plan, response: ResponseObject) -> StoredResponse:
         logged=plan.background and plan.streaming,
         body=msgspec.json.encode(response),
         items=msgspec.json.encode(plan.items),
+        border=plan.border,
     )

@@ -2,7 +2,8 @@
 
 Items of one answer (reasoning, text, calls) become one assistant message, which is what chat templates know. Messages
 of the system before everything else become one, because few templates take several. Their texts are put together once,
-at the end: what a conversation costs is linear in its size, however it is cut into items.
+at the end: what a conversation costs is linear in its size, however it is cut into items. No item that an answer was
+given to makes a request fail.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +13,37 @@ import msgspec
 
 from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.open_objects import SKIPPED_ITEMS
-from troupellm.server.responses.namespaces import flat_name
+from troupellm.server.billing import without_billing
+from troupellm.server.past_texts import newest_places, past_texts
+from troupellm.server.responses.past_calls import CALLS, OUTPUTS, Item, call_id_of, past_call, past_output
+from troupellm.server.sealed import unsealed
+from troupellm.server.skipped import skipped_names
 
-Item = Mapping[str, Any]
 Items = list[dict[str, Any]]
 
 MAX_ITEMS = 10_000
 
 _SYSTEM = ("system", "developer")
+_ROLES = ("user", "assistant", *_SYSTEM)
 _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action"}
-_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+_REASONING = ("reasoning", "agent_reasoning")
+_SUMMARIES = ("compaction", "compaction_summary", "context_compaction")
+_FOREIGN = "gAAAA"
+"""How what another server has encrypted begins."""
+
+
+class Conversation(msgspec.Struct):
+    messages: list[dict[str, Any]] = []
+    skipped: dict[str, None] = {}
+    """What the model does not get as it was sent, of the request's own input; see `skipped_names`."""
+    tools: list[Any] = []
+    """Those that its items offer beside the request's own."""
+    effort: object = None
+    """The last one that an item has set."""
+    format: object = None
+
+    def skip(self, what: str, kinds: Sequence[str]) -> None:
+        self.skipped |= dict.fromkeys(skipped_names(what, kinds))
 
 
 def as_items(given: str | Sequence[Item] | None) -> list[dict[str, Any]]:
@@ -47,106 +67,184 @@ def item_type(item: Item) -> str:
     return "message" if kind is None else str(kind)
 
 
-def messages_of(items: Sequence[Item], instructions: str | None, *, first: int = 0) -> list[dict[str, Any]]:
-    """Chat messages.
-
+def conversation_of(items: Sequence[Item], instructions: str | None, *, first: int = 0) -> Conversation:
+    """
     Args:
-        items: what came before and the input, in this order; no references are left in it.
+        items: what came before and the input, in this order.
         first: where the input begins in `items`, so that errors count as the client does.
 
     Raises:
-        InvalidRequest: names `input[i]` and what is wrong there.
+        InvalidRequest: a fault of the newest turn; names `input[i]` and what is wrong there.
     """
+    newest = newest_places([_turn(item) for item in items])
     transcript = _Transcript(instructions)
     for position, item in enumerate(items):
-        transcript.add(item, f"input[{position - first}]" if position >= first else "previous_response_id")
+        if position == first:
+            transcript.made.skipped.clear()
+        here = f"input[{position - first}]" if position in newest and position >= first else None
+        transcript.add(item, here)
     return transcript.finish()
+
+
+def _turn(item: Item) -> str:
+    """The role of the turn that an item belongs to; empty for outputs and for what is no message."""
+    kind = item_type(item)
+    if kind == "message":
+        return role if (role := item.get("role")) in _ROLES else "other"
+    return "assistant" if kind in CALLS or kind in _REASONING else ""
 
 
 class _Transcript:
     """Texts that grow are lists of their pieces until `finish`."""
 
     def __init__(self, instructions: str | None) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._calls: set[str] = set()
-        if instructions:
-            self.messages.append({"role": "system", "content": [instructions]})
+        self.made = Conversation()
+        self.messages = self.made.messages
+        if instructions and (text := without_billing(instructions)):
+            self.messages.append({"role": "system", "content": [text]})
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self) -> Conversation:
         for message in self.messages:
             separator = "\n\n" if message["role"] == "system" else ""
             for field in ("content", "reasoning_content"):
                 if isinstance(pieces := message.get(field), list):
                     message[field] = separator.join(pieces)
-        return self.messages
+        if not self.messages or (self.made.skipped and all(one["role"] == "system" for one in self.messages)):
+            self._user("")
+        return self.made
 
-    def add(self, item: Item, here: str) -> None:
+    def add(self, item: Item, here: str | None) -> None:
+        """
+        Args:
+            here: what the client calls an item of the newest turn, whose faults are refused.
+        """
         kind = item_type(item)
         if kind == "message":
             self._message(item, here)
-        elif kind == "reasoning":
-            self._reasoning(item, here)
-        elif kind in _CALLS:
-            self._call(item, kind, here)
-        elif kind in _OUTPUTS:
-            self._output(item, here)
-        elif kind not in SKIPPED_ITEMS:
-            raise InvalidRequest(
-                f"{here}: items of type {printable(kind)} are not supported",
-                param=f"{here}.type",
-                code="unsupported_parameter",
-            )
+        elif kind in _REASONING:
+            self._reasoning(item, kind)
+        elif kind in CALLS:
+            self._call(item, kind)
+        elif kind in OUTPUTS:
+            self._output(item, kind)
+        elif kind == "agent_message":
+            self._agent_message(item)
+        elif kind in _SUMMARIES:
+            self._summary(item, kind)
+        elif kind == "additional_tools":
+            self._offer(item)
+        elif kind == "configuration_update":
+            self._configure(item)
+        elif item.get("role") in _ROLES and past_texts(item.get("content", item.get("text"))).texts:
+            self._message({"content": item.get("text"), **item}, None)
+        else:
+            self.made.skip("item", [kind])
 
-    def _message(self, item: Item, here: str) -> None:
+    def _message(self, item: Item, here: str | None) -> None:
         role = item.get("role")
-        if role not in ("user", "assistant", *_SYSTEM):
-            allowed = "user, assistant, system, developer"
-            raise InvalidRequest(f"{here}.role must be one of {allowed}", param=f"{here}.role")
+        if role not in _ROLES:
+            if here is not None:
+                raise InvalidRequest(f"{here}.role must be one of {', '.join(_ROLES)}", param=f"{here}.role")
+            self.made.skip("message", [str(role)])
         # What was said to the model in parts is told apart, as in chats; an answer's own parts follow on each other.
-        text = text_of(item.get("content"), f"{here}.content", separator="" if role == "assistant" else "\n")
+        separator = "" if role == "assistant" else "\n"
+        if here is not None:
+            text = _strict_text(item.get("content"), f"{here}.content", separator)
+        else:
+            text = self._text(item.get("content"), separator)
+        if role not in _ROLES:
+            role = "user"
+            if not text:
+                return
         if role == "assistant":
             answer = self._answer()
             if "tool_calls" in answer:
                 answer = self._new_answer()
             answer["content"] = answer["content"] or []
             answer["content"].append(text)
-        elif role in _SYSTEM and len(self.messages) == 1 and self.messages[0]["role"] == "system":
-            self.messages[0]["content"].append(text)
+        elif role in _SYSTEM and all(message["role"] == "system" for message in self.messages):
+            if not self.messages:
+                self.messages.append({"role": "system", "content": []})
+            self.messages[0]["content"].append(without_billing(text))
+        elif role in _SYSTEM:
+            self.messages.append({"role": "system", "content": [text]})
         else:
-            self.messages.append({"role": "system", "content": [text]} if role in _SYSTEM else _user(text))
+            self._user(text)
 
-    def _reasoning(self, item: Item, here: str) -> None:
-        parts = item.get("content") or item.get("summary") or []
-        text = text_of(parts, f"{here}.content", separator="\n")
+    def _text(self, content: object, separator: str) -> str:
+        if isinstance(content, str):
+            return content
+        found = past_texts(content)
+        self.made.skip("part", found.skipped)
+        return separator.join(found.texts)
+
+    def _reasoning(self, item: Item, kind: str) -> None:
+        texts = past_texts(item.get("content", item.get("text"))).texts
+        sent = item.get("encrypted_content")
+        if not any(texts):
+            own = unsealed(sent)
+            texts = [own] if own else past_texts(item.get("summary")).texts
+        text = "\n".join(texts)
         if not text:
+            if sent:
+                self.made.skip("item", [kind])
             return
         last = self.messages[-1] if self.messages else None
         fresh = last is None or last["role"] != "assistant" or last["content"] is not None or "tool_calls" in last
         answer = self._new_answer() if fresh else self._answer()
         answer.setdefault("reasoning_content", []).append(text)
 
-    def _call(self, item: Item, kind: str, here: str) -> None:
-        name = _text(item.get("name", "local_shell" if kind == "local_shell_call" else None), f"{here}.name")
-        if item.get("namespace"):
-            name = flat_name(_text(item["namespace"], f"{here}.namespace"), name)
-        call_id = _text(item.get("call_id"), f"{here}.call_id")
-        arguments = item.get(_CALLS[kind])
-        if kind == "function_call":
-            arguments = _text(arguments, f"{here}.arguments")
-        else:
-            given = {"input": arguments} if kind == "custom_tool_call" else arguments
-            arguments = msgspec.json.encode(given).decode()
-        self._calls.add(call_id)
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    def _call(self, item: Item, kind: str) -> None:
+        call = past_call(item, kind)
         self._answer().setdefault("tool_calls", []).append(call)
+        if kind == "mcp_call" and (item.get("output") is not None or item.get("error") is not None):
+            self._result(item, kind, call.get("id"))
 
-    def _output(self, item: Item, here: str) -> None:
-        name = "call_id" if "call_id" in item else "id"
-        call_id = _text(item.get(name), f"{here}.call_id")
-        if call_id not in self._calls:
-            raise InvalidRequest(f"{here}.call_id answers no call before it", param=f"{here}.call_id")
-        content = text_of(item.get("output"), f"{here}.output", separator="\n")
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+    def _output(self, item: Item, kind: str) -> None:
+        self._result(item, kind, call_id_of(item, kind))
+        self._offer(item)
+
+    def _result(self, item: Item, kind: str, call_id: str | None) -> None:
+        output = past_output(item, kind)
+        self.made.skip("part", output.skipped)
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output.text})
+
+    def _agent_message(self, item: Item) -> None:
+        content = item.get("content")
+        texts = []
+        for part in content if isinstance(content, list) else [content]:
+            sent = part.get("encrypted_content") if isinstance(part, Mapping) else None
+            if sent is None:
+                texts.append(self._text([part], ""))
+            elif isinstance(sent, str) and not sent.startswith(_FOREIGN):
+                texts.append(sent)  # by our own model, which has written the message as plain text
+            else:
+                self.made.skip("item", ["agent_message"])
+        text = "\n".join([one for one in texts if one])
+        if text:
+            self._user(f"Message from {_named(item, 'author')} to {_named(item, 'recipient')}: {text}")
+
+    def _summary(self, item: Item, kind: str) -> None:
+        text = unsealed(item.get("encrypted_content"))
+        if text is None:
+            self.made.skip("item", [kind])
+        else:
+            self._user(f"Summary so far: {text}")
+
+    def _offer(self, item: Item) -> None:
+        tools = item.get("tools")
+        if isinstance(tools, list):
+            self.made.tools += tools
+
+    def _configure(self, item: Item) -> None:
+        reasoning, text = item.get("reasoning"), item.get("text")
+        if isinstance(reasoning, Mapping) and reasoning.get("effort") is not None:
+            self.made.effort = reasoning["effort"]
+        if isinstance(text, Mapping) and text.get("format") is not None:
+            self.made.format = text["format"]
+
+    def _user(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
 
     def _answer(self) -> dict[str, Any]:
         """The assistant's message that the next item belongs to."""
@@ -159,11 +257,12 @@ class _Transcript:
         return self.messages[-1]
 
 
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+def _named(item: Item, field: str) -> str:
+    value = item.get(field)
+    return value if isinstance(value, str) and value else "?"
 
 
-def text_of(content: object, here: str, *, separator: str = "") -> str:
+def _strict_text(content: object, here: str, separator: str) -> str:
     """The text of a content that is text or a list of parts.
 
     Raises:

@@ -150,7 +150,7 @@ class Job:
 
     async def _follow(self, turn: Turn) -> None:
         """From the turn to the store."""
-        builder = ResponseBuilder(self._plan.frame, self._plan.namespaced)
+        builder = ResponseBuilder(self._plan.frame, self._plan.namespaced, sealing=self._plan.sealing)
         await self._write(builder.begin(), builder)
         try:
             async for pieces in turn:

@@ -11,7 +11,6 @@ import msgspec
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.responses import ResponsesRequest
 from troupellm.server.body import declared_bytes
-from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
@@ -38,27 +37,31 @@ class Conversation(msgspec.Struct, frozen=True):
     """Bytes that items may have which references put in."""
 
     @property
+    def border(self) -> int:
+        """How many of its turns the response before this one has left out."""
+        return self.past[-1].border if self.past else 0
+
+    @property
     def stored_bytes(self) -> int:
         return _bytes_of([*self.past, *self.referred.values()])
 
     def items(self) -> tuple[Items, Items]:
         """The items before the request, and its own with those in place of references that they refer to. Slow.
 
+        References to items that are not kept, or not any more, stay.
+
         Raises:
             InvalidRequest: the references bring in too much.
-            HttpError: 404, there is no such item.
         """
         before = after_compaction([item for stored in self.past for item in _items_of(stored)])
         known = {item["id"]: item for stored in self.referred.values() for item in _items_of(stored)}
         sizes: dict[str, int] = {}
         own, room = [], self.room
-        for position, item in enumerate(self.own):
-            if item_type(item) != _REFERENCE:
+        for item in self.own:
+            name = str(item.get("id"))
+            if item_type(item) != _REFERENCE or name not in known:
                 own.append(item)
                 continue
-            name = str(item.get("id"))
-            if name not in known:
-                raise _no_item(position)
             if name not in sizes:
                 sizes[name] = len(msgspec.json.encode(known[name]))
             room -= sizes[name]
@@ -117,12 +120,6 @@ def _declared(exchange: Exchange) -> int:
 def _too_much(param: str, what: str) -> InvalidRequest:
     message = f"{param}: {what} have more bytes together with the request than one may have (--max-body-bytes)"
     return InvalidRequest(message, param=param, code="request_too_large")
-
-
-def _no_item(position: int) -> HttpError:
-    error = HttpError(404, f"input[{position}]: no item with this id is kept here", code="item_not_found")
-    error.param = f"input[{position}].id"
-    return error
 
 
 def _bytes_of(responses: Sequence[StoredResponse]) -> int:

@@ -18,7 +18,7 @@ from troupellm.server.responses.items import Items, item_type
 from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.responses.past import gather
 from troupellm.server.responses.store import ResponseStore
-from troupellm.server.responses.translate import Translated, translate
+from troupellm.server.responses.translate import ENCRYPTED, Translated, translate
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +34,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The request's own input, each with an id."""
     background: bool
     streaming: bool
+    sealing: bool
+    """Reasoning comes with an `encrypted_content`, for clients that send back nothing else of it."""
+    border: int
+    """How many of the oldest turns are left out of the prompt."""
 
 
 async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequest) -> Plan:
@@ -95,6 +99,8 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
         items=items,
         background=bool(request.background),
         streaming=bool(request.stream),
+        sealing=ENCRYPTED in (request.include or []),
+        border=conversation.border,
     )
 
 

@@ -22,6 +22,8 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The response object as JSON."""
     items: bytes
     """Its input items as a JSON list."""
+    border: int = 0
+    """How many of the oldest turns of its conversation `truncation: auto` has left out of its prompt."""
 
     @property
     def running(self) -> bool:
@@ -37,7 +39,7 @@ def read_row(database: sqlite3.Connection, owner: str, name: str) -> StoredRespo
     now = time.time()
     bury(database)
     row = database.execute(
-        "SELECT id, previous, status, background, logged, body, items FROM responses "
+        "SELECT id, previous, status, background, logged, body, items, border FROM responses "
         "WHERE id = ? AND owner = ? AND expires > ?",
         (name, owner, now),
     ).fetchone()
@@ -46,7 +48,7 @@ def read_row(database: sqlite3.Connection, owner: str, name: str) -> StoredRespo
     database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, name))
     return StoredResponse(
         id=row[0], previous=row[1], status=row[2], background=bool(row[3]), logged=bool(row[4]), body=row[5],
-        items=row[6],
+        items=row[6], border=row[7],
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, status TEXT NOT NULL, background INTEGER NOT NULL,
     logged INTEGER NOT NULL, body BLOB NOT NULL, items BLOB NOT NULL, bytes INTEGER NOT NULL, used REAL NOT NULL,
-    expires REAL NOT NULL, runner TEXT NOT NULL, lease REAL NOT NULL
+    expires REAL NOT NULL, runner TEXT NOT NULL, lease REAL NOT NULL, border INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS responses_by_owner ON responses (owner, status, bytes, used);
 CREATE INDEX IF NOT EXISTS responses_by_age ON responses (expires, status);
@@ -48,10 +48,19 @@ def open_database(path: str | None) -> sqlite3.Connection:
         if version not in (0, VERSION):
             raise ConfigError(f"{_PARAM}: the file is of version {version}, this server writes {VERSION}", param=_PARAM)
         database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        _add_border(database)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _add_border(database: sqlite3.Connection) -> None:
+    """A column that came later: files without it are of the same version, whose rows name their columns."""
+    database.execute("BEGIN IMMEDIATE")
+    if "border" not in [row[1] for row in database.execute("PRAGMA table_info(responses)")]:
+        database.execute("ALTER TABLE responses ADD COLUMN border INTEGER NOT NULL DEFAULT 0")
+    database.execute("COMMIT")
 
 
 def check_database(path: str | None) -> None:

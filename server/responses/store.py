@@ -77,10 +77,11 @@ class ResponseStore:
             now = time.time()
             database.execute(
                 "INSERT INTO responses (id, owner, previous, status, background, logged, body, items, bytes, used, "
-                "expires, runner, lease) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "expires, runner, lease, border) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     stored.id, owner, stored.previous, stored.status, stored.background, stored.logged, stored.body,
                     stored.items, stored.size, now, now + self._seconds, self._runner, time.monotonic(),
+                    stored.border,
                 ),
             )  # fmt: skip
             evict(database, now, self._entries, self._bytes)

@@ -13,7 +13,7 @@ import msgspec
 
 from troupellm.protocol.checks import got
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.tools import MAX_NAME, MAX_TOOLS
+from troupellm.protocol.tools import MAX_NAME, MAX_TOOLS, check_tools
 from troupellm.server.responses.namespaces import Namespaced, flat_name
 
 MODES = ("none", "auto", "required")
@@ -65,12 +65,21 @@ class ChosenTools(msgspec.Struct, frozen=True):
     """Types of tools that the model is not told of."""
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> Self:
+    def of(
+        cls,
+        tools: Sequence[Mapping[str, Any]],
+        choice: str | Mapping[str, Any] | None,
+        further: Sequence[object] = (),
+    ) -> Self:
         """
+        Args:
+            further: tools that the conversation has brought along. Those of them that cannot be offered are skipped.
+
         Raises:
             InvalidRequest: a function or a namespace without a name, or a choice of tools that are not there.
         """
         offer = _read(tools)
+        _read_further(offer, further)
         chosen = _choice(choice, offer.functions)
         allowed = offer.functions
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
@@ -95,20 +104,48 @@ class ChosenTools(msgspec.Struct, frozen=True):
 def _read(tools: Sequence[Mapping[str, Any]]) -> _Offer:
     offer = _Offer(room=MAX_TOOLS - sum(tool.get("type") == "function" for tool in tools))
     for position, tool in enumerate(tools):
-        here = f"tools[{position}]"
-        kind = _text(tool, "type", here)
-        if kind == "function":
-            _check_function(tool, here)
-            offer.functions.append(_Function(here, tool))
-            offer.kept.append(dict(tool))
-        elif kind == "namespace":
-            _read_namespace(offer, tool, here)
-        else:
-            offer.skipped.append(kind)
+        _read_tool(offer, tool, f"tools[{position}]")
     if len(offer.functions) > MAX_TOOLS:
         message = f"tools must have at most {MAX_TOOLS} functions, got {len(offer.functions)}"
         raise InvalidRequest(message, param="tools")
     return offer
+
+
+def _read_tool(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
+    kind = _text(tool, "type", here)
+    if kind == "function":
+        _check_function(tool, here)
+        offer.functions.append(_Function(here, tool))
+        offer.kept.append(dict(tool))
+    elif kind == "namespace":
+        _read_namespace(offer, tool, here)
+    else:
+        offer.skipped.append(kind)
+
+
+def _read_further(offer: _Offer, tools: Sequence[object]) -> None:
+    """Tools of the conversation: no fault of theirs makes a request fail."""
+    for tool in tools:
+        own = _Offer(room=MAX_TOOLS)
+        try:
+            _read_tool(own, tool if isinstance(tool, Mapping) else {}, "input")
+        except InvalidRequest:
+            offer.skipped.append("definition")
+            continue
+        offer.skipped += own.skipped
+        offer.about = own.about | offer.about
+        for function in own.functions:
+            if len(offer.functions) < MAX_TOOLS and _is_right(function):
+                offer.functions.append(function)
+            else:
+                offer.skipped.append("definition")
+
+
+def _is_right(function: _Function) -> bool:
+    try:
+        return bool(check_tools(_told([function], {})))
+    except InvalidRequest:
+        return False
 
 
 def _read_namespace(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
@@ -155,15 +192,19 @@ def _text(tool: Mapping[str, Any], field: str, here: str) -> str:
 
 
 def _told(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Functions for the model. What a namespace is for stands in the first of its functions only: in all of them it
-    would take that much of the context each time."""
-    untold = dict(about)
+    """Functions for the model. What a namespace is for stands in one of its functions only, the first one by name: in
+    all of them it would take that much of the context each time."""
+    names: dict[str, str] = {}
+    for function in functions:
+        if function.namespace is not None and function.namespace in about:
+            names[function.namespace] = min(names.get(function.namespace, function.name), function.name)
     told: list[dict[str, Any]] = []
     for function in functions:
         described: dict[str, Any] = {"name": function.name}
         described |= {field: value for field in _FIELDS if (value := function.tool.get(field)) is not None}
-        purpose = None if function.namespace is None else untold.pop(function.namespace, None)
-        if purpose is not None:
+        namespace = function.namespace
+        if namespace is not None and names.get(namespace) == function.name:
+            purpose = about[namespace]
             own = described.get("description", "")
             described["description"] = f"About {function.namespace}: {purpose}\n\n{own}".rstrip()
         told.append({"type": "function", "function": described})

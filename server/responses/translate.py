@@ -1,22 +1,24 @@
 """A request to the responses API as a chat request."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
 
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.responses import ResponsesRequest
+from troupellm.protocol.tools import Effort
 from troupellm.server.body import invalid_field
 from troupellm.server.relabel import Names, relabel
-from troupellm.server.responses.items import Item, item_type, messages_of
+from troupellm.server.responses.items import Conversation, conversation_of
+from troupellm.server.responses.past_calls import Item
 from troupellm.server.responses.tools import ChosenTools
 from troupellm.server.skipped import skipped_names
 
 _SAME = (
-    "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "model", "session_id", "prompt_cache_key", "metadata",
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "skip_special_tokens", "priority", "queue_timeout", "cache_salt",
     "chat_template_kwargs", "include_reasoning", "structured_outputs", "parallel_tool_calls",
@@ -44,12 +46,13 @@ _REFUSED = {
     "ec_transfer_params": "it is not supported",
 }
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
 _INCLUDES = frozenset(
-    {LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"}
+    {LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results"}
     | {"web_search_call.action.sources", "message.input_image.image_url", "computer_call_output.output.image_url"}
     | {"code_interpreter_call.outputs"}
 )
-"""Those of tools and media that are not here have nothing to include; reasoning is never encrypted."""
+"""Those of tools and media that are not here have nothing to include."""
 
 
 class Translated(msgspec.Struct, frozen=True):
@@ -60,34 +63,34 @@ class Translated(msgspec.Struct, frozen=True):
     names: Names
     """What its errors call the fields, and what the client does; see `relabel`."""
     skipped: list[str]
-    """What the model does not hear of, of the request's own."""
+    """What the model does not get as it was sent."""
 
 
 def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 0) -> Translated:
     """Pure, and linear in the size of the request.
 
     Args:
-        items: the whole conversation, see `messages_of`.
+        items: the whole conversation, see `conversation_of`.
         first: where the request's own input begins in it.
 
     Raises:
         InvalidRequest: names the field, as this API calls it.
     """
     refuse_unsupported(request)
-    tools = ChosenTools.of(request.tools or [], request.tool_choice)
+    conversation = conversation_of(items, request.instructions, first=first)
+    tools = ChosenTools.of(request.tools or [], request.tool_choice, conversation.tools)
     names: Names = [*_NAMES, *tools.names]
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
-    values["messages"] = messages_of(items, request.instructions, first=first)
+    values["messages"] = conversation.messages
     values |= tools.fields
     if request.max_output_tokens is not None:
         values["max_completion_tokens"] = request.max_output_tokens
-    values |= _logprobs(request) | _format(request) | _reasoning(request)
+    values |= _logprobs(request) | _format(request) | _reasoning(request) | _configured(conversation)
     try:
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
         raise relabel(invalid_field(error, ChatRequest, "the request"), names) from None
-    unread = [kind for item in items[first:] if (kind := item_type(item)) in SKIPPED_ITEMS]
-    return Translated(chat, tools, names, skipped_names("tool", tools.skipped) + skipped_names("item", unread))
+    return Translated(chat, tools, names, [*skipped_names("tool", tools.skipped), *conversation.skipped])
 
 
 _NAMES: Names = [
@@ -128,8 +131,26 @@ def _logprobs(request: ResponsesRequest) -> dict[str, Any]:
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
     given = request.text.format if request.text is not None else None
-    if given is None:
-        return {}
+    return {} if given is None else _response_format(given)
+
+
+def _configured(conversation: Conversation) -> dict[str, Any]:
+    """The effort and the form of the answer that the conversation has set last; what is none of them is skipped."""
+    made: dict[str, Any] = {}
+    if conversation.effort in get_args(Effort):
+        made["reasoning_effort"] = conversation.effort
+    elif conversation.effort is not None:
+        conversation.skip("configuration", ["effort"])
+    if conversation.format is not None:
+        try:
+            given = msgspec.convert(conversation.format, dict[str, Any])
+            made |= {"response_format": None} | _response_format(given)
+        except (InvalidRequest, msgspec.ValidationError):
+            conversation.skip("configuration", ["format"])
+    return made
+
+
+def _response_format(given: Mapping[str, Any]) -> dict[str, Any]:
     kind = given.get("type")
     if kind == "json_schema":
         fields = {

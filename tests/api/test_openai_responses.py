@@ -1,6 +1,7 @@
 """openai-python's responses API against the real server: its normal features, with its retries off."""
 
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import anyio
 import httpx
@@ -69,13 +70,15 @@ async def test_a_conversation_goes_on_from_its_last_response(tiny_engine):
         again = await client.responses.create(input=referred, **GREEDY)
         with pytest.raises(openai.BadRequestError) as caught:
             await stranger.responses.create(input="x", previous_response_id=first.id, **GREEDY)
-        with pytest.raises(openai.NotFoundError) as missing:
-            await stranger.responses.create(input=referred, **GREEDY)
+        unread = await stranger.responses.with_raw_response.create(input=referred, **GREEDY)
+        questions = [item for item in referred if "role" in item]
+        alone = await stranger.responses.create(input=questions, **GREEDY)
     assert third.previous_response_id == second.id
     assert third.output_text == whole.output_text == again.output_text
     assert third.usage.input_tokens == whole.usage.input_tokens == again.usage.input_tokens
     assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
-    assert missing.value.param == "input[1].id"
+    assert unread.headers["x-troupellm-skipped"] == "item item_reference"
+    assert unread.parse().usage.input_tokens == alone.usage.input_tokens
 
 
 async def test_retrieved_deleted_and_nobody_elses(tiny_engine):
@@ -273,12 +276,34 @@ async def test_truncation_drops_the_oldest_turns_only_when_asked(tiny_engine):
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(input=turns, **GREEDY)
         cut = await client.responses.create(input=turns, truncation="auto", **GREEDY)
-        kept = [turns[0], *turns[7:]]
+        kept = [turns[0], *turns[13:]]
         by_hand = await client.responses.create(input=kept, truncation="auto", **GREEDY)
-        more = await client.responses.input_tokens.count(model="tiny", input=[turns[0], *turns[5:]])
+        more = await client.responses.input_tokens.count(model="tiny", input=[turns[0], *turns[11:]])
         alone = [{"role": "user", "content": "x" * 300}]
         with pytest.raises(openai.BadRequestError):
             await client.responses.create(input=alone, truncation="auto", **GREEDY)
     assert caught.value.code == "context_length_exceeded"
     assert (cut.usage.input_tokens, cut.output_text) == (by_hand.usage.input_tokens, by_hand.output_text)
-    assert more.input_tokens > 256 - 8 >= cut.usage.input_tokens
+    assert more.input_tokens > 0.6 * (256 - 8) >= cut.usage.input_tokens
+
+
+async def test_a_truncated_conversation_begins_at_the_same_place_in_its_next_turns(tiny_engine):
+    def said(number):
+        return {"role": "user", "content": f"q{number} " * 5}
+
+    turns = [turn for number in range(9) for turn in (said(number), {"role": "assistant", "content": f"a{number}"})]
+    asked = {"truncation": "auto", **GREEDY}
+    async with tiny_engine(max_model_len=256) as engine, sdk(engine) as (client, _):
+        last = await client.responses.create(input=[*turns, said(9)], **asked)
+        lengths = [last.usage.input_tokens]
+        cached = []
+        for number in range(10, 20):
+            last = await client.responses.create(input=[said(number)], previous_response_id=last.id, **asked)
+            lengths.append(last.usage.input_tokens)
+            cached.append(last.usage.input_tokens_details.cached_tokens)
+    cuts = [place for place, (before, after) in enumerate(pairwise(lengths)) if after < before]
+    assert 1 <= len(cuts) <= 4, "two turns and more fit into what is left free"
+    assert max(lengths) > 0.8 * (256 - 8) >= min(lengths)
+    for place, (before, tokens) in enumerate(zip(lengths, cached, strict=False)):
+        if place not in cuts:
+            assert tokens >= before - before % 16 - 16, "the prompt of the turn before, but for its last block"

@@ -109,8 +109,9 @@ async def test_B6_B8_input_items(tiny_engine):
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [image]}]}, "input[0].content[0].type"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id"),
-        ({"input": [{"type": "nonsense\n" * 99}]}, "input[0].type"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, OK),
+        ({"input": [{"type": "nonsense\n" * 99}]}, OK),
+        ({"input": [{"type": "item_reference", "id": "msg_" + "0" * 36}]}, OK),
         ({"input": [{"role": "user", "content": "x"}] * 10_001}, "input"),
         ({"input": [], "instructions": 5}, "instructions"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
@@ -136,8 +137,6 @@ async def test_B6_B8_input_items(tiny_engine):
     cases += [({"instructions": "", "metadata": {}, "user": "\u202e", "service_tier": "flex", "n": 1}, OK)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check(attacked, cases, [RESPONSES])
-        missing = {"input": [{"type": "item_reference", "id": "msg_" + "0" * 36}]}
-        await check(attacked, [(missing, "input[0].id")], [RESPONSES], status=404)
 
 
 async def test_B8_messages_and_blocks(tiny_engine):
@@ -154,7 +153,7 @@ async def test_B8_messages_and_blocks(tiny_engine):
         ({"messages": [{"role": "user", "content": "x"}] * 10_001}, "messages"),
         (blocks({"type": "image", "source": {}}), "messages[0].content[0]"),
         (blocks({"type": "text", "text": 5}), "messages[0].content[0].text"),
-        (blocks({"type": "tool_result", "tool_use_id": "t"}), "messages[0].content[0].tool_use_id"),
+        (blocks({"type": "tool_result", "tool_use_id": "t"}), OK),
         (blocks(5), "messages[0].content"),
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),
@@ -191,12 +190,12 @@ async def test_B11_tools(tiny_engine):
         ({"tools": [group | {"tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
         ({"tools": [group | {"tools": [TOOL], "name": "a b"}]}, "tools[0].tools[0].name"),
         ({"tools": [group | {"tools": [TOOL], "name": "x" * 2**20}]}, OK),
-        ({"tools": [group | {"tools": [TOOL, TOOL]}]}, "tools[0].tools[1].name"),
-        ({"tools": [TOOL | {"name": "x__get"}, group | {"tools": [TOOL]}]}, "tools[1].tools[0].name"),
+        ({"tools": [group | {"tools": [TOOL, TOOL]}]}, OK),
+        ({"tools": [TOOL | {"name": "x__get"}, group | {"tools": [TOOL]}]}, OK),
         ({"tools": [group | {"tools": [TOOL | {"parameters": 5}]}]}, "tools[0].tools[0].parameters"),
-        ({"tools": [group | {"tools": [TOOL] * 1_000}]}, "tools[0].tools[1].name"),
-        ({"tools": [group | {"tools": [TOOL | {"name": f"get_{number}"} for number in range(1_000)]}]}, OK),
-        ({"tools": [TOOL | {"name": f"get_{number}"} for number in range(1_000)]}, "tools"),
+        ({"tools": [group | {"tools": [TOOL] * 1_000}]}, OK),
+        ({"tools": [group | {"tools": [TOOL | {"name": f"get_{number}"} for number in range(1_100)]}]}, OK),
+        ({"tools": [TOOL | {"name": f"get_{number}"} for number in range(1_025)]}, "tools"),
         ({"tools": [group | {"tools": [TOOL], "description": "y"}]}, OK),
     ]
     skipped = [{"type": kind} for kind in ("web_search", "image_generation\r\nx: y", "x" * 2**20)]

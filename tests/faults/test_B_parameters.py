@@ -211,7 +211,6 @@ async def test_B8_messages(tiny_engine):
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [5]}], "messages[0].content[0]"),
-        ([user, {"role": "tool", "content": "x", "tool_call_id": "c1"}], "messages[1]"),
         ([5], "messages[0]"),
         ("x", "messages"),
         (None, "messages"),
@@ -219,6 +218,8 @@ async def test_B8_messages(tiny_engine):
         ([{"role": "user", "content": ""}], OK),
         ([{"role": "user", "content": []}], OK),
         ([user, {"role": "assistant", "content": None}, user], OK),
+        ([user, {"role": "tool", "content": "x", "tool_call_id": "c1"}], OK),
+        ([{"role": "wizard", "content": [5, {"type": "image_url"}]}, {"role": "assistant", "content": 5}, user], OK),
         ([{"role": role, "content": "x"} for role in ("system", "developer", "user")], OK),
     ]
     async with tiny_engine() as engine, under_attack(engine) as attacked:

@@ -23,8 +23,7 @@ WRONG = [
     ({"tools": [_tool(name="")]}, "tools[0].function.name"),
     ({"tools": [_tool(name="a b")]}, "tools[0].function.name"),
     ({"tools": [_tool(name="x" * 129)]}, "tools[0].function.name"),
-    ({"tools": [_tool(), _tool()]}, "tools[1].function.name"),
-    ({"tools": [_tool(name=f"f{i}") for i in range(129)]}, "tools"),
+    ({"tools": [_tool(name=f"f{i}") for i in range(1025)]}, "tools"),
     ({"tools": [_tool(parameters={"type": "array"})]}, "tools[0].function.parameters"),
     ({"tools": [_tool(parameters={"properties": []})]}, "tools[0].function.parameters.properties"),
     ({"tools": [_tool(parameters="x")]}, "tools[0].function.parameters"),
@@ -45,12 +44,6 @@ WRONG = [
     ({"tools": [_tool(parameters={"$ref": "http://x/y"})], "tool_choice": "required"}, "tools"),
     ({"reasoning_effort": "endless"}, "reasoning_effort"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
-    ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]}, "messages[1]"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
-        "messages[0].tool_calls[0].type",
-    ),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
 ]
 FINE = [
     {"tools": []},
@@ -58,6 +51,10 @@ FINE = [
     {"tool_choice": "none"},
     {"tools": [_tool(), _tool(name="g", parameters=None, description=None)]},
     {"tools": [_tool(name=f"f{i}") for i in range(128)], "tool_choice": None},
+    {"tools": [_tool(), _tool(description="the one that counts")]},
+    {"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
+    {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
     {"tools": [_tool(name="a-b_c.d")], "parallel_tool_calls": None, "reasoning_effort": "high"},
     {"tools": [_tool(description="x" * 100_000)], "tool_choice": "none"},
     {"messages": [{"role": "assistant", "content": "x", "reasoning": "y"}, {"role": "user", "content": "z"}]},
@@ -74,11 +71,11 @@ async def test_B11_tools_that_are_too_many_too_long_and_too_deep(tiny_engine):
     for _ in range(20):
         deep = {"type": "object", "properties": {"x": deep}}
     cases = [
-        ({"tools": [_tool(name=f"f{i}") for i in range(1000)]}, "tools"),
+        ({"tools": [_tool(name=f"f{i}") for i in range(1025)]}, "tools"),
         ({"tools": [_tool(description="x" * 2**20)]}, "tools"),
         ({"tools": [_tool(name=f"f{i}", description="x" * 20_000) for i in range(100)]}, "tools"),
         ({"tools": [_tool(parameters=deep)]}, "tools[0].function.parameters"),
-        ({"messages": [{"role": "assistant", "tool_calls": [PAST] * 129}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [PAST] * 129}]}, OK),
     ]
     async with tiny_engine(tool_call_parser="hermes") as engine, under_attack(engine) as attacked:
         await check_matrix(attacked, cases, routes=CHAT)
@@ -163,9 +160,9 @@ async def test_B8_results_without_a_call_and_calls_that_were_written_badly(tiny_
     call = {"role": "assistant", "content": None, "tool_calls": [PAST]}
     broken = {"role": "assistant", "tool_calls": [PAST | {"function": {"name": "f", "arguments": '{"a": '}}]}
     cases = [
-        ({"messages": [result]}, "messages[0]"),
-        ({"messages": [call, result | {"tool_call_id": "b"}]}, "messages[1]"),
-        ({"messages": [call, result | {"content": None}]}, "messages[1].content"),
+        ({"messages": [result]}, OK),
+        ({"messages": [call, result | {"tool_call_id": "b"}]}, OK),
+        ({"messages": [call, result | {"content": None}]}, OK),
         ({"messages": [call, result]}, OK),
         ({"messages": [broken, result]}, OK),
     ]

@@ -3,7 +3,7 @@
 import pytest
 
 from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.message_forms import text_of
+from troupellm.models.message_repair import text_of
 
 TEXT = "{% for m in messages %}{{ m.content + '' }};{% endfor %}"
 PARTS = "{% for m in messages %}{% for p in m.content %}{{ p.text }},{% endfor %};{% endfor %}"
@@ -74,8 +74,8 @@ def test_thinking_is_not_given_beside_a_content_with_calls(content, shown):
         ("{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}", {"x": "é"}, "x=é"),
         ("{{ a }}", "not JSON", "not JSON"),
         ("{{ '' + a }}", "not JSON", "not JSON"),
-        ("{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}", "not JSON", "_raw=not JSON"),
-        ("{% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}", "not JSON", "_raw=not JSON"),
+        ("{% for k, v in a.items() %}{{ k }}={{ v }}{% endfor %}", "not JSON", "arguments=not JSON"),
+        ("{% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}", "not JSON", "arguments=not JSON"),
     ],
 )
 def test_arguments_have_the_form_that_the_template_reads(source, arguments, shown):

@@ -1,7 +1,7 @@
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.tools import MAX_SCHEMA_DEPTH, MAX_TOOLS, MAX_TOOLS_BYTES, check_tools, tool_use
+from troupellm.protocol.tools import MAX_SCHEMA_DEPTH, MAX_TOOLS, MAX_TOOLS_BYTES, by_name, check_tools, tool_use
 
 
 def tool(name: str = "f", **function: object) -> dict[str, object]:
@@ -58,10 +58,22 @@ def test_wrong_choices_are_refused(choice: object, param: str):
     assert caught.value.param == param
 
 
+def test_of_two_tools_with_one_name_the_last_one_counts():
+    use = tool_use([tool("f", strict=True), tool("g"), tool("f", description="last")])
+    assert [one["function"]["name"] for one in use.tools] == ["f", "g"]
+    assert use.tools[0]["function"]["description"] == "last"
+    assert not use.strict
+
+
+def test_tools_are_ordered_by_their_names():
+    tools = check_tools([tool("b"), tool("a"), tool("B")])
+    assert [one["function"]["name"] for one in by_name(tools)] == ["B", "a", "b"]
+
+
 def test_sizes_are_bounded():
     assert len(check_tools([tool(f"f{i}") for i in range(MAX_TOOLS)])) == MAX_TOOLS
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS}"):
-        check_tools([tool(f"f{i}") for i in range(MAX_TOOLS + 1)])
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS} entries, got 2000"):
+        check_tools([tool(f"f{i}") for i in range(2_000)])
     with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS_BYTES} bytes"):
         check_tools([tool(description="x" * MAX_TOOLS_BYTES)])
     deep: dict[str, object] = {}

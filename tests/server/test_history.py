@@ -10,8 +10,8 @@ from troupellm.server.history import (
     INLINE_TOOLS,
     has_long_tools,
     has_many_parts,
-    plain_messages,
 )
+from troupellm.server.past_messages import plain_messages
 
 MESSAGES = [{"role": "user", "content": "x" * 2 * INLINE_LETTERS}]
 LONG_TEXT = {"type": "object", "properties": {"a": {"enum": ["x" * INLINE_LETTERS]}}}
@@ -60,7 +60,7 @@ def test_an_answer_without_content_is_an_empty_text():
     """Templates would write null as a word."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "reasoning_content": "so"}]
     request = msgspec.convert({"messages": messages}, ChatRequest)
-    assert plain_messages(request.messages)[1]["content"] == ""
+    assert plain_messages(request.messages).messages[1]["content"] == ""
 
 
 def test_halves_of_characters_in_past_calls_are_shown_as_what_they_are():
@@ -69,6 +69,6 @@ def test_halves_of_characters_in_past_calls_are_shown_as_what_they_are():
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": spelt}}
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
     request = msgspec.convert({"messages": messages}, ChatRequest)
-    shown = plain_messages(request.messages)[1]["tool_calls"][0]["function"]["arguments"]
+    shown = plain_messages(request.messages).messages[1]["tool_calls"][0]["function"]["arguments"]
     assert shown == {"city": "a\ufffd", "\ufffd": [{"x": "\U0001f600"}], "path": r"\ud800", "n": 100.0}
     assert str(shown).encode()

@@ -4,9 +4,9 @@ import pytest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import TextPrompt, TokensPrompt
 from troupellm.protocol.openai import ChatMessage, ChatRequest, CompletionRequest
-from troupellm.protocol.openai_tools import CalledFunction, PastCall
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.server.parameters import chat_prompt, completion_prompts, refuse_unsupported, renames, sampling_params
+from troupellm.server.past_messages import plain_messages
 
 USER = ChatMessage(role="user", content="Hi")
 
@@ -157,19 +157,21 @@ def test_prompts_of_every_form():
     assert completion_prompts(CompletionRequest(prompt=[[1], [2]]), 2) == [TokensPrompt([1]), TokensPrompt([2])]
 
 
-def test_tool_results_need_a_call_before_them():
-    call = ChatMessage(role="assistant", tool_calls=[PastCall(id="c1", function=CalledFunction(name="f"))])
+def test_a_result_without_a_call_is_a_text_of_the_user():
+    call = {"id": "c1", "type": "function", "function": {"name": "f"}}
+    answer = ChatMessage(role="assistant", tool_calls=[call])
     result = ChatMessage(role="tool", content="5", tool_call_id="c1")
-    prompt = chat_prompt(ChatRequest(messages=[]), [USER, call, result])
-    assert [message["role"] for message in prompt.messages] == ["user", "assistant", "tool"]
-    assert prompt.messages[2]["tool_call_id"] == "c1"
-    with pytest.raises(InvalidRequest) as caught:
-        chat_prompt(ChatRequest(messages=[]), [USER, result])
-    assert caught.value.param == "messages[1]"
+    called = plain_messages([USER, answer, result])
+    assert [message["role"] for message in called.messages] == ["user", "assistant", "tool"]
+    assert called.messages[2]["tool_call_id"] == "c1"
+    assert not called.skipped
+    uncalled = plain_messages([USER, result])
+    assert uncalled.messages[1] == {"role": "user", "content": "Result of an earlier call: 5"}
+    assert uncalled.skipped == ["result without_call"]
 
 
 def test_going_on_with_the_last_message():
     started = ChatMessage(role="assistant", content="So")
     request = ChatRequest(messages=[], continue_final_message=True)
-    prompt = chat_prompt(request, [USER, started])
+    prompt = chat_prompt(request, plain_messages([USER, started]).messages)
     assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)

@@ -194,7 +194,6 @@ def user(*blocks):
     [
         (user({"type": "image", "source": {"type": "base64"}}), "messages[0].content[0].type"),
         (user({"type": "document", "source": {"type": "base64"}}), "messages[0].content[0].type"),
-        (user({"type": "tool_result", "tool_use_id": "t"}), "messages[0].content[0].tool_use_id"),
         (user({"type": "text"}), "messages[0].content[0].text"),
         (user({}), "messages[0].content[0]"),
         ({"system": [{"type": "image"}]}, "system[0].type"),

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.errors import HttpError
+from troupellm.server.responses.items import conversation_of
 from troupellm.server.responses.past import Conversation
 from troupellm.server.responses.plan import _identified
 from troupellm.server.responses.rows import StoredResponse
@@ -44,10 +44,11 @@ def test_an_item_counts_as_often_as_it_is_referred_to():
     assert caught.value.param == "input"
 
 
-def test_a_reference_to_nothing_is_told():
-    with pytest.raises(HttpError) as caught:
-        Conversation([{"id": "msg_none"}], (), {}, 10).items()
-    assert (caught.value.status, caught.value.param) == (404, "input[0].id")
+def test_a_reference_to_an_item_that_is_not_kept_is_skipped_and_named():
+    _, own = Conversation([{"id": "msg_none"}, {"role": "user", "content": "x"}], (), {}, 10).items()
+    made = conversation_of(own, None)
+    assert made.messages == [{"role": "user", "content": "x"}]
+    assert list(made.skipped) == ["item item_reference"]
 
 
 def test_what_cannot_be_read_is_not_kept():

@@ -250,3 +250,18 @@ async def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path):
         with pytest.raises(ConfigError, match="responses_store") as caught:
             check_database(str(path))
         assert str(tmp_path) not in caught.value.message
+
+
+async def test_a_response_knows_the_turns_that_were_left_out_also_in_a_file_from_before_that(stores, tmp_path):
+    path = tmp_path / "responses.sqlite"
+    check_database(str(path))
+    with sqlite3.connect(path) as database:
+        database.execute("ALTER TABLE responses DROP COLUMN border")
+        database.execute(
+            "INSERT INTO responses (id, owner, previous, status, background, logged, body, items, bytes, used, expires,"
+            " runner, lease) VALUES ('resp_1', 'alice', NULL, 'completed', 0, 0, x'7b7d', x'5b5d', 4, 0, 1e12, '', 0)"
+        )
+    store = stores(responses_store=str(path))
+    assert (await store.get("alice", "resp_1")).border == 0
+    assert await store.put("alice", msgspec.structs.replace(response("resp_2", previous="resp_1"), border=3))
+    assert [one.border for one in await store.chain("alice", "resp_2", 9, 10_000)] == [0, 3]

@@ -30,9 +30,11 @@ def test_functions_of_namespaces_are_functions_of_the_model():
     assert chosen.skipped == []
 
 
-def test_what_a_namespace_is_for_is_told_once_and_before_its_first_function():
+def test_what_a_namespace_is_for_is_told_once_with_its_first_function_by_name():
     told = [tool["function"].get("description") for tool in ChosenTools.of([DOCS, GET, MAIL], None).fields["tools"]]
-    assert told == ["About mcp__docs: All books.\n\nFind it", None, "Get it", "Find it"]
+    assert told == ["Find it", "About mcp__docs: All books.", "Get it", "Find it"]
+    other = [tool["function"] for tool in ChosenTools.of([DOCS | {"tools": [READ, SEARCH]}], None).fields["tools"]]
+    assert [tool.get("description") for tool in other] == ["About mcp__docs: All books.", "Find it"]
     only = {"type": "allowed_tools", "tools": [{"type": "function", "name": "read"}]}
     (read,) = ChosenTools.of([DOCS, GET], only).fields["tools"]
     assert read["function"]["description"] == "About mcp__docs: All books."

@@ -1,0 +1,101 @@
+"""Texts of contents that a conversation brings along: those of any API, whichever server or client has written them.
+
+What a model that reads text only cannot be shown is told instead, or left out; both are named to the client.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+MEDIA = ("image", "audio", "video", "file")
+_AS_FILES = ("document", "pdf", "attachment")
+_FIELDS = {"refusal": "refusal", "tool_reference": "tool_name"}
+"""Where parts of a type have their text; those of all others have it in `text`."""
+
+
+class PastTexts(msgspec.Struct, frozen=True):
+    texts: list[str]
+    skipped: list[str]
+    """Types of the parts that are not shown as they are."""
+
+
+def newest_places(roles: Sequence[str]) -> frozenset[int]:
+    """Which messages are the newest turn's own: the user's last message, and the last message of all.
+
+    Args:
+        roles: of the messages in order; those of results and of what is no message are neither user, system, developer
+            nor assistant.
+    """
+    answered = max((place for place, role in enumerate(roles) if role == "assistant"), default=-1)
+    users = [place for place, role in enumerate(roles) if role == "user"]
+    others = [place for place, role in enumerate(roles) if role not in ("tool", "function", "")]
+    return frozenset(place for place in (*users[-1:], *others[-1:]) if place > answered)
+
+
+def media_of(kind: str) -> str | None:
+    """What a type of part is: image, audio, video or file; None where it is none of them."""
+    if any(word in kind for word in _AS_FILES):
+        return "file"
+    return next((medium for medium in MEDIA if medium in kind), None)
+
+
+def omitted(medium: str) -> str:
+    """Stands in the place of an image, a sound, a film or a file."""
+    return f"[{medium} omitted: this model reads text only]"
+
+
+def past_texts(content: object) -> PastTexts:
+    """The texts of a content: a text, a part, or a list of both. Never fails."""
+    texts: list[str] = []
+    skipped: list[str] = []
+    for part in content if isinstance(content, list | tuple) else [content]:
+        if isinstance(part, list | tuple):
+            found = past_texts(part)
+            texts += found.texts
+            skipped += found.skipped
+        else:
+            _read(part, texts, skipped)
+    return PastTexts(texts, skipped)
+
+
+def _read(part: object, texts: list[str], skipped: list[str]) -> None:
+    if isinstance(part, str):
+        texts.append(part)
+        return
+    if part is None:
+        return
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str | None):
+        skipped.append(type(part).__name__)
+        return
+    kind = kind or "text"
+    inner = _inner(part, kind)
+    if inner is not None:
+        found = past_texts(inner)
+        texts += found.texts
+        skipped += found.skipped
+        return
+    text = part.get(_FIELDS.get(kind, "text"))
+    medium = media_of(kind)
+    if isinstance(text, str):
+        texts.append(text)
+    elif medium is not None:
+        texts.append(omitted(medium))
+        skipped.append(kind)
+    else:
+        skipped.append(kind)
+
+
+def _inner(part: Mapping[str, Any], kind: str) -> object:
+    """What a part encloses; None for one that stands for itself."""
+    source = part.get("source")
+    if kind == "document" and isinstance(source, Mapping):
+        return {"text": source.get("data"), "content": source.get("content")}.get(str(source.get("type")))
+    if kind == "search_result":
+        title = part.get("title")
+        inner = past_texts(part.get("content")).texts
+        return "\n".join([*([title] if isinstance(title, str) else []), *inner])
+    if kind == "resource" and isinstance(resource := part.get("resource"), Mapping):
+        return resource.get("text", {"type": "file"})
+    return None
