@@ -391,6 +391,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag_warning: Annotated[
         Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
     ] = 1.0
+    metrics: Annotated[Literal["open", "key"], _help("open: /metrics needs no API key")] = "key"
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
     max_connections: Annotated[
         PositiveInt | None,
