@@ -344,10 +344,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None
-    files_dir: Annotated[
-        str | None,
-        _help("folder for uploaded files and batches, which outlive a restart; without it there are none"),
-    ] = None
+    files_dir: Annotated[str | None, _help("folder for uploaded files and batches, kept over restarts; else none")] = (
+        None
+    )
     max_file_bytes: Annotated[PositiveInt, _help("largest uploaded file")] = 200 * 2**20
     max_files: Annotated[PositiveInt, _help("files that each API key may have")] = 10_000
     max_stored_bytes: Annotated[PositiveInt, _help("bytes of files that each API key may have")] = 10 * 2**30
