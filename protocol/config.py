@@ -344,10 +344,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None
-    files_dir: Annotated[
-        str | None,
-        _help("folder for uploaded files and batches, which outlive a restart; without it there are none"),
-    ] = None
+    files_dir: Annotated[str | None, _help("folder for uploaded files and batches, kept over restarts; else none")] = (
+        None
+    )
     max_file_bytes: Annotated[PositiveInt, _help("largest uploaded file")] = 200 * 2**20
     max_files: Annotated[PositiveInt, _help("files that each API key may have")] = 10_000
     max_stored_bytes: Annotated[PositiveInt, _help("bytes of files that each API key may have")] = 10 * 2**30
@@ -392,6 +391,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag_warning: Annotated[
         Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
     ] = 1.0
+    metrics: Annotated[Literal["open", "key"], _help("open: /metrics needs no API key")] = "key"
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
     max_connections: Annotated[
         PositiveInt | None,

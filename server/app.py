@@ -160,7 +160,10 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
-        get(METRICS_PATH.decode(), probes.metrics, answers="text/plain", summary="Metrics in Prometheus' text form."),
+        get(
+            METRICS_PATH.decode(), probes.metrics, "open" if host.config.metrics == "open" else "api",
+            answers="text/plain", summary="Metrics in Prometheus' text form.",
+        ),
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),

@@ -232,3 +232,14 @@ async def test_facts_about_the_tokenizer(tiny_engine):
         assert told["vocab_size"] == engine.limits.vocab_width
         assert told["eos_token_ids"] == sorted(engine.tokenizer.eos_token_ids)
     assert "messages" in told["chat_template"]
+
+
+@pytest.mark.parametrize(("metrics", "status"), [("key", 401), ("open", 200)])
+async def test_metrics_need_a_key_unless_they_are_open(tiny_engine, metrics, status):
+    config = server_config(api_key=("secret",), metrics=metrics)
+    async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
+        answer = await client.get("/metrics")
+        others = [await client.get(path) for path in ("/v1/models", "/load", "/metrics/")]
+    assert answer.status_code == status
+    assert (b"troupellm_" in answer.content) is (status == 200)
+    assert {other.status_code for other in others} == {401}
