@@ -19,7 +19,7 @@ from troupellm.models.message_repair import TemplateTraits, text_of
 from troupellm.models.template_child import LONGEST_REASON, MEMORY_BYTES, environment
 from troupellm.models.template_files import read_templates
 from troupellm.models.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused
-from troupellm.models.template_traits import probed
+from troupellm.models.template_traits import PROBE_TOOLS, probed
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError, context_sentence
 
 RESERVED = frozenset(
@@ -290,9 +290,11 @@ class _Trial:
         """The text of a chat with this content; empty where the template refuses it, which other chats may suit."""
         return self.shown_messages([{"role": "user", "content": content}])
 
-    def shown_messages(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def shown_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """The same of a conversation."""
-        variables = {**self._special_tokens, "messages": messages, "tools": None, "add_generation_prompt": True}
+        variables = {**self._special_tokens, "messages": messages, "tools": tools, "add_generation_prompt": True}
         try:
             return self._renderer.render(self._source, variables, self._seconds)
         except TemplateRefused:
@@ -308,8 +310,10 @@ def _content_form(trial: _Trial) -> ContentForm:
 @lru_cache(_KEPT_TRIALS)
 def _traits(trial: _Trial, form: ContentForm) -> TemplateTraits:
     """Remembered like `_content_form`. A template that breaks its limits in a probe has the usual traits."""
+    forms = MessageForms(form, ())
     try:
-        return probed(lambda messages: trial.shown_messages(MessageForms(form, ()).of(messages)))
+        tools = None if trial.shown(_MARK) else [*PROBE_TOOLS]  # some templates are for chats with tools only
+        return probed(lambda messages: trial.shown_messages(forms.of(messages), tools))
     except TemplateExhausted:
         return TemplateTraits()
 

@@ -5,7 +5,7 @@ leave out a part; `message_repair` gives each template the conversation in a for
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -14,6 +14,13 @@ from troupellm.models.message_repair import TURNS, TemplateTraits, repaired
 Shown = Callable[[Sequence[Mapping[str, Any]]], str]
 """The text of a conversation; empty where the template refuses it."""
 
+PROBE_TOOLS: Final = (
+    {
+        "type": "function",
+        "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}},
+    },
+)
+"""What is on offer in the probes of a template that refuses chats without tools."""
 _SHORT_ID = "abcdef123"
 _LONG_ID = "call_0123456789abcdef"
 _SYSTEM, _LATE, _ARGUMENT, _RESULT = "probe-system", "probe-late", "probe-argument", "probe-result"

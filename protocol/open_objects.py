@@ -80,6 +80,8 @@ PastCalls = Annotated[Any, Meta(extra_json_schema=_either(_list_of(_PAST_CALL), 
 """Tool calls of an answer."""
 PastFunction = Annotated[Any, Meta(extra_json_schema=_either(_PAST_CALL["properties"]["function"], {"type": "null"}))]
 """The call of an answer in the form that came before tool calls."""
+PastSound = Annotated[Any, Meta(extra_json_schema=_either(_FREE, {"type": "null"}))]
+"""The spoken form of an answer, of which only its server knows more than the id."""
 PastText = Annotated[Any, Meta(extra_json_schema=_MAYBE_TEXT)]
 
 # Anthropic's.

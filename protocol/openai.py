@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from troupellm.protocol.open_objects import ChatContent, PastCalls, PastFunction, PastText
+from troupellm.protocol.open_objects import ChatContent, PastCalls, PastFunction, PastSound, PastText
 from troupellm.protocol.openai_extras import ExtraFields
 from troupellm.protocol.openai_tools import ToolBody, ToolChoiceBody
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
@@ -84,6 +84,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     reasoning: PastText = None
     reasoning_content: PastText = None
     refusal: PastText = None
+    audio: PastSound = None
 
 
 class ToolFields(GenerationFields, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatMessage
 from troupellm.server.billing import without_billing
-from troupellm.server.past_texts import newest_places, past_texts
+from troupellm.server.past_texts import newest_places, omitted, past_texts
 from troupellm.server.skipped import skipped_names
 
 MAX_MESSAGES = 10_000
@@ -125,6 +125,9 @@ class _Reader:
         content = self._content(given)
         if not content and isinstance(message.refusal, str):
             content = message.refusal
+        if isinstance(message.audio, Mapping):
+            self._skip("message", ["audio"])
+            content = content or omitted("audio")
         made = self._append("assistant", content, message)
         calls = list(self._plain_calls(place, message))
         if calls:

@@ -60,6 +60,11 @@ async def test_an_item_of_every_kind_is_answered_and_named(builtin_engine):
             response = await post(client, PATH[api], body)
             assert response.status_code == 200, response.text
             assert "result without_call" in response.headers["x-troupellm-skipped"] or api == "responses"
+        unknown = [{"type": f"kind_{number}", "id": f"x_{number}"} for number in range(10_000)]
+        body = {"input": unknown, "max_output_tokens": 1, "session_id": "x" * 513}
+        response = await post(client, "/v1/responses", body)
+        assert response.status_code == 200, response.text
+        assert response.headers["x-troupellm-skipped"].endswith("item kind_15, 9985 more")
 
 
 async def test_thoughts_come_in_a_form_that_clients_send_back(tiny_engine):

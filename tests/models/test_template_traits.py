@@ -120,6 +120,16 @@ def test_a_failed_probe_fails_nothing(source):
             loaded.render([user()])
 
 
+def test_a_template_for_tools_only_is_probed_with_tools():
+    source = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}" + KINDS["strict system"]
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    loaded = ChatTemplate({"default": "x", "tool_use": source.replace("in tools %}", "in tools + [] %}", 1)}, {})
+    conversation = [system(), user(), answer(), system("late"), calls("c"), result("c"), user()]
+    text = loaded.render(conversation, tools)
+    assert "<user><system-reminder>late</system-reminder></><assistant>[look" in text
+    assert "<tool>found</>" in text
+
+
 def test_what_no_probe_foresees_is_tried_in_a_plainer_form():
     source = (
         "{% for m in messages %}{% if m.role == 'tool' and m.content == 'odd' %}{{ raise_exception('odd') }}{% endif %}"

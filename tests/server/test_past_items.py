@@ -48,6 +48,7 @@ def short(message):
         ("function call of old", [("assistant", "", [("look", {})]), ("tool", "found")], []),
         ("custom call", [("assistant", "", [("patch", {"input": "x"})]), ("tool", "found")], []),
         ("unknown call", [("assistant", "")], ["call strange", "call ?"]),
+        ("spoken answer", [("assistant", "[audio omitted: this model reads text only]")], ["message audio"]),
         ("refusal", [("assistant", "no")], []),
         ("parts of other APIs", [("assistant", ["so"])], ["part odd", "part int"]),
         ("unknown role", [("user", "x"), ("assistant", "answer")], ["message wizard"]),

@@ -112,6 +112,7 @@ CHAT_KINDS: Mapping[str, Entries] = {
     "function call of old": [_LEGACY, {"role": "function", "name": "look", "content": "found"}],
     "custom call": [answer("") | {"tool_calls": [_CUSTOM]}, _result()],
     "unknown call": [answer("") | {"tool_calls": [{"type": "strange"}, 5]}],
+    "spoken answer": [answer() | {"content": None, "audio": {"id": "audio_1"}}],
     "refusal": [answer() | {"content": None, "refusal": "no"}],
     "parts of other APIs": [answer() | {"content": [{"type": "output_text", "text": "so"}, {"type": "odd"}, 5]}],
     "content is a number": [answer() | {"content": 5, "reasoning": ["why"], "name": 7}],

@@ -2,6 +2,7 @@
 
 import sqlite3
 import stat
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -255,7 +256,7 @@ async def test_a_file_that_cannot_be_used_is_refused_at_the_start(tmp_path):
 async def test_a_response_knows_the_turns_that_were_left_out_also_in_a_file_from_before_that(stores, tmp_path):
     path = tmp_path / "responses.sqlite"
     check_database(str(path))
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("ALTER TABLE responses DROP COLUMN border")
         database.execute(
             "INSERT INTO responses (id, owner, previous, status, background, logged, body, items, bytes, used, expires,"
