@@ -139,8 +139,9 @@ class Builder:
             speculative=company.config.speculation.speculative_config,
             kv_events=self._kv_events,
             offload=company.config.offload,
+            builds_guides=True,
         )
-        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
+        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock, boxes.guide)
 
     def worker(self) -> WorkerActor:
         company, boxes = self._company, self._boxes
