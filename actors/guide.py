@@ -67,7 +67,7 @@ class Guide:
         """
         Args:
             prepare: has the worker build a program beside its steps.
-            warm: get ready to compile before the first guide comes.
+            warm: get ready to compile before the first guide comes, and for a second one when it has.
         """
         self._inbox = inbox
         self._output = output
@@ -160,6 +160,8 @@ class Guide:
             return
         self._compiling[key] = {message.opened.request: message}
         start(self._compile, key, ticket)
+        if self._warm and not self._compiles:  # where guides are used, a small one must not wait for a process to start
+            start(self._compiler.warm_up)
 
     def _key(self, spec: GuideSpec) -> GuideKey:
         config = self._config
