@@ -58,7 +58,9 @@ class Mailboxes:
         capacity: dict[str, int] = {}
         for edge in edges(config):
             capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
-        self.intake: Mailbox[IntakeMessage, Never] = Mailbox("intake", capacity["intake"])
+        self.intake: Mailbox[IntakeMessage, Never] = Mailbox(
+            "intake", capacity["intake"], turns_by=lambda message: message.tenant
+        )
         self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
             "scheduler",

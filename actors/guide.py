@@ -81,8 +81,8 @@ class Guide:
         self._warm = warm
         self._cache = GuideCache(config.guide_cache_bytes)
         self._compiling: dict[GuideKey, _Waiting] = {}
-        self._turns = Turns(compiler.parallel, clock)
-        self._build_turns = Turns(PARALLEL_BUILDS, clock)
+        self._turns = Turns(compiler.parallel, clock, for_small=1)
+        self._build_turns = Turns(PARALLEL_BUILDS, clock, for_small=1)
         self._building = 0
         self._hits = self._compiles = self._refused = 0
         self._compile_seconds = 0.0

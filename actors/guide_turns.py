@@ -19,7 +19,7 @@ _FORGOTTEN: Final = 1e-3
 PATIENCE: Final = 5.0
 """Seconds after which a large guide waits no longer behind small ones."""
 SMALL_BYTES: Final = 16_384
-"""Larger guides leave one turn free, so that a small one waits for no large one."""
+"""A larger guide is a large one."""
 
 
 class TooManyWaiting(Exception):
@@ -38,9 +38,10 @@ class Ticket(msgspec.Struct, eq=False):
 class Turns:
     """Clients that have used less time lately go first, then small guides, then those that came first."""
 
-    def __init__(self, parallel: int, clock: Clock) -> None:
+    def __init__(self, parallel: int, clock: Clock, *, for_small: int = 0) -> None:
+        """for_small: turns that large guides leave free, of several."""
         self._free = parallel
-        self._free_large = max(1, parallel - 1)
+        self._free_large = max(1, parallel - for_small)
         """Turns that large guides may still take."""
         self._clock = clock
         self._waiting: list[Ticket] = []

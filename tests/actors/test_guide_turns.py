@@ -95,7 +95,7 @@ async def test_a_turn_that_nobody_takes_is_the_next_ones():
 
 
 async def test_large_guides_leave_one_turn_to_a_small_one():
-    turns = Turns(2, HandClock())
+    turns = Turns(2, HandClock(), for_small=1)
     large = [turns.queue("a", SMALL_BYTES + 1) for _ in range(2)]
     small = turns.queue("b", SMALL_BYTES)
     assert [ticket.turn.is_set() for ticket in (*large, small)] == [True, False, True]
