@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
+from troupellm.models.memory_use import return_large_blocks
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
@@ -70,6 +71,8 @@ async def serve(
     guard_of(config)
     tls_context(config)
     check_database(config.responses_store)
+    if engine_config.worker.worker_process is not False:
+        return_large_blocks()
     with held_folder(config):
         return await _serve(config, engine_config, on_ready)
 

@@ -142,8 +142,8 @@ async def _lists(traffic: Traffic, prompts: int, rounds: int) -> list[Figure]:
     siblings = await _beside(traffic, rounds, "Go " * 200, n=SIBLINGS)
     figures = []
     for kind, wanted in (
-        ("texts", [f"{number} " * 100 for number in range(prompts)]),
-        ("token ids", [[5 + number % 1000] * 200 for number in range(prompts)]),
+        ("texts", [f"{number} word " * 80 for number in range(prompts)]),
+        ("token ids", [[5 + number % 1000] * 1000 for number in range(prompts)]),
     ):
         seconds = await _beside(traffic, rounds, wanted)
         figures.append(

@@ -17,8 +17,8 @@ from troupellm.server.exchange import PIECES
 from troupellm.server.wire.http1 import Http1
 from troupellm.server.wire.http2 import Http2
 
-INBOX = 10
-"""Pieces of a body that wait for the app; then the connection is not read."""
+INBOX = 2
+"""Of 64 KiB at most: pieces of a body that wait for the app; then the connection is not read."""
 
 
 class Connection(TCPServer):  # type: ignore[misc]
