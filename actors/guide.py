@@ -50,7 +50,7 @@ _Waiting = dict[int, GuideRequest]
 
 
 class Guide:
-    """The asynchronous shell. Requests that ask for the same share one compilation."""
+    """The asynchronous shell. Requests of one tenant that ask for the same share one compilation."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Guide:
                     _refuse(message, EngineStopped("the guide actor ended", code="engine_restarting"))
 
     async def _receive(self, message: GuideRequest, start: Callable[..., object]) -> None:
-        key = self._key(message.spec)
+        key = self._key(message.spec, message.submitted.tenant)
         if key.backend not in self._offered:
             self._refused += 1
             field, offered = message.spec.field, ", ".join(sorted(self._offered))
@@ -163,14 +163,14 @@ class Guide:
         if self._warm and not self._compiles:  # where guides are used, a small one must not wait for a process to start
             start(self._compiler.warm_up)
 
-    def _key(self, spec: GuideSpec) -> GuideKey:
+    def _key(self, spec: GuideSpec, tenant: str) -> GuideKey:
         config = self._config
         spec = msgspec.structs.replace(
             spec,
             any_whitespace=spec.any_whitespace and config.guide_any_whitespace,
             additional_properties=spec.additional_properties and config.guide_additional_properties,
         )
-        return key_of(spec, BACKENDS[spec.backend] or self._backend)
+        return key_of(spec, BACKENDS[spec.backend] or self._backend, tenant)
 
     async def _compile(self, key: GuideKey, ticket: Ticket) -> None:
         """Compile once for all who wait, unless they leave before it begins."""
@@ -182,6 +182,7 @@ class Guide:
                 self._compiles += 1
                 begin = self._clock.now()
                 program = await self._compiler.compile(key.spec, key.backend)
+                program = msgspec.structs.replace(program, tenant=key.tenant)
                 self._compile_seconds += self._clock.now() - begin
                 self._cache.keep(key, program)
         except GuideRefused as refusal:

@@ -140,3 +140,5 @@ class GuideProgram(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_on
     """See `GuideSpec.early_end`."""
     field: str = "structured_outputs"
     """The request field that errors name."""
+    tenant: str = ""
+    """Whose it is: a worker that has built it for one tenant builds it anew for another one."""

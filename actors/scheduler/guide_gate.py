@@ -21,7 +21,7 @@ MOST_ASKED: Final = 1024
 """Programs that wait to be built. The next sequence keeps its place in the waiting room meanwhile."""
 
 _LATE = "the model worker took too long to build the guide of this output"
-_Key = tuple[str, str, str, EarlyEnd | None]
+_Key = tuple[str, str, str, EarlyEnd | None, str]
 
 
 class GuideGate:
@@ -95,7 +95,7 @@ class GuideGate:
             self._ready[key] = None
             self._ready_bytes += len(key[1])
         while len(self._ready) > 1 and (len(self._ready) > MOST_READY or self._ready_bytes > MOST_READY_BYTES):
-            (_, text, _, _), _ = self._ready.popitem(last=False)
+            (_, text, _, _, _), _ = self._ready.popitem(last=False)
             self._ready_bytes -= len(text)
 
     def _ask_again(self, program: GuideProgram) -> None:
@@ -121,4 +121,4 @@ class GuideGate:
 
 
 def _key(program: GuideProgram) -> _Key:
-    return program.backend, program.text, program.after, program.early_end
+    return program.backend, program.text, program.after, program.early_end, program.tenant

@@ -18,7 +18,7 @@ class Built:
 
     __slots__ = ("key", "start")
 
-    def __init__(self, key: tuple[str, str], start: Matcher) -> None:
+    def __init__(self, key: tuple[str, str, str], start: Matcher) -> None:
         self.key = key
         self.start = start
 
@@ -38,7 +38,7 @@ class GuideLibrary:
         self._tokenizer: Tokenizer | None = None
         self._words = 0
         self._backends: dict[str, Backend] = {}
-        self._built: OrderedDict[tuple[str, str], Built] = OrderedDict()
+        self._built: OrderedDict[tuple[str, str, str], Built] = OrderedDict()
         self._marks: dict[tuple[str, EarlyEnd | None], Mark] = {}
         self._text_bytes = 0
         self._lock = Lock()
@@ -76,7 +76,7 @@ class GuideLibrary:
         Raises:
             GuideError: the program cannot be built.
         """
-        key = program.backend, program.text
+        key = program.backend, program.text, program.tenant
         with self._lock:
             built = self._built.get(key)
             if built is not None:
@@ -129,10 +129,10 @@ class GuideLibrary:
                 raise BackendError("this model's tokenizer cannot be read") from error
         return self._tokenizer
 
-    def _keep(self, key: tuple[str, str], made: Matcher) -> Built:
+    def _keep(self, key: tuple[str, str, str], made: Matcher) -> Built:
         built = self._built[key] = Built(key, made)
         self._text_bytes += len(key[1])
         while len(self._built) > 1 and (self._text_bytes > MOST_TEXT_BYTES or len(self._built) > MOST_PROGRAMS):
-            (_, text), _ = self._built.popitem(last=False)
+            (_, text, _), _ = self._built.popitem(last=False)
             self._text_bytes -= len(text)
         return built

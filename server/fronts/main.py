@@ -84,6 +84,8 @@ class Front:
         return_large_blocks()
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._templates = TemplateProcesses()
+        self._vitals.bodies = host.bodies
+        self._vitals.count_templates = lambda: len(self._templates.pids)
         self._remote: RemoteEngine | None = None
         self._serving: Serving | None = None
         self._status: Status | None = None
@@ -213,6 +215,9 @@ class Front:
             tasks=signs.tasks,
             connections=signs.connections or 0,
             connections_dropped=signs.connections_dropped,
+            body_bytes=signs.body_bytes,
+            bodies_waiting=signs.bodies_waiting,
+            template_processes=signs.template_processes,
         )
 
 

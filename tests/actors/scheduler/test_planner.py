@@ -253,7 +253,7 @@ def test_a_paused_reader_gives_way_when_blocks_are_short() -> None:
 
 
 def test_the_newest_paused_reader_gives_way_first() -> None:
-    settings = ready(num_blocks=8, block_size=2, max_model_len=10)
+    settings = ready(num_blocks=6, block_size=2, max_model_len=10)
     harness = Harness(make_core(settings, caching=False), settings)
     for request in (1, 2):
         harness.submit(submission(request, prompt(4, 10 * request), max_tokens=6))
