@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.allowed_values import with_allowed_values
+from troupellm.protocol.body_config import BodyConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.kv_events import EventDetail
@@ -302,7 +303,7 @@ SDK_HEADERS = (
 """What OpenAI's and Anthropic's clients send from a browser; a preflight must allow each by name."""
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     """The HTTP front."""
 
     host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
@@ -356,8 +357,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None,
         _help("requests of batches at once, while nobody waits (default: half of max_num_seqs)"),
     ] = None
-    max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
-    body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0
     sse_keep_alive_interval: Annotated[Seconds, _help("seconds of silence before a comment; 0 is off")] = 15.0
     sse_send_buffer: Annotated[PositiveInt, _help("bytes of kernel send buffer per connection")] = 16384

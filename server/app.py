@@ -12,6 +12,7 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
+from troupellm.models.memory_use import trim_heap
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
@@ -36,8 +37,8 @@ from troupellm.server import chat, completions, invocations, models, probes, tok
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
-from troupellm.server.body import decode_body, read_body
-from troupellm.server.errors import ClientGone, HttpError, answer, flatten, no_websockets
+from troupellm.server.body import PARALLEL_DECODES, decode_body, most_bytes, read_body
+from troupellm.server.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
 from troupellm.server.host import EngineHost, stream_defaults
@@ -47,6 +48,7 @@ from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
 from troupellm.server.messages.routes import routes as messages_routes
+from troupellm.server.offload import offload
 from troupellm.server.openapi.routes import Reference
 from troupellm.server.pooling.routes import routes as pooling_routes
 from troupellm.server.query import decode_query
@@ -206,6 +208,7 @@ class App:
         self._guard = guard or mounted_guard(host.config)
         self._unknown = UnknownFields()
         self._owned = owned
+        self._decodes = anyio.CapacityLimiter(PARALLEL_DECODES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -259,6 +262,8 @@ class App:
         try:
             with exchange.cancel_scope:
                 await self._answer(exchange, probe=probe)
+                if self.host.bodies.take_trim():
+                    await offload(trim_heap)
         except (Exception, BaseExceptionGroup) as error:
             logger.error("request %s could not be answered", exchange.request_id, exc_info=error)
         finally:
@@ -288,6 +293,7 @@ class App:
             await self._handle(exchange, route)
         except (Exception, BaseExceptionGroup) as error:
             await self._fail(exchange, flatten(error))
+            clear_locals(error)
         finally:
             self.host.leave(exchange)
 
@@ -304,11 +310,17 @@ class App:
             return
         self.host.enter(exchange)
         self.host.require()
-        raw = b""
-        with exchange.reading:
-            raw = await read_body(exchange, limit=self._config.max_body_bytes, timeout=self._config.body_timeout)
-        self.host.require()
-        body = await decode_body(raw, route.body, self._unknown)
+        limit, timeout = self._config.max_body_bytes, self._config.body_timeout
+        with self.host.bodies.reserving(exchange.key, most_bytes(exchange, limit)) as reservation:
+            raw = b""
+            with exchange.reading:
+                raw = await read_body(exchange, limit=limit, timeout=timeout, reservation=reservation)
+            self.host.require()
+            body = await decode_body(raw, route.body, self._unknown, limiter=self._decodes)
+            raw = b""  # its memory is free while the request is answered
+            await self._run(exchange, route, body)
+
+    async def _run(self, exchange: Exchange, route: Route, body: msgspec.Struct) -> None:
         failure: Exception | BaseExceptionGroup[BaseException] | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(exchange.watch, group.cancel_scope)

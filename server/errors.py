@@ -3,6 +3,7 @@
 import logging
 import math
 import secrets
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -194,6 +195,24 @@ def flatten(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def clear_locals(error: BaseException) -> None:
+    """Free what the frames of an error's traceback hold, a request's body among it.
+
+    An error that its own frame names would keep all of it until the next garbage collection.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        pending += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            pending += one.exceptions
 
 
 def answer(

@@ -78,6 +78,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
         while True:
             if self.connection.they_are_waiting_for_100_continue:
                 await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+            if self.connection.their_state is h11.IDLE:
+                self.buffer.skip_empty_line()
             try:
                 event = self.connection.next_event()
                 if isinstance(event, h11.Data):
@@ -96,6 +98,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
             if isinstance(event, h11.Request):
                 event = _uncompressed(event)
                 self._pieces, self._piece_bytes = 0, 0
+                self.buffer.may_skip = True
                 await self.send(Updated(idle=False))
                 await self._check_protocol(event)
                 await self._create_stream(event)
@@ -151,6 +154,23 @@ class Http1(H11Protocol):  # type: ignore[misc]
 
 class StrictBuffer(ReceiveBuffer):
     """Lines end with CRLF, are never folded, and say once how long the body is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_skip = True
+        """No empty line was skipped before the next request line."""
+
+    def skip_empty_line(self) -> None:
+        """Before a request line: RFC 9112, section 2.2, has servers ignore one that old clients send behind a body."""
+        if self.may_skip and self._data.startswith(b"\r\n"):
+            self._extract(2)
+            self.may_skip = False
+
+    def is_next_line_obviously_invalid_request_line(self) -> bool:
+        """h11's, unless it is the first half of an empty line that may be skipped."""
+        if self.may_skip and self._data == b"\r":
+            return False
+        return bool(super().is_next_line_obviously_invalid_request_line())
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """
