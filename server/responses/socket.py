@@ -27,7 +27,7 @@ from troupellm.server.sse import open_events
 from troupellm.server.turn import open_turn
 from troupellm.server.unknown_fields import UnknownFields
 
-MAX_WAITING = 16
+MAX_WAITING = 2
 """Frames that may wait behind the one that is answered."""
 IDLE_SECONDS = 900.0
 """A connection without a request is closed after so long."""
