@@ -135,6 +135,11 @@ class ResponsesSocket:
         self._host.require()
         raw = text.encode("utf-8", "surrogatepass")
         exchange.body_bytes = len(raw)
+        with self._host.bodies.reserving(exchange.key, len(raw)) as reservation:
+            await reservation.enter(self._host.config.body_timeout)
+            await self._make(exchange, frames, raw)
+
+    async def _make(self, exchange: Exchange, frames: "_Frames", raw: bytes) -> None:
         request = await decode_body(raw, SocketRequest, self._unknown)
         if request.type != _CREATE:
             raise InvalidRequest(f"type must be {_CREATE}", param="type")
