@@ -34,6 +34,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/invocations": {"prompt": "Hi", "max_tokens": 2},
     "/v1/embeddings": {"input": "Hi"},
     "/pooling": {"input": "Hi"},
+    "/v2/embed": {"texts": ["Hi"]},
     "/classify": {"input": "Hi"},
     "/v1/score": _PAIR,
     "/score": _PAIR,
