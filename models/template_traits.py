@@ -20,7 +20,7 @@ PROBE_TOOLS: Final = (
         "function": {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}},
     },
 )
-"""What is on offer in the probes of a template that refuses chats without tools."""
+"""Tools in the probes of a template that refuses chats without tools."""
 _SHORT_ID = "abcdef123"
 _LONG_ID = "call_0123456789abcdef"
 _SYSTEM, _LATE, _ARGUMENT, _RESULT = "probe-system", "probe-late", "probe-argument", "probe-result"

@@ -54,7 +54,7 @@ Refused = Annotated[Any, Meta(description="Not supported: refused when given.", 
 
 _MAYBE_TEXT = _either(_TEXT, {"type": "null"})
 
-# Of chats. What a conversation brings along is read by the server: any server or client may have written it.
+# Of chats. The server reads past messages itself, because any server or client may have written them.
 
 _CHAT_PART = {
     "type": "object",

@@ -22,7 +22,7 @@ class RepetitionFields(msgspec.Struct, kw_only=True):
 
 
 class DescriptiveFields(msgspec.Struct, kw_only=True):
-    """Who asks and why: checked, and apart from the name of a session then forgotten, since they change no answer."""
+    """Labels of the caller and of the request: checked, and forgotten apart from the name of a session."""
 
     user: Label | None = None
     safety_identifier: Label | None = None

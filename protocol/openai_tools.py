@@ -1,4 +1,4 @@
-"""Bodies of tools and of their choice as the chat completions API has them. What they may hold is checked elsewhere."""
+"""Bodies of tools and of their choice as the chat completions API has them. Other modules check the contents."""
 
 from typing import Any, Literal
 

@@ -188,7 +188,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
 
 
 def _tree(raw: bytes, *, mend: bool) -> Any:
-    """What the text stands for.
+    """The value of a JSON text.
 
     Args:
         mend: half of a surrogate pair, which no text can have, stands for U+FFFD.

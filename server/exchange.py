@@ -88,7 +88,7 @@ class Exchange:
         self.gone = False
         self.finished = False
         self.skipped: list[str] = []
-        """What the header x-troupellm-skipped names."""
+        """Names in the header x-troupellm-skipped."""
         self.renames: dict[str, str] = {}
         """The API's own names of sampling parameters, for error texts."""
         self.cancel_scope = anyio.CancelScope()

@@ -1,4 +1,4 @@
-"""What a chat request says about tools, and how long it takes to read."""
+"""Tools of a chat request, and the time that it takes to read them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

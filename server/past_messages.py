@@ -1,7 +1,7 @@
 """Messages of a conversation as chat templates read them: contents as text, calls with their results, thoughts.
 
-No message that an answer was given to makes a conversation fail: it is rendered, told as text, or left out and named.
-Only the newest turn's own faults are refused.
+A past message never makes a conversation fail: it is rendered, told as text, or left out and named. Only the newest
+turn's own faults are refused.
 """
 
 import json
@@ -20,7 +20,7 @@ from troupellm.server.skipped import skipped_names
 MAX_MESSAGES = 10_000
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 WITHOUT_CALL = "without_call"
-"""What a result is called that answers no call before it."""
+"""Kind of a result that answers no call before it."""
 _SYSTEM = ("system", "developer")
 _RESULTS = ("tool", "function")
 _SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
@@ -34,7 +34,7 @@ _THOUGHTS = ("thinking", "reasoning")
 class PlainChat(msgspec.Struct, frozen=True):
     messages: list[dict[str, Any]]
     skipped: list[str]
-    """What the model does not get as it was sent; see `skipped_names`."""
+    """Parts that the model does not get as they were sent; see `skipped_names`."""
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> PlainChat:
@@ -187,8 +187,8 @@ class _Reader:
             return [{"type": "text", "text": text} for text in found.texts]
         return "\n".join(found.texts)  # templates write a content that is null as "None"
 
-    def _skip(self, what: str, kinds: Sequence[str]) -> None:
-        self.skipped |= dict.fromkeys(skipped_names(what, kinds))
+    def _skip(self, noun: str, kinds: Sequence[str]) -> None:
+        self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
 
 
 def _without_billing(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:

@@ -1,6 +1,6 @@
-"""Texts of contents that a conversation brings along: those of any API, whichever server or client has written them.
+"""Texts of past contents, in the forms of every API: any server or client may have written them.
 
-What a model that reads text only cannot be shown is told instead, or left out; both are named to the client.
+A placeholder stands for an image, a sound or a file; other parts without text are left out. The client is told of both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,7 @@ def newest_places(roles: Sequence[str]) -> frozenset[int]:
     """Which messages are the newest turn's own: the user's last message, and the last message of all.
 
     Args:
-        roles: of the messages in order; those of results and of what is no message are neither user, system, developer
-            nor assistant.
+        roles: of the messages in order; results have tool or function, and other entries an empty text.
     """
     answered = max((place for place, role in enumerate(roles) if role == "assistant"), default=-1)
     users = [place for place, role in enumerate(roles) if role == "user"]
@@ -34,7 +33,7 @@ def newest_places(roles: Sequence[str]) -> frozenset[int]:
 
 
 def media_of(kind: str) -> str | None:
-    """What a type of part is: image, audio, video or file; None where it is none of them."""
+    """The medium of a type of part: image, audio, video or file; None for other types."""
     if any(word in kind for word in _AS_FILES):
         return "file"
     return next((medium for medium in MEDIA if medium in kind), None)
@@ -88,7 +87,7 @@ def _read(part: object, texts: list[str], skipped: list[str]) -> None:
 
 
 def _inner(part: Mapping[str, Any], kind: str) -> object:
-    """What a part encloses; None for one that stands for itself."""
+    """The content that a part encloses; None for a part without one."""
     source = part.get("source")
     if kind == "document" and isinstance(source, Mapping):
         return {"text": source.get("data"), "content": source.get("content")}.get(str(source.get("type")))

@@ -1,5 +1,5 @@
-"""What a request has that the model does not get as it was sent: named in a header of its answer, and each kind once in
-the log.
+"""Parts of a request that the model does not get as they were sent: a header of the answer names them, and the log each
+kind once.
 
 Coding agents always send tools that their vendor's own server runs, and leave their traces in conversations. They work
 without them, so these are no reason to refuse a request; but whoever misses one must be able to see where it went.
@@ -39,7 +39,7 @@ class Skipped:
         self._logged: set[str] = set()
 
     def report(self, exchange: Exchange, names: Sequence[str]) -> None:
-        """Tell of what `skipped_names` has named, before the answer begins. What was told of stays told."""
+        """Add names of `skipped_names` to the answer's header, before the answer begins."""
         names = list(dict.fromkeys([*exchange.skipped, *names]))
         if len(names) == len(exchange.skipped):
             return

@@ -85,13 +85,13 @@ async def open_turn(
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """What is made of a chat request before the engine hears of it."""
+    """A chat request that is ready for the engine."""
 
     prompt: ChatPrompt
     params: SamplingParams
     voice: Voice | None
     skipped: list[str]
-    """What the model does not get as it was sent; see `skipped_names`."""
+    """Parts that the model does not get as they were sent; see `skipped_names`."""
 
 
 async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) -> Prepared:

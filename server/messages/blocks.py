@@ -40,12 +40,12 @@ class Placed(msgspec.Struct, frozen=True):
 class Conversation(msgspec.Struct):
     messages: list[dict[str, Any]] = []
     skipped: dict[str, None] = {}
-    """What the model does not get as it was sent; see `skipped_names`."""
+    """Parts that the model does not get as they were sent; see `skipped_names`."""
     changes: list[ToolChange] = []
     """Of the tools on offer, in order."""
 
-    def skip(self, what: str, kinds: Sequence[str]) -> None:
-        self.skipped |= dict.fromkeys(skipped_names(what, kinds))
+    def skip(self, noun: str, kinds: Sequence[str]) -> None:
+        self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
 
 
 def conversation_of(system: object, given: Sequence[InputMessage]) -> Conversation:
@@ -55,7 +55,7 @@ def conversation_of(system: object, given: Sequence[InputMessage]) -> Conversati
 
     Raises:
         InvalidRequest: too many; or a fault of the system or of the newest turn, which names `messages[i].content[j]`
-            and what is wrong there.
+            and the fault.
     """
     if len(given) > MAX_MESSAGES:
         message = f"messages must have at most {MAX_MESSAGES} entries, got {len(given)}"

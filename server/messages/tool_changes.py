@@ -17,12 +17,12 @@ class ToolChange(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """What the model reads at the place of the change."""
+        """Text for the model at the place of the change."""
         return f"The tool {self.name} is {'now' if self.added else 'no longer'} available."
 
 
 def tool_change(block: Mapping[str, Any]) -> ToolChange:
-    """What a block changes: a tool is defined there, or named."""
+    """The change that a block makes: it defines a tool, or names one."""
     tool = block.get("tool")
     given = tool if isinstance(tool, Mapping) else block
     definition = given.get("definition")

@@ -56,7 +56,7 @@ class Translated(msgspec.Struct, frozen=True):
     names: Names
     """See `relabel`."""
     skipped: list[str]
-    """What the model does not hear of."""
+    """Parts that the model does not get as they were sent."""
 
 
 def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -> Translated:
@@ -95,8 +95,8 @@ def translate(request: PromptFields, *, switches: Sequence[str], thinks: bool) -
 def _tools(
     given: Sequence[dict[str, Any]], changes: Sequence[ToolChange]
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]], list[str]]:
-    """Functions for the model, what its errors call them, and the kinds of those that are skipped: tools that
-    Anthropic's own server runs or defines, and those that the conversation has defined wrongly."""
+    """Functions for the model, their names in errors, and the kinds of the skipped ones: tools of Anthropic's server
+    and wrong definitions of the conversation."""
     if len(given) > MAX_TOOLS:
         raise InvalidRequest(f"tools must have at most {MAX_TOOLS} entries, got {len(given)}", param="tools")
     tools: list[dict[str, Any]] = []

@@ -2,8 +2,8 @@
 
 Items of one answer (reasoning, text, calls) become one assistant message, which is what chat templates know. Messages
 of the system before everything else become one, because few templates take several. Their texts are put together once,
-at the end: what a conversation costs is linear in its size, however it is cut into items. No item that an answer was
-given to makes a request fail.
+at the end, so that the cost of a conversation is linear in its size, however it is cut into items. A past item never
+makes a request fail.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,21 +29,21 @@ _TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reaso
 _REASONING = ("reasoning", "agent_reasoning")
 _SUMMARIES = ("compaction", "compaction_summary", "context_compaction")
 _FOREIGN = "gAAAA"
-"""How what another server has encrypted begins."""
+"""Begins every text that another server has encrypted."""
 
 
 class Conversation(msgspec.Struct):
     messages: list[dict[str, Any]] = []
     skipped: dict[str, None] = {}
-    """What the model does not get as it was sent, of the request's own input; see `skipped_names`."""
+    """Parts of the request's own input that the model does not get as they were sent; see `skipped_names`."""
     tools: list[Any] = []
     """Those that its items offer beside the request's own."""
     effort: object = None
     """The last one that an item has set."""
     format: object = None
 
-    def skip(self, what: str, kinds: Sequence[str]) -> None:
-        self.skipped |= dict.fromkeys(skipped_names(what, kinds))
+    def skip(self, noun: str, kinds: Sequence[str]) -> None:
+        self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
 
 
 def as_items(given: str | Sequence[Item] | None) -> list[dict[str, Any]]:
@@ -70,11 +70,11 @@ def item_type(item: Item) -> str:
 def conversation_of(items: Sequence[Item], instructions: str | None, *, first: int = 0) -> Conversation:
     """
     Args:
-        items: what came before and the input, in this order.
+        items: the past ones and the input, in this order.
         first: where the input begins in `items`, so that errors count as the client does.
 
     Raises:
-        InvalidRequest: a fault of the newest turn; names `input[i]` and what is wrong there.
+        InvalidRequest: a fault of the newest turn; names `input[i]` and the fault.
     """
     newest = newest_places([_turn(item) for item in items])
     transcript = _Transcript(instructions)
@@ -87,7 +87,7 @@ def conversation_of(items: Sequence[Item], instructions: str | None, *, first: i
 
 
 def _turn(item: Item) -> str:
-    """The role of the turn that an item belongs to; empty for outputs and for what is no message."""
+    """The role of the turn that an item belongs to; empty for outputs and unknown items."""
     kind = item_type(item)
     if kind == "message":
         return role if (role := item.get("role")) in _ROLES else "other"
@@ -116,7 +116,7 @@ class _Transcript:
     def add(self, item: Item, here: str | None) -> None:
         """
         Args:
-            here: what the client calls an item of the newest turn, whose faults are refused.
+            here: the client's name of an item of the newest turn, whose faults are refused; None for others.
         """
         kind = item_type(item)
         if kind == "message":

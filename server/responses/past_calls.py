@@ -1,4 +1,4 @@
-"""Calls and their outputs, as items of the responses API have them, whichever tool was called."""
+"""Calls and their outputs, as items of the responses API have them, for every kind of tool."""
 
 import json
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def call_id_of(item: Item, kind: str) -> str | None:
 
 
 def past_output(item: Item, kind: str) -> PastOutput:
-    """What the model reads of an output."""
+    """The text of an output for the model."""
     if kind == TOOL_SEARCH_OUTPUT:
         tools = item.get("tools")
         names = [one.get("name") for one in tools if isinstance(one, Mapping)] if isinstance(tools, list) else []

@@ -192,8 +192,8 @@ def _text(tool: Mapping[str, Any], field: str, here: str) -> str:
 
 
 def _told(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Functions for the model. What a namespace is for stands in one of its functions only, the first one by name: in
-    all of them it would take that much of the context each time."""
+    """Functions for the model. The purpose of a namespace stands in one of its functions, the first by name: in all of
+    them it would take that much of the context each time."""
     names: dict[str, str] = {}
     for function in functions:
         if function.namespace is not None and function.namespace in about:

@@ -63,7 +63,7 @@ class Translated(msgspec.Struct, frozen=True):
     names: Names
     """What its errors call the fields, and what the client does; see `relabel`."""
     skipped: list[str]
-    """What the model does not get as it was sent."""
+    """Parts that the model does not get as they were sent."""
 
 
 def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 0) -> Translated:
@@ -135,7 +135,7 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
 
 
 def _configured(conversation: Conversation) -> dict[str, Any]:
-    """The effort and the form of the answer that the conversation has set last; what is none of them is skipped."""
+    """The last effort and the last format of the answer that the conversation has set; wrong ones are skipped."""
     made: dict[str, Any] = {}
     if conversation.effort in get_args(Effort):
         made["reasoning_effort"] = conversation.effort

@@ -16,7 +16,7 @@ from troupellm.server.host import EngineHost
 from troupellm.server.turn import prepare
 
 PART_KEPT: Final = 0.6
-"""Of the room for a prompt: what a conversation that is cut may fill."""
+"""Part of the room for a prompt that a cut conversation may fill."""
 
 
 class Truncated(msgspec.Struct, frozen=True):

@@ -302,7 +302,7 @@ async def test_a_truncated_conversation_begins_at_the_same_place_in_its_next_tur
             lengths.append(last.usage.input_tokens)
             cached.append(last.usage.input_tokens_details.cached_tokens)
     cuts = [place for place, (before, after) in enumerate(pairwise(lengths)) if after < before]
-    assert 1 <= len(cuts) <= 4, "two turns and more fit into what is left free"
+    assert 1 <= len(cuts) <= 4, "two turns and more fit into the room that a cut leaves"
     assert max(lengths) > 0.8 * (256 - 8) >= min(lengths)
     for place, (before, tokens) in enumerate(zip(lengths, cached, strict=False)):
         if place not in cuts:

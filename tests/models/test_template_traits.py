@@ -1,4 +1,4 @@
-"""What probes find out about chat templates, and the form in which each template gets a conversation."""
+"""Probes of chat templates, and the form in which each template gets a conversation."""
 
 import pytest
 from template_kinds import KINDS
@@ -130,7 +130,7 @@ def test_a_template_for_tools_only_is_probed_with_tools():
     assert "<tool>found</>" in text
 
 
-def test_what_no_probe_foresees_is_tried_in_a_plainer_form():
+def test_a_conversation_that_the_template_refuses_is_tried_in_a_plainer_form():
     source = (
         "{% for m in messages %}{% if m.role == 'tool' and m.content == 'odd' %}{{ raise_exception('odd') }}{% endif %}"
         "<{{ m.role }}>{{ m.content }}{% endfor %}"

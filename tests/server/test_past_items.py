@@ -1,4 +1,4 @@
-"""What past items of each API become, what is named as skipped, and which faults of the newest turn are refused."""
+"""Past items of each API as messages, the names of the skipped ones, and the refused faults of the newest turn."""
 
 import pytest
 from transcripts import CHAT_KINDS, MESSAGES_KINDS, RESPONSES_KINDS, answer, chat_of, user
@@ -11,7 +11,7 @@ IMAGE = "[image omitted: this model reads text only]"
 
 
 def read(api, entries, **more):
-    """The messages that a template gets, in short, and what is skipped."""
+    """The messages that a template gets, in short, and the names of the skipped parts."""
     request, skipped = chat_of(api, entries, **more)
     plain = plain_messages(request.messages)
     return [short(message) for message in plain.messages], [*skipped, *plain.skipped]

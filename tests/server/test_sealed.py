@@ -1,4 +1,4 @@
-"""Texts that clients carry along unread: written, read back, and what is none of ours."""
+"""Texts that clients carry along unread: written, read back, damaged, and those of other servers."""
 
 import base64
 import zlib
@@ -40,5 +40,5 @@ def test_a_text_that_is_too_long_is_not_packed():
     ],
     ids=lambda value: str(value)[:24],
 )
-def test_what_is_damaged_or_unpacks_to_too_much_has_no_text(value: object):
+def test_a_value_that_is_damaged_or_unpacks_to_too_much_has_no_text(value: object):
     assert unsealed(value) is None

@@ -17,7 +17,7 @@ def said(role, content):
 
 
 def test_lines_move_behind_the_newest_text_of_the_user(tmp_path):
-    moving = lines(tmp_path, "# what changes\nToday is .*\n\n(Time|Zeit): \\d+:\\d+\n")
+    moving = lines(tmp_path, "# lines that change\nToday is .*\n\n(Time|Zeit): \\d+:\\d+\n")
     system = "You code.\nToday is Monday.\nTime: 12:30\nToday is kept in the midst: Today is"
     messages = [said("system", system), said("user", "a"), said("assistant", "Today is b"), said("user", "c")]
     first, *middle, last = moving.moved(messages)

@@ -29,7 +29,7 @@ PATH = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages"
 
 
 def chat_of(api: str, entries: Entries, **more: Any) -> tuple[ChatRequest, list[str]]:
-    """The chat request that a conversation becomes, and what is skipped of it.
+    """The chat request that a conversation becomes, and the names of its skipped parts.
 
     Raises:
         InvalidRequest: the conversation is refused.
@@ -46,7 +46,7 @@ def chat_of(api: str, entries: Entries, **more: Any) -> tuple[ChatRequest, list[
 
 
 def prompt_of(template: ChatTemplate, api: str, entries: Entries, **more: Any) -> tuple[str, list[str]]:
-    """The prompt of a conversation, and what is skipped of it.
+    """The prompt of a conversation, and the names of its skipped parts.
 
     Raises:
         InvalidRequest: the conversation is refused.
