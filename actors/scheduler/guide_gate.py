@@ -38,10 +38,14 @@ class GuideGate:
         self._asks: list[BuildGuide] = []
 
     @property
-    def num_held(self) -> int:
+    def held(self) -> list[Sequence]:
         """Sequences that wait for nothing but their guide."""
-        held = [one for waiting in self._waiting.values() for one in waiting.values() if one.state is State.HELD]
-        return sum(not sequence.request.paused for sequence in held)
+        every = [sequence for waiting in self._waiting.values() for sequence in waiting.values()]
+        return [sequence for sequence in every if sequence.state is State.HELD and not sequence.request.paused]
+
+    @property
+    def num_held(self) -> int:
+        return len(self.held) if self._waiting else 0
 
     @property
     def full(self) -> bool:
