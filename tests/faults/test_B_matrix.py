@@ -22,6 +22,7 @@ from serving import running_server, server_config
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.openai import ChatRequest
 from troupellm.server.app import routes
 from troupellm.server.host import EngineHost
 from troupellm.server.router import Route
@@ -35,11 +36,14 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2, "store": False},
     "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/responses/compact": {"input": "Hi"},
     "/v1/messages": {"messages": USER, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": USER},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 73]},
     "/v1/embeddings": {"input": "Hi"},
+    "/v2/embed": {"texts": ["Hi"], "input_type": "search_query"},
+    "/invocations": {"messages": USER, "max_tokens": 2},
     "/pooling": {"input": "Hi"},
     "/classify": {"input": "Hi"},
     "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
@@ -51,6 +55,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/abort_requests": {"request_ids": ["nobody"]},
     "/log_level": {"level": "info"},
 }
+INVOCATIONS = "/invocations"
+"""The route whose body is that of another one, here of a chat."""
 CLASSES = "/classify"
 """The route that wants a model of its own."""
 LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "tiny", "prompt": "x"}}
@@ -81,7 +87,7 @@ def attackable() -> list[Route]:
 
 def fields_of(route: Route) -> tuple[set[str], set[str]]:
     """What a route's body knows, and what of that is refused altogether."""
-    kinds = msgspec.inspect.type_info(route.body)
+    kinds = msgspec.inspect.type_info(ChatRequest if route.path == INVOCATIONS else route.body)
     structs = kinds.types if isinstance(kinds, msgspec.inspect.UnionType) else (kinds,)
     known: set[str] = set()
     refusing: set[str] = set()
