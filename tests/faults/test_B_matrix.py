@@ -68,7 +68,8 @@ COUNTING = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}
 """Routes that read the prompt only: what else is said there need not make sense."""
 HANDLED = {"response_format", "structured_outputs", "tools", "tool_choice", "modalities", "functions", "function_call"}
 """Fields of any form that some routes do something with."""
-OWN_ERRORS = {"openai": {"message", "type", "param", "code"}, "anthropic": {"type", "message"}}
+OPENAI = {"message", "type", "param", "code"}
+OWN_ERRORS = {"openai": OPENAI, "responses": OPENAI, "anthropic": {"type", "message"}}
 HERE = str(Path(__file__).resolve().parents[2])
 LEAKS = re.compile(rf"Traceback|File \"|{re.escape(HERE)}|site-packages|object at 0x|msgspec\.|troupellm\.")
 SAMPLE = {False: 8, True: 3}
@@ -241,7 +242,7 @@ def problem_of(response: Any, field: str, verdict: str, stream: bool, shape: str
     error = response.json()["error"]
     if set(error) != OWN_ERRORS[shape] or len(error["message"]) > 512:
         return f"shape {text[:300]}"
-    if shape == "openai" and verdict == "type" and not str(error["param"]).startswith(field):
+    if shape != "anthropic" and verdict == "type" and not str(error["param"]).startswith(field):
         return f"param {error}"
     return None
 
