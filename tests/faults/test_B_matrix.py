@@ -64,7 +64,7 @@ CHATTING = {"/tokenize", "/v1/embeddings", "/pooling", "/classify"}
 """Routes that take a conversation instead, which alone makes them look at what is said of templates."""
 SKIPPING = {"/v1/messages", "/v1/responses"}
 """Routes that skip tools of a kind that they do not know."""
-COUNTING = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}
+COUNTING = {"/v1/responses/input_tokens", "/v1/responses/compact", "/v1/messages/count_tokens"}
 """Routes that read the prompt only: what else is said there need not make sense."""
 HANDLED = {"response_format", "structured_outputs", "tools", "tool_choice", "modalities", "functions", "function_call"}
 """Fields of any form that some routes do something with."""
@@ -109,6 +109,7 @@ def attacks(row: str) -> list[Attack]:
         known, refusing = fields_of(route)
         for field, value, given in cases(row, known, refusing):
             lenient = route.path in COUNTING or (field == "tools" and route.path in SKIPPING)
+            lenient |= route.path == "/v1/messages" and "prompt_embeds" in str(value)[:200]  # a block that it skips
             verdict = "odd" if lenient and given == "range" else given
             streams = (False, True) if route.streams else (False,)
             found += [(route.path, field, value, verdict, stream) for stream in streams]
@@ -248,7 +249,9 @@ def problem_of(response: Any, field: str, verdict: str, stream: bool, shape: str
 
 
 def stream_problem(text: str) -> str | None:
-    """A stream that was begun ends as its API has it, and not with an error."""
+    """A stream that was begun ends as its API has it, and not with an error but for a response that is too long."""
+    if "event: response.failed" in text and '"context_length_exceeded"' in text:
+        return None
     if "event: error" in text or 'data: {"error"' in text:
         return f"an error in a success: {text[-300:]}"
     ends = ("data: [DONE]\n\n", '"type":"message_stop"}\n\n')
