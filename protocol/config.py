@@ -15,10 +15,18 @@ from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.kv_events import EventDetail
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.setting_types import Auto, Count, Fraction, PositiveInt, Seconds, help_text as _help
+from troupellm.protocol.setting_types import (
+    Auto,
+    Count,
+    Fraction,
+    OnLoad,
+    PositiveInt,
+    Seconds,
+    StoredAs,
+    help_text as _help,
+)
 from troupellm.protocol.speculative import SpeculationConfig, read_speculative_config
-
-OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
+from troupellm.protocol.vllm_settings import own_settings
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +51,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _help("auto: float32 on a CPU, the checkpoint's own on a GPU"),
     ] = "auto"
     quantization: Annotated[
-        OnLoad | None,
-        _help("quantize a plain checkpoint while it is read; inputs, too, with int8, and on a GPU with fp8"),
+        OnLoad | StoredAs | None,
+        _help("how a plain checkpoint is quantized while it is read (int8 and fp8: inputs too), or how it is stored"),
     ] = None
     max_model_len: Annotated[
         PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")
@@ -275,7 +283,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for section in msgspec.structs.fields(cls)
             for field in msgspec.structs.fields(section.type)
         }
-        for name, value in settings.items():
+        for name, value in own_settings(settings, homes).items():
             if name not in homes:
                 raise ConfigError(f"unknown setting {name}", param=name, code="unknown_parameter")
             if name == "speculative_config":
