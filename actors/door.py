@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.pooling_door import PoolingDoor
 from troupellm.actors.stream import Stream
-from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.actors.submission import PromptLike, Submission, as_prompt, as_salt
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.protocol.beam_search import beam_defaults
 from troupellm.protocol.errors import InvalidRequest
@@ -65,7 +66,7 @@ class Door(PoolingDoor):
         request_id: str | None = None,
         tenant: str = "",
         party: Party | None = None,
-        cache_salt: bytes = b"",
+        cache_salt: str | bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
         **sampling: Any,
@@ -88,6 +89,8 @@ class Door(PoolingDoor):
             params = self.sampling(**sampling)
         elif sampling:
             params = msgspec.structs.replace(params, **sampling)
+        else:
+            params = copy(params)  # its owner may change it for the next request
         if streaming and params.selects is not None:
             raise InvalidRequest(
                 f"{params.selects} cannot be streamed: nothing is known before the end; use streaming=False",
@@ -100,7 +103,7 @@ class Door(PoolingDoor):
             wait=wait,
             tenant=tenant,
             party=party,
-            cache_salt=cache_salt,
+            cache_salt=as_salt(cache_salt, prompt),
             deadline=deadline,
             streaming=streaming,
         )

@@ -11,7 +11,7 @@ from troupellm.actors.cosines import cosines
 from troupellm.actors.demand import estimate_tokens
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
-from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.actors.submission import PromptLike, Submission, as_prompt, as_salt
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import Bulk, PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
@@ -64,7 +64,7 @@ class PoolingDoor(ABC):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
-        cache_salt: bytes = b"",
+        cache_salt: str | bytes = b"",
         deadline: float | None = None,
         concurrency: int | None = None,
     ) -> AsyncIterator[tuple[int, Pooled]]:
@@ -80,6 +80,7 @@ class PoolingDoor(ABC):
             deadline: seconds within which each must have been scheduled.
         """
         made = [as_prompt(prompt) for prompt in prompts]
+        salts = [as_salt(cache_salt, prompt) for prompt in prompts]
         name, tokens = request_id or self._new_request_id(), sum(map(estimate_tokens, made))
         first: list[Stream] = []
 
@@ -91,7 +92,7 @@ class PoolingDoor(ABC):
                     params=_NOTHING_GENERATED,
                     wait=wait or index > 0,
                     tenant=tenant,
-                    cache_salt=cache_salt,
+                    cache_salt=salts[index],
                     deadline=deadline,
                     streaming=False,
                     pooling=params or PoolingParams(),

@@ -4,6 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.vllm_further import REFUSED
 from troupellm.protocol.vllm_values import check_refused
 
@@ -32,13 +33,40 @@ def own_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[st
     found: dict[str, Any] = {}
     for name, value in settings.items():
         flag = name.replace("_", "-")
-        if name in known:
+        if name == STRUCTURED:
+            found.update(_guide_settings(value))
+        elif name in known:
             if value is not None:
                 found[name] = _usual(name, value)
         elif flag in REFUSED:
             check_refused(flag, value, label=name)
         elif name not in NO_EFFECT:
             found[name] = value
+    return found
+
+
+def _guide_settings(value: Any) -> dict[str, Any]:
+    """vLLM's config of structured outputs, a mapping or None, as settings of ours."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{STRUCTURED} must be a mapping", param=STRUCTURED)
+    found: dict[str, Any] = {}
+    for key, wanted in value.items():
+        match key, wanted:
+            case "backend", str():
+                found["guide_backend"] = wanted
+            case "disable_any_whitespace", bool():
+                found["guide_any_whitespace"] = not wanted
+            case "disable_additional_properties", bool():
+                found["guide_additional_properties"] = not wanted
+            case ("disable_fallback", bool()) | ("enable_in_reasoning", False) | ("reasoning_parser", str()):
+                pass  # as it is anyway; see `server/cli/guide_flags.py`
+            case _:
+                known = "backend, disable_any_whitespace, disable_additional_properties"
+                raise ConfigError(
+                    f"{STRUCTURED}: {key} is not supported with {wanted!r}; use {known}", param=STRUCTURED
+                )
     return found
 
 

@@ -93,6 +93,8 @@ def _read_yaml(path: Path, text: str) -> dict[str, Any]:
         for mapping in _mappings(node):
             _check_keys(path, mapping)
         content = yaml.safe_load(text)
+    except ConfigError:  # which is a ValueError
+        raise
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}", param="config") from None
     if content is None:

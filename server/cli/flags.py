@@ -131,7 +131,7 @@ def add_flag(group: Any, flag: Flag) -> None:
 
 
 class Several(argparse.Action):
-    """Extends a list by the words behind a flag, and notes that there were several: the last may be meant as the model."""
+    """Extends a list by the words behind a flag. Notes that there were several: the last may be meant as the model."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -176,7 +176,7 @@ def translate(argv: Sequence[str]) -> list[str]:
     keys = JsonKeys()
     pending = list(normalise(argv))
     while pending:
-        name, equals, value = _long(pending.pop(0)).partition("=")
+        name, equals, value = long_spelling(pending.pop(0)).partition("=")
         plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
         whole, dot, path = plain.partition(".")
         if is_guide_flag(name):
@@ -184,7 +184,7 @@ def translate(argv: Sequence[str]) -> list[str]:
                 value = pending.pop(0) if pending else ""
             result += guide_flags(name, value)
         elif name in flags and flags[name].is_bool and equals:
-            result.append(name if _parse(flags[name], value) else "--no-" + name.removeprefix("--"))
+            result.append(name if parse_value(flags[name], value) else "--no-" + name.removeprefix("--"))
         elif name in flags or plain in flags or not name.startswith("--"):
             result.append(name + equals + value)
         elif (refused := whole.removeprefix("--")) in REFUSED:
@@ -203,7 +203,7 @@ def translate(argv: Sequence[str]) -> list[str]:
     return keys.merged_into(result)
 
 
-def _long(word: str) -> str:
+def long_spelling(word: str) -> str:
     """The long spelling of a short flag, of `-O3` and `-cc.mode` too."""
     if word.startswith("-O") and word[2:].isdigit():
         return f"{SHORT['-O']}={word[2:]}"
@@ -234,7 +234,7 @@ def load_configs(
         if hasattr(arguments, f"config_{name}"):
             given[name] = getattr(arguments, f"config_{name}"), name
     try:
-        settings = {name: _parse(flags[name], value) for name, (value, _) in given.items()}
+        settings = {name: parse_value(flags[name], value) for name, (value, _) in given.items()}
         server = {name: settings.pop(name) for name in list(settings) if flags[name].section == "server"}
         return EngineConfig.from_flat(settings), server_config(server)
     except ConfigError as error:
@@ -255,8 +255,12 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
         raise ConfigError(f"{path.rstrip('`')}: {text}", param=path.rstrip("`")) from None
 
 
-def _parse(flag: Flag, value: Any) -> Any:
-    """Text to the field's type; TOML values that have it already pass."""
+def parse_value(flag: Flag, value: Any) -> Any:
+    """Text to the field's type; values of a file that have it already pass.
+
+    Raises:
+        ConfigError: the text is none of that type.
+    """
     if flag.takes_auto and value in ("auto", "-1", -1):
         return "auto"
     if flag.is_list and isinstance(value, list):

@@ -77,12 +77,10 @@ def _without(words: list[str], flag: str) -> tuple[list[str], dict[str, Any]]:
             rest.append(word)
             continue
         text = value if equals else (pending.pop(0) if pending else "")
-        try:
-            whole = json.loads(text)
-        except (ValueError, RecursionError):
-            whole = None
-        if not isinstance(whole, dict):
+        found = _value(text)
+        if not isinstance(found, dict):
             raise ConfigError(f"{flag} must be a JSON object", param=flag)
+        whole = found
     return rest, whole
 
 

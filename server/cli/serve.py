@@ -40,11 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         if hasattr(arguments, "config_model"):
             raise ConfigError("give the model once: as an argument or with --model", param="model")
         arguments.config_model = arguments.model_argument
-    elif not hasattr(arguments, "config_model") and (flag := getattr(arguments, "several_words", None)):
-        if arguments.config is None and f"{ENV_PREFIX}MODEL" not in os.environ:
-            raise ConfigError(
-                f"name the model before {flag}, or with --model", param=flag.lstrip("-").replace("-", "_")
-            )
+    elif (flag := getattr(arguments, "several_words", None)) and not _names_model(arguments):
+        raise ConfigError(f"name the model before {flag}, or with --model", param=flag.lstrip("-").replace("-", "_"))
     engine_config, server_config = load_configs(arguments)
     for name in SECRETS:  # else every child process would have them in its environment
         os.environ.pop(name, None)
@@ -68,6 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         if not server_config.uds:
             print("hint: another --port (0 takes a free one) or --host", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _names_model(arguments: argparse.Namespace) -> bool:
+    """Whether the model may be named elsewhere than behind the flags."""
+    return hasattr(arguments, "config_model") or arguments.config is not None or f"{ENV_PREFIX}MODEL" in os.environ
 
 
 async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:
