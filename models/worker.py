@@ -118,8 +118,7 @@ class ModelWorker:
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker)
         tell_compiling(progress, on_cpu=gpu is None)
-        reader = open_config(self._folder, progress)
-        config = settle_quantization(self._folder, reader, config)
+        reader, config = settle_quantization(self._folder, open_config(self._folder, progress), config)
         dtype = DTYPES.get(config.model.dtype, torch.float32)  # auto; on a GPU the place decides
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)

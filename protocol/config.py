@@ -26,6 +26,7 @@ from troupellm.protocol.setting_types import (
     help_text as _help,
 )
 from troupellm.protocol.speculative import SpeculationConfig, read_speculative_config
+from troupellm.protocol.tenant_config import TenantConfig as TenantConfig
 from troupellm.protocol.vllm_settings import own_settings
 
 
@@ -111,22 +112,6 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_hybrid_kv_cache_manager: Annotated[
         bool, _help("keep the KV blocks behind sliding windows: all layers share one block table")
     ] = False
-
-
-class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant (one API key) may use. Limits are for this tenant alone; None is no limit."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!.*\n)[A-Za-z0-9._-]+$")]
-    """Shows in logs and metrics."""
-    weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
-    """Its part of the whole under the fair policy, relative to the others."""
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    """Under the priority policy: lower runs earlier, before the priority that a request asks for counts."""
-    requests_per_minute: PositiveInt | None = None
-    tokens_per_minute: PositiveInt | None = None
-    """Prompt and generated tokens together."""
-    max_concurrency: PositiveInt | None = None
-    """Sequences inside the engine at once: a request with n answers counts n times."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):

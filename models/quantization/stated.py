@@ -12,8 +12,8 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.setting_types import STORED_AS
 
 
-def settle_quantization(folder: Path, reader: ConfigReader, config: EngineConfig) -> EngineConfig:
-    """The same configuration, without a quantization that the checkpoint has already.
+def settle_quantization(folder: Path, reader: ConfigReader, config: EngineConfig) -> tuple[ConfigReader, EngineConfig]:
+    """The same reader, and the same configuration without a quantization that the checkpoint has already.
 
     Args:
         folder: of the model, or its GGUF file.
@@ -24,12 +24,13 @@ def settle_quantization(folder: Path, reader: ConfigReader, config: EngineConfig
     """
     wanted = config.model.quantization
     if wanted is None:
-        return config
+        return reader, config
     stored = "gguf" if is_gguf(folder) else reader.section(KEY).values.get(METHOD)
     if wanted == stored:
-        return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, quantization=None))
+        plain = msgspec.structs.replace(config.model, quantization=None)
+        return reader, msgspec.structs.replace(config, model=plain)
     if wanted not in STORED_AS:
-        return config
+        return reader, config
     kind = f"is stored as {stored}" if stored else "is not quantized"
     raise ConfigError(
         f"quantization is {wanted}, but the checkpoint {kind}; leave the setting out", param="quantization"

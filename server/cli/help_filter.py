@@ -39,7 +39,7 @@ def filtered_help(text: str) -> str:
         if sentence := REFUSED.get(wanted):
             return f"--{wanted} is known from vLLM but not supported here: {sentence}\n"
         return f"no flag has {text!r} in its name; --help=listgroup lists the groups\n"
-    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False)
     groups = {section: parser.add_argument_group(section) for section in sections}
     for flag in chosen:
         add_flag(groups[flag.section], flag)
