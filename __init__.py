@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from troupellm.server.vllm_api.async_engine import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
     from troupellm.server.vllm_api.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
     from troupellm.server.vllm_api.llm_engine import LLMEngine as LLMEngine
+    from troupellm.server.vllm_api.print_utils import print_embeddings as print_embeddings
 
 _HOMES = {
     "Engine": "actors.engine",
@@ -135,6 +136,7 @@ _HOMES = {
     "AsyncEngineArgs": "server.vllm_api.engine_args",
     "EngineArgs": "server.vllm_api.engine_args",
     "LLMEngine": "server.vllm_api.llm_engine",
+    "print_embeddings": "server.vllm_api.print_utils",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

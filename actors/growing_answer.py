@@ -36,7 +36,7 @@ class _Sequence:
         return CompletionOutput(
             index=self.index,
             text=self.text,
-            token_ids=tuple(self.token_ids),
+            token_ids=list(self.token_ids),
             cumulative_logprob=self.cumulative_logprob,
             logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,

@@ -157,8 +157,12 @@ class LLM(OfflinePooling):
         """Take it back; only the parts that `tags` name (weights, kv_cache, scheduling), if given."""
         return self._call(self.engine.wake, tags)
 
-    def start_profile(self, folder: str) -> None:
-        """Record with torch's profiler what the next steps do, up to a hundred of them."""
+    def start_profile(self, folder: str = "troupellm_profile") -> None:
+        """Record with torch's profiler what the next steps do, up to a hundred of them.
+
+        Args:
+            folder: of the trace, made if it is missing.
+        """
         return self._call(self.engine.start_profile, folder)
 
     def stop_profile(self) -> ProfileReport:

@@ -9,8 +9,9 @@ from troupellm.protocol.vllm_further import REFUSED
 from troupellm.protocol.vllm_values import check_refused
 
 STRUCTURED: Final = "structured_outputs_config"
-NO_EFFECT: Final = frozenset({"disable_log_stats"})
-"""Settings of the server that scripts also give to an engine without one, which writes no statistics line."""
+NO_EFFECT: Final = frozenset({"disable_log_stats", "enable_prompt_embeds"})
+"""Settings that mean something to a server alone: an engine without one writes no statistics line, and takes input
+embeddings from its caller."""
 _SAME: Final[dict[str, dict[Any, Any]]] = {
     "model_impl": {"vllm": "troupellm"},
     "max_model_len": {-1: "auto", None: "auto"},
@@ -33,6 +34,8 @@ def own_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[st
     found: dict[str, Any] = {}
     for name, value in settings.items():
         flag = name.replace("_", "-")
+        if name in NO_EFFECT:
+            continue
         if name == STRUCTURED:
             found.update(_guide_settings(value))
         elif name in known:
@@ -40,7 +43,7 @@ def own_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[st
                 found[name] = _usual(name, value)
         elif flag in REFUSED:
             check_refused(flag, value, label=name)
-        elif name not in NO_EFFECT:
+        else:
             found[name] = value
     return found
 

@@ -63,7 +63,7 @@ def test_steps_give_outputs_until_every_request_has_ended(make_engine: Any, expe
         for number in range(3):
             outputs = found[str(number)]
             assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-            assert outputs[-1].outputs[0].token_ids == tuple(expected([30 + number], 40 + number))
+            assert outputs[-1].outputs[0].token_ids == expected([30 + number], 40 + number)
             assert outputs[-1].outputs[0].finish_reason == "length"
             lengths = [len(output.outputs[0].token_ids) for output in outputs if output.outputs]
             assert lengths == sorted(lengths)
