@@ -37,7 +37,7 @@ def own_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[st
         if name in NO_EFFECT:
             continue
         if name == STRUCTURED:
-            found.update(_guide_settings(value))
+            found.update(guide_settings(value))
         elif name in known:
             if value is not None:
                 found[name] = _usual(name, value)
@@ -48,12 +48,16 @@ def own_settings(settings: Mapping[str, Any], known: Collection[str]) -> dict[st
     return found
 
 
-def _guide_settings(value: Any) -> dict[str, Any]:
-    """vLLM's config of structured outputs, a mapping or None, as settings of ours."""
+def guide_settings(value: Any, *, label: str = STRUCTURED) -> dict[str, Any]:
+    """vLLM's config of structured outputs, a mapping or None, as settings of ours.
+
+    Raises:
+        ConfigError: the value is no mapping, or a key asks for what is not supported.
+    """
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{STRUCTURED} must be a mapping", param=STRUCTURED)
+        raise ConfigError(f"{label} must be a JSON object", param=label)
     found: dict[str, Any] = {}
     for key, wanted in value.items():
         match key, wanted:
@@ -64,12 +68,10 @@ def _guide_settings(value: Any) -> dict[str, Any]:
             case "disable_additional_properties", bool():
                 found["guide_additional_properties"] = not wanted
             case ("disable_fallback", bool()) | ("enable_in_reasoning", False) | ("reasoning_parser", str()):
-                pass  # as it is anyway; see `server/cli/guide_flags.py`
+                pass  # no backend is ever replaced; guides sleep until thinking ends; the parser has its own setting
             case _:
                 known = "backend, disable_any_whitespace, disable_additional_properties"
-                raise ConfigError(
-                    f"{STRUCTURED}: {key} is not supported with {wanted!r}; use {known}", param=STRUCTURED
-                )
+                raise ConfigError(f"{label}: {key} is not supported with {wanted!r}; use {known}", param=label)
     return found
 
 
