@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from troupellm.actors.embeds import EmbedsPrompt as EmbedsPrompt
     from troupellm.actors.engine import Engine as Engine
+    from troupellm.actors.metric_reader import (
+        Counter as Counter,
+        Gauge as Gauge,
+        Histogram as Histogram,
+        Vector as Vector,
+    )
     from troupellm.actors.offline import (
         LLM as LLM,
         CompletionOutput as CompletionOutput,
@@ -126,6 +132,7 @@ _HOMES = {
         ),
         "actors.pooling_outputs",
     ),
+    **dict.fromkeys(("Counter", "Gauge", "Histogram", "Vector"), "actors.metric_reader"),
     "EmbedsPrompt": "actors.embeds",
     "RequestOutputKind": "protocol.output_kind",
     "ModelRegistry": "protocol.vllm_names",

@@ -64,7 +64,7 @@ class GrowingAnswer:
             sequence.add(delta)
 
     def output(self, *, finished: bool) -> RequestOutput:
-        """What is to be given now.
+        """The output for this moment.
 
         Args:
             finished: the stream has ended.

@@ -10,6 +10,7 @@ import msgspec
 
 from troupellm.actors.engine import Engine
 from troupellm.actors.engine_thread import EngineThread
+from troupellm.actors.metric_reader import Metric, read_metrics
 from troupellm.actors.offline_outputs import (
     CompletionOutput,
     Logprob,
@@ -144,6 +145,10 @@ class LLM(OfflinePooling):
 
     def get_default_sampling_params(self) -> SamplingParams:
         return self.engine.sampling()
+
+    def get_metrics(self) -> list[Metric]:
+        """The metrics of the engine as they are now, under vLLM's names."""
+        return read_metrics(self._call(self.engine.metrics).decode())
 
     def reset_prefix_cache(self) -> bool:
         """Forget the keys and values of all prompts and answers so far; False where a store of KV offload could not."""

@@ -1,4 +1,4 @@
-"""What pooling gives a script, with vLLM's names and fields."""
+"""Outputs of pooling for scripts, with vLLM's names and fields."""
 
 from typing import Any, Self
 
@@ -47,7 +47,7 @@ class ScoringOutput(msgspec.Struct, frozen=True):
 
 
 class PoolingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and what pooling it gave."""
+    """A prompt and its pooled output."""
 
     request_id: str
     outputs: PoolingOutput | EmbeddingOutput | ClassificationOutput | ScoringOutput

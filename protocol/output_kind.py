@@ -7,6 +7,6 @@ class RequestOutputKind(Enum):
     CUMULATIVE = 0
     """The whole answer so far."""
     DELTA = 1
-    """What is new since the last output."""
+    """The part that is new since the last output."""
     FINAL_ONLY = 2
     """One output, at the end."""

@@ -156,7 +156,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     structured_outputs: StructuredOutputsParams | None = None
     """The same with vLLM's names; becomes `guide`."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    """What `LLMEngine` and `AsyncLLMEngine` give of a request that runs; the other ways to ask have their own."""
+    """Which part of a running answer `LLMEngine` and `AsyncLLMEngine` give at a time; other callers do not read it."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         changes = {name: value} if name != "structured_outputs" else {name: value, "guide": None}

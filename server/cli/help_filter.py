@@ -16,7 +16,7 @@ def wanted_help(arguments: Sequence[str]) -> str | None:
 
 
 def filtered_help(text: str) -> str:
-    """What to print.
+    """The help text to print.
 
     Args:
         text: `all`, `listgroup`, a group such as `model` or `ModelConfig`, a flag's name, or a part of names.

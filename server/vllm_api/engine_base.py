@@ -1,4 +1,4 @@
-"""What `LLMEngine` and `AsyncLLMEngine` have in common: an engine in a thread, and its open requests."""
+"""The common base of `LLMEngine` and `AsyncLLMEngine`: an engine in a thread, and its open requests."""
 
 import weakref
 from copy import copy

@@ -43,7 +43,7 @@ class LLMEngine(ThreadedEngine):
         return request_id
 
     def step(self) -> list[Output]:
-        """Wait until a request has something new, and give the output of each that has; none where no request is open.
+        """Wait until a request has news, and give the output of each that has; an empty list where no request is open.
 
         Raises:
             TroupeError: a request failed; the others go on.

@@ -1,4 +1,4 @@
-"""What vLLM's example scripts print vectors with."""
+"""Prints vectors as vLLM's example scripts do."""
 
 from collections.abc import Sequence
 

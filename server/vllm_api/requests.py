@@ -153,7 +153,7 @@ class OpenRequests:
         return request, request.run
 
     async def step(self) -> list[Output]:
-        """Wait for news, and give the outputs of all requests that have some; nothing where no request is open.
+        """Wait for news, and give the outputs of all requests that have some; an empty list where no request is open.
 
         Raises:
             TroupeError: a request failed; it is not open any more, and the outputs of others come with the next step.

@@ -1,4 +1,4 @@
-"""`LLMEngine` and `AsyncLLMEngine`: vLLM's engines over ours, and what `LLM` refuses."""
+"""`LLMEngine` and `AsyncLLMEngine`: vLLM's engines over ours, and the names that `LLM` refuses."""
 
 import asyncio
 import threading
@@ -97,7 +97,7 @@ def test_an_aborted_request_has_no_further_outputs(make_engine: Any, fake_worker
         with pytest.raises(troupellm.InvalidRequest, match="request_id a is taken"):
             engine.add_request("a", [6], SamplingParams(max_tokens=2))
         fake_worker.gate.set()
-        engine.abort_request(["a", "nobody"])
+        engine.abort_request(["a", "unknown"])
         assert not engine.has_unfinished_requests()
         assert engine.step() == []
         engine.add_request("a", [6], SamplingParams(max_tokens=2))
