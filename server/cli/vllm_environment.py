@@ -39,7 +39,7 @@ def vllm_settings(environment: Mapping[str, str]) -> Iterator[tuple[str, str, An
 def _value(variable: str, text: str) -> Any:
     match variable:
         case "VLLM_API_KEY":
-            return [text]  # one key, whatever letters it has
+            return [text]  # one key, commas and all
         case "VLLM_LOGGING_LEVEL":
             return _LEVELS.get(text.lower(), text.lower())
         case "VLLM_CPU_KVCACHE_SPACE":

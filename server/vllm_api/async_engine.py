@@ -5,6 +5,7 @@ Programs that are not bound to these names are better off with `Engine`, which l
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from troupellm.actors.offline_outputs import RequestOutput
@@ -39,9 +40,10 @@ class AsyncLLMEngine(ThreadedEngine):
             TroupeError: the request was refused, or failed.
         """
         params = settled(sampling_params, lora_request, priority)
-        async for output in self._outputs(request_id, prompt, params):
-            assert isinstance(output, RequestOutput)
-            yield output
+        async with aclosing(self._outputs(request_id, prompt, params)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, RequestOutput)
+                yield output
 
     async def encode(
         self,
@@ -59,9 +61,10 @@ class AsyncLLMEngine(ThreadedEngine):
             TroupeError: the request was refused, or failed.
         """
         params = settled(pooling_params, lora_request, priority)
-        async for output in self._outputs(request_id, prompt, params):
-            assert isinstance(output, PoolingRequestOutput)
-            yield output
+        async with aclosing(self._outputs(request_id, prompt, params)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, PoolingRequestOutput)
+                yield output
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests; their iterations end. Unknown names are no error."""
@@ -114,7 +117,8 @@ class AsyncLLMEngine(ThreadedEngine):
             ended = True
         finally:
             if not ended and self._finalizer.alive:
-                portal.start_task_soon(self._requests.abort, [request_id])
+                aborted = portal.start_task_soon(self._requests.abort, [request_id])
+                await asyncio.shield(asyncio.wrap_future(aborted))
 
     async def _there(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Have it done on the engine's event loop."""

@@ -1,8 +1,9 @@
 """The common base of `LLMEngine` and `AsyncLLMEngine`: an engine in a thread, and its open requests."""
 
 import weakref
+from collections.abc import Awaitable, Callable
 from copy import copy
-from typing import NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -16,6 +17,7 @@ from troupellm.protocol.vllm_names import refuse_name
 from troupellm.server.vllm_api.engine_args import EngineArgs
 from troupellm.server.vllm_api.requests import OpenRequests
 
+T = TypeVar("T")
 ParamsT = TypeVar("ParamsT", SamplingParams, PoolingParams, SamplingParams | PoolingParams)
 
 
@@ -67,6 +69,15 @@ class ThreadedEngine:
         """End what runs, free the model and end the thread. Idempotent."""
         self._finalizer.detach()
         self._home.close()
+
+    def _wait_for(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Have it done on the engine's event loop; an interrupt ends it."""
+        future = self._running.portal.start_task_soon(work, *args)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
     @property
     def _running(self) -> EngineThread:

@@ -26,20 +26,15 @@ class LLMEngine(ThreadedEngine):
         priority: int = 0,
         prompt_text: str | None = None,
     ) -> str:
-        """Take a request; returns its name. The arrival time is that of the call, whatever is given.
+        """Take a request; returns its name. The arrival time is always that of the call.
 
         Raises:
             InvalidRequest: the name is taken, or the request cannot be served.
             ConfigError: there is a LoRA request.
         """
-        portal = self._running.portal
         settings = settled(params, lora_request, priority)
-
-        async def add() -> Any:
-            return await self._requests.add(request_id, prompt, settings)
-
-        _, work = portal.call(add)
-        portal.start_task_soon(work)
+        _, work = self._wait_for(self._requests.add, request_id, prompt, settings)
+        self._running.portal.start_task_soon(work)
         return request_id
 
     def step(self) -> list[Output]:
@@ -48,12 +43,12 @@ class LLMEngine(ThreadedEngine):
         Raises:
             TroupeError: a request failed; the others go on.
         """
-        return self._running.portal.call(self._requests.step)
+        return self._wait_for(self._requests.step)
 
     def abort_request(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End requests, which have no further outputs. Unknown names are no error."""
         names = [request_id] if isinstance(request_id, str) else list(request_id)
-        self._running.portal.call(self._requests.abort, names)
+        self._wait_for(self._requests.abort, names)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a request has outputs to come."""
@@ -64,7 +59,7 @@ class LLMEngine(ThreadedEngine):
 
     def reset_prefix_cache(self, *_: object, **__: object) -> bool:
         """Forget the keys and values of all prompts and answers so far."""
-        return self._running.portal.call(self.engine.reset_prefix_cache)
+        return self._wait_for(self.engine.reset_prefix_cache)
 
     def do_log_stats(self) -> None:
         """Changes nothing: an engine without a server writes no statistics line."""

@@ -141,7 +141,10 @@ def test_answers_are_iterated_over_in_any_loop(make_engine: Any, expected: Any) 
         async for _ in answers:
             break
         await answers.aclose()
-        await engine.abort("left")
+        assert engine.get_num_unfinished_requests() == 0
+        async for output in engine.generate([5], SamplingParams(max_tokens=2000), "ended"):
+            if not output.finished:
+                await engine.abort(["ended", "unknown"])
         assert engine.get_num_unfinished_requests() == 0
         await engine.check_health()
         with pytest.raises(troupellm.InvalidRequest):
