@@ -210,3 +210,13 @@ async def test_the_engine_takes_a_text_as_cache_salt(make_engine: Any) -> None:
             (await engine.generate(ids, max_tokens=1, cache_salt=salt)).usage.cached_tokens for salt in ("A", b"A", "B")
         ]
         assert [count > 0 for count in cached] == [False, True, False]
+
+
+@pytest.mark.anyio
+async def test_a_request_keeps_the_parameters_that_it_was_made_with(make_engine: Any) -> None:
+    async with make_engine() as engine:
+        params = SamplingParams(max_tokens=5)
+        stream = engine.stream([5, 6], params)
+        params.max_tokens = 1
+        async with stream:
+            assert len((await stream.collect()).token_ids) == 5
