@@ -7,11 +7,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from troupellm.actors.embeds import EmbedsPrompt as EmbedsPrompt
     from troupellm.actors.engine import Engine as Engine
+    from troupellm.actors.metric_reader import (
+        Counter as Counter,
+        Gauge as Gauge,
+        Histogram as Histogram,
+        Vector as Vector,
+    )
     from troupellm.actors.offline import (
         LLM as LLM,
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,
+    )
+    from troupellm.actors.pooling_outputs import (
+        ClassificationOutput as ClassificationOutput,
+        ClassificationRequestOutput as ClassificationRequestOutput,
+        EmbeddingOutput as EmbeddingOutput,
+        EmbeddingRequestOutput as EmbeddingRequestOutput,
+        PoolingOutput as PoolingOutput,
+        PoolingRequestOutput as PoolingRequestOutput,
+        ScoringOutput as ScoringOutput,
+        ScoringRequestOutput as ScoringRequestOutput,
     )
     from troupellm.protocol.beam_search import (
         BeamSearchOutput as BeamSearchOutput,
@@ -43,6 +60,7 @@ if TYPE_CHECKING:
         TextPrompt as TextPrompt,
         TokensPrompt as TokensPrompt,
     )
+    from troupellm.protocol.output_kind import RequestOutputKind as RequestOutputKind
     from troupellm.protocol.outputs import (
         Completion as Completion,
         CompletionChoice as CompletionChoice,
@@ -54,8 +72,17 @@ if TYPE_CHECKING:
     from troupellm.protocol.sampling import SamplingParams as SamplingParams
     from troupellm.protocol.snapshot import EngineSnapshot as EngineSnapshot
     from troupellm.protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from troupellm.protocol.vllm_names import (
+        ModelRegistry as ModelRegistry,
+        initialize_ray_cluster as initialize_ray_cluster,
+    )
     from troupellm.server.app import asgi as asgi
     from troupellm.server.lifespan import lifespan as lifespan
+    from troupellm.server.vllm_api.argument_parser import FlexibleArgumentParser as FlexibleArgumentParser
+    from troupellm.server.vllm_api.async_engine import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
+    from troupellm.server.vllm_api.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
+    from troupellm.server.vllm_api.llm_engine import LLMEngine as LLMEngine
+    from troupellm.server.vllm_api.print_utils import print_embeddings as print_embeddings
 
 _HOMES = {
     "Engine": "actors.engine",
@@ -98,6 +125,25 @@ _HOMES = {
     "RateLimited": "protocol.errors",
     "asgi": "server.app",
     "lifespan": "server.lifespan",
+    **dict.fromkeys(
+        (
+            *("PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput"),
+            *("ClassificationOutput", "ClassificationRequestOutput", "ScoringOutput", "ScoringRequestOutput"),
+        ),
+        "actors.pooling_outputs",
+    ),
+    **dict.fromkeys(("Counter", "Gauge", "Histogram", "Vector"), "actors.metric_reader"),
+    "EmbedsPrompt": "actors.embeds",
+    "RequestOutputKind": "protocol.output_kind",
+    "ModelRegistry": "protocol.vllm_names",
+    "initialize_ray_cluster": "protocol.vllm_names",
+    "FlexibleArgumentParser": "server.vllm_api.argument_parser",
+    "AsyncLLM": "server.vllm_api.async_engine",
+    "AsyncLLMEngine": "server.vllm_api.async_engine",
+    "AsyncEngineArgs": "server.vllm_api.engine_args",
+    "EngineArgs": "server.vllm_api.engine_args",
+    "LLMEngine": "server.vllm_api.llm_engine",
+    "print_embeddings": "server.vllm_api.print_utils",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

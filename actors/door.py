@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -88,6 +89,8 @@ class Door(PoolingDoor):
             params = self.sampling(**sampling)
         elif sampling:
             params = msgspec.structs.replace(params, **sampling)
+        else:
+            params = copy(params)  # its owner may change it for the next request
         if streaming and params.selects is not None:
             raise InvalidRequest(
                 f"{params.selects} cannot be streamed: nothing is known before the end; use streaming=False",
@@ -100,7 +103,7 @@ class Door(PoolingDoor):
             wait=wait,
             tenant=tenant,
             party=party,
-            cache_salt=as_salt(cache_salt),
+            cache_salt=as_salt(cache_salt, prompt),
             deadline=deadline,
             streaming=streaming,
         )

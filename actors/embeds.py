@@ -1,15 +1,23 @@
 """Input embeddings from a caller's own arrays, by the methods that arrays share: no tensor library is imported here."""
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import EmbedsPrompt
+from troupellm.protocol.intake import EmbedsPrompt as Embeds
 
 _FIELD = "prompt_embeds"
 
 
-def as_embeds(value: Any) -> EmbedsPrompt:
+class EmbedsPrompt(TypedDict, total=False):
+    """vLLM's mapping for a prompt of input embeddings."""
+
+    prompt_embeds: Any
+    """See `as_embeds`."""
+    cache_salt: str
+
+
+def as_embeds(value: Any) -> Embeds:
     """A prompt of embeddings.
 
     Args:
@@ -19,7 +27,7 @@ def as_embeds(value: Any) -> EmbedsPrompt:
     Raises:
         InvalidRequest: it has another shape or type, or a number in it is not finite.
     """
-    if isinstance(value, EmbedsPrompt):
+    if isinstance(value, Embeds):
         return value
     try:
         if hasattr(value, "detach"):  # a tensor, wherever it lies
@@ -39,7 +47,7 @@ def as_embeds(value: Any) -> EmbedsPrompt:
     extremes = (value.min(), value.max()) if hasattr(value, "astype") else (sum(plain),)  # NaN comes through either way
     if not all(math.isfinite(extreme) for extreme in extremes):
         raise InvalidRequest(f"{_FIELD} has a number that is not finite, or too large", param=_FIELD)
-    return EmbedsPrompt(raw, shape[0])
+    return Embeds(raw, shape[0])
 
 
 def _wrong() -> InvalidRequest:

@@ -3,14 +3,14 @@
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar, TypeVarTuple, Unpack
+from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+import msgspec
 
-from troupellm.actors.embeds import as_embeds
 from troupellm.actors.engine import Engine
+from troupellm.actors.engine_thread import EngineThread
+from troupellm.actors.metric_reader import Metric, read_metrics
 from troupellm.actors.offline_outputs import (
     CompletionOutput,
     Logprob,
@@ -20,16 +20,16 @@ from troupellm.actors.offline_outputs import (
     with_messages,
 )
 from troupellm.actors.offline_pooling import AnswerT, OfflinePooling
-from troupellm.actors.ports import ExitWatch
 from troupellm.actors.progress_bar import Bar
-from troupellm.actors.submission import PromptLike, as_prompt
+from troupellm.actors.submission import PromptLike, as_prompt, as_salt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
-from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, WakeTag
 from troupellm.protocol.sampling import SamplingParams, beam_sampling
 from troupellm.protocol.tools import tool_use
+from troupellm.protocol.vllm_names import refuse_name
 
 __all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
 
@@ -40,33 +40,7 @@ CONCURRENCY = 1024
 """Requests handed to the engine at once; it schedules them as it can."""
 
 Message = Mapping[str, Any]
-_Work = Iterable[tuple[Prompt, SamplingParams | None]]
-
-
-class _Home:
-    """An engine with its thread and event loop. Nothing in here knows the `LLM`, so that it can be collected."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._closed = False
-        self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
-        self.portal = self._portal_scope.__enter__()
-        try:
-            self._engine_scope: AbstractContextManager[Engine] = self.portal.wrap_async_context_manager(engine)
-            self._engine_scope.__enter__()
-        except BaseException as error:  # an interrupt finds the engine loading, which must be told
-            self._portal_scope.__exit__(type(error), error, error.__traceback__)
-            raise
-        self.watch = ExitWatch(self.close)
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self.watch.stop()
-        try:
-            self._engine_scope.__exit__(None, None, None)
-        finally:
-            self._portal_scope.__exit__(None, None, None)
+_Work = Iterable[tuple[PromptLike, SamplingParams | None]]
 
 
 class LLM(OfflinePooling):
@@ -80,22 +54,33 @@ class LLM(OfflinePooling):
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         self.engine = Engine(model, **settings)
-        self._home = _Home(self.engine)
+        self._home = EngineThread(self.engine)
         self._finalizer = weakref.finalize(self, self._home.watch.fire)
         self._finalizer.atexit = False  # too late: threads are joined before
 
     def generate(
         self,
-        prompts: PromptLike | Mapping[str, Any] | Sequence[PromptLike | Mapping[str, Any]],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
+        lora_request: object = None,
+        priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`,
-        `{"prompt_embeds": array}`; one or many.
+        """Complete prompts: texts, `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"prompt_embeds": array}`, each
+        with a `cache_salt` if wanted; one or many.
+
+        Args:
+            priority: one number for each prompt, instead of that of its parameters.
 
         Raises:
             TroupeError: the first request that failed.
+            ConfigError: there is a LoRA request.
         """
+        if lora_request is not None:
+            refuse_name("lora_request")
+        if priority is not None:
+            each = _each(sampling_params, len(_as_list(prompts)))
+            sampling_params = self._with_priorities(each, priority)
         return self._run([_prompt(prompt) for prompt in _as_list(prompts)], sampling_params, use_tqdm)
 
     def chat(
@@ -142,7 +127,7 @@ class LLM(OfflinePooling):
 
     def beam_search(
         self,
-        prompts: PromptLike | Mapping[str, Any] | Sequence[PromptLike | Mapping[str, Any]],
+        prompts: PromptLike | Sequence[PromptLike],
         params: BeamSearchParams,
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
@@ -161,6 +146,10 @@ class LLM(OfflinePooling):
     def get_default_sampling_params(self) -> SamplingParams:
         return self.engine.sampling()
 
+    def get_metrics(self) -> list[Metric]:
+        """The metrics of the engine as they are now, under vLLM's names."""
+        return read_metrics(self._call(self.engine.metrics).decode())
+
     def reset_prefix_cache(self) -> bool:
         """Forget the keys and values of all prompts and answers so far; False where a store of KV offload could not."""
         return self._call(self.engine.reset_prefix_cache)
@@ -173,13 +162,35 @@ class LLM(OfflinePooling):
         """Take it back; only the parts that `tags` name (weights, kv_cache, scheduling), if given."""
         return self._call(self.engine.wake, tags)
 
-    def start_profile(self, folder: str) -> None:
-        """Record with torch's profiler what the next steps do, up to a hundred of them."""
+    def start_profile(self, folder: str = "troupellm_profile") -> None:
+        """Record with torch's profiler what the next steps do, up to a hundred of them.
+
+        Args:
+            folder: of the trace, made if it is missing.
+        """
         return self._call(self.engine.start_profile, folder)
 
     def stop_profile(self) -> ProfileReport:
         """Write what was recorded; where."""
         return self._call(self.engine.stop_profile)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> Self:
+        """The same from vLLM's `EngineArgs`.
+
+        Raises:
+            ConfigError: a wrong or unsupported value.
+            ModelLoadError: the model cannot be served.
+        """
+        return cls(config=engine_args.create_engine_config())
+
+    def collective_rpc(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: a worker runs no code of its caller."""
+        refuse_name("collective_rpc")
+
+    def apply_model(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refused: a worker runs no code of its caller."""
+        refuse_name("apply_model")
 
     def close(self) -> None:
         """Free the model and end the thread. Idempotent."""
@@ -194,13 +205,27 @@ class LLM(OfflinePooling):
     ) -> None:
         self.close()
 
+    def _with_priorities(
+        self, params: Sequence[SamplingParams | None], priority: Sequence[int]
+    ) -> list[SamplingParams]:
+        if len(priority) != len(params):
+            raise InvalidRequest(
+                f"{len(params)} prompts need as many priorities, got {len(priority)}", param="priority"
+            )
+        default = self.get_default_sampling_params()
+        pairs = zip(params, priority, strict=True)
+        return [msgspec.structs.replace(given or default, priority=each) for given, each in pairs]
+
     def _call(self, function: Callable[[Unpack[ArgsT]], Awaitable[T]], *args: *ArgsT) -> T:
         if not self._finalizer.alive:
             raise EngineStopped("the LLM was closed", code="stopped")
         return self._home.portal.call(function, *args)
 
     def _run(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams | None] | None, use_tqdm: bool
+        self,
+        prompts: Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams | None] | None,
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
         if not self._finalizer.alive:
             raise EngineStopped("the LLM was closed", code="stopped")
@@ -242,16 +267,10 @@ def _as_list(prompts: Any) -> Sequence[Any]:
     return list(prompts)
 
 
-def _prompt(prompt: Any) -> Prompt:
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" in prompt:
-            return TokensPrompt(tuple(prompt["prompt_token_ids"]))
-        if "prompt_embeds" in prompt:
-            return as_embeds(prompt["prompt_embeds"])
-        if "prompt" in prompt:
-            return TextPrompt(prompt["prompt"])
-        raise InvalidRequest("a prompt mapping needs prompt, prompt_token_ids or prompt_embeds", param="prompts")
-    return as_prompt(prompt)
+def _prompt(prompt: Any) -> PromptLike:
+    """The prompt, checked; a mapping stays one where it has a cache salt."""
+    made = as_prompt(prompt)
+    return prompt if isinstance(prompt, Mapping) and as_salt("", prompt) else made
 
 
 def _each(params: SamplingParams | Sequence[SamplingParams | None] | None, count: int) -> list[SamplingParams | None]:

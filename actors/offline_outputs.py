@@ -73,7 +73,9 @@ def request_output(completion: Completion) -> RequestOutput:
         request_id=completion.request_id,
         prompt=completion.prompt,
         prompt_token_ids=list(completion.prompt_token_ids),
-        prompt_logprobs=None if entries is None else [None if entry is None else _position(entry) for entry in entries],
+        prompt_logprobs=None
+        if entries is None
+        else [None if entry is None else token_logprobs(entry) for entry in entries],
         outputs=[_completion_output(choice) for choice in completion.choices],
         finished=True,
         num_cached_tokens=completion.usage.cached_tokens,
@@ -88,7 +90,7 @@ def _completion_output(choice: CompletionChoice) -> CompletionOutput:
         text=choice.text,
         token_ids=list(choice.token_ids),
         cumulative_logprob=choice.cumulative_logprob,
-        logprobs=None if choice.logprobs is None else [_position(entry) for entry in choice.logprobs],
+        logprobs=None if choice.logprobs is None else [token_logprobs(entry) for entry in choice.logprobs],
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
     )
@@ -111,7 +113,7 @@ def beam_output(output: RequestOutput, tokenizer: Tokenizer) -> BeamSearchOutput
     return BeamSearchOutput(sequences)
 
 
-def _position(entry: TokenLogprob) -> dict[int, Logprob]:
+def token_logprobs(entry: TokenLogprob) -> dict[int, Logprob]:
     """The chosen token first, then the alternatives, as vLLM has them."""
     position = {entry.token_id: Logprob(entry.logprob, entry.rank, entry.token)}
     for top in entry.top:

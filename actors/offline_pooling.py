@@ -8,6 +8,16 @@ import msgspec
 
 from troupellm.actors.engine import Engine
 from troupellm.actors.pooling_door import Scored
+from troupellm.actors.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from troupellm.actors.progress_bar import Bar
 from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.protocol.errors import InvalidRequest
@@ -16,41 +26,8 @@ from troupellm.protocol.outputs import Pooled
 from troupellm.protocol.pooling import PoolingParams, PoolingTask
 
 AnswerT = TypeVar("AnswerT")
-Prompts = PromptLike | Mapping[str, Any] | Sequence[PromptLike | Mapping[str, Any]]
-
-
-class PoolingOutput(msgspec.Struct, frozen=True):
-    data: list[float]
-
-
-class EmbeddingOutput(msgspec.Struct, frozen=True):
-    embedding: list[float]
-
-    @property
-    def hidden_size(self) -> int:
-        return len(self.embedding)
-
-
-class ClassificationOutput(msgspec.Struct, frozen=True):
-    probs: list[float]
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.probs)
-
-
-class ScoringOutput(msgspec.Struct, frozen=True):
-    score: float
-
-
-class PoolingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and what pooling it gave."""
-
-    request_id: str
-    outputs: PoolingOutput | EmbeddingOutput | ClassificationOutput | ScoringOutput
-    prompt_token_ids: list[int]
-    finished: bool = True
-    num_cached_tokens: int = 0
+OutputT = TypeVar("OutputT", bound=PoolingRequestOutput)
+Prompts = PromptLike | Sequence[PromptLike]
 
 
 class OfflinePooling(ABC):
@@ -82,7 +59,7 @@ class OfflinePooling(ABC):
         """
         params = _with_task(pooling_params, pooling_task)
         pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens)
-        return [_output(each, PoolingOutput(each.values)) for each in pooled]
+        return [_output(PoolingRequestOutput, each, PoolingOutput(each.values)) for each in pooled]
 
     def embed(
         self,
@@ -91,11 +68,11 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[EmbeddingRequestOutput]:
         """One vector per prompt, in `outputs.embedding`."""
         params = _with_task(pooling_params, "embed")
         pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens)
-        return [_output(each, EmbeddingOutput(each.values)) for each in pooled]
+        return [_output(EmbeddingRequestOutput, each, EmbeddingOutput(each.values)) for each in pooled]
 
     def classify(
         self,
@@ -104,11 +81,11 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[ClassificationRequestOutput]:
         """One probability per label for each prompt, in `outputs.probs`."""
         params = _with_task(pooling_params, "classify")
         pooled = self._pool(prompts, params, use_tqdm, truncate_prompt_tokens)
-        return [_output(each, ClassificationOutput(each.values)) for each in pooled]
+        return [_output(ClassificationRequestOutput, each, ClassificationOutput(each.values)) for each in pooled]
 
     def score(
         self,
@@ -118,7 +95,7 @@ class OfflinePooling(ABC):
         pooling_params: PoolingParams | None = None,
         *,
         truncate_prompt_tokens: int | None = None,
-    ) -> list[PoolingRequestOutput]:
+    ) -> list[ScoringRequestOutput]:
         """How well texts go together, in `outputs.score`: one with one, one with each of many, or many with as many."""
         first, second = ([texts] if isinstance(texts, str) else list(texts) for texts in (data_1, data_2))
 
@@ -130,7 +107,7 @@ class OfflinePooling(ABC):
             scored = self._wait_for(run)
             bar.update(len(scored))
         return [
-            PoolingRequestOutput(request_id=str(index), outputs=ScoringOutput(pair.score), prompt_token_ids=[])
+            ScoringRequestOutput(request_id=str(index), outputs=ScoringOutput(pair.score), prompt_token_ids=[])
             for index, pair in enumerate(scored)
         ]
 
@@ -174,18 +151,16 @@ def _as_list(prompts: Any) -> Sequence[Any]:
 
 
 def _prompt(prompt: Any, truncation: Truncation | None) -> Prompt:
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
-        if prompt is None:
-            raise InvalidRequest("a prompt mapping needs prompt or prompt_token_ids", param="prompts")
     made = as_prompt(prompt)
     if truncation is None or not isinstance(made, TextPrompt | TokensPrompt | ChatPrompt | PairPrompt):
         return made
     return msgspec.structs.replace(made, truncation=truncation)
 
 
-def _output(pooled: Pooled, outputs: PoolingOutput | EmbeddingOutput | ClassificationOutput) -> PoolingRequestOutput:
-    return PoolingRequestOutput(
+def _output(
+    kind: type[OutputT], pooled: Pooled, outputs: PoolingOutput | EmbeddingOutput | ClassificationOutput
+) -> OutputT:
+    return kind(
         request_id=pooled.request_id,
         outputs=outputs,
         prompt_token_ids=list(pooled.prompt_token_ids),

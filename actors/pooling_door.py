@@ -80,6 +80,7 @@ class PoolingDoor(ABC):
             deadline: seconds within which each must have been scheduled.
         """
         made = [as_prompt(prompt) for prompt in prompts]
+        salts = [as_salt(cache_salt, prompt) for prompt in prompts]
         name, tokens = request_id or self._new_request_id(), sum(map(estimate_tokens, made))
         first: list[Stream] = []
 
@@ -91,7 +92,7 @@ class PoolingDoor(ABC):
                     params=_NOTHING_GENERATED,
                     wait=wait or index > 0,
                     tenant=tenant,
-                    cache_salt=as_salt(cache_salt),
+                    cache_salt=salts[index],
                     deadline=deadline,
                     streaming=False,
                     pooling=params or PoolingParams(),

@@ -17,6 +17,7 @@ from troupellm.models.weight_count import weight_count
 from troupellm.protocol.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.config import CacheConfig, EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.setting_types import on_load_mode
 
 CPU = torch.device("cpu")
 CPU_KV_LIMIT = 4 * 2**30
@@ -78,7 +79,7 @@ def plan_memory(
     """
     available = available_memory() if available is None else available
     size = dtype.itemsize
-    mode = config.model.quantization
+    mode = on_load_mode(config.model.quantization)
     weights = weight_bytes(model, dtype, device, mode, stored) + drafter.weight_bytes
     activations = _activation_bytes(model, config, size) + drafter.activation_bytes
     activations += config.scheduler.max_num_seqs * drafter.row_bytes(size)

@@ -21,6 +21,7 @@ from troupellm.models.quantization.unsaid import check_plain
 from troupellm.models.weight_names import StoredWeights, decoder_weights
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.setting_types import on_load_mode
 from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 CPU = torch.device("cpu")
@@ -107,4 +108,5 @@ def open_weights(
 
 
 def _quantizing(source: WeightSource, config: ModelConfig) -> WeightSource:
-    return source if config.quantization is None else QuantizeOnLoad(source, config.quantization)
+    mode = on_load_mode(config.quantization)
+    return source if mode is None else QuantizeOnLoad(source, mode)

@@ -40,6 +40,7 @@ from troupellm.models.offload.opening import make_mover, open_offload
 from troupellm.models.poison import Poison
 from troupellm.models.pooling_config import classifier_activation, decoder_ability
 from troupellm.models.quantization.report import quantization_report
+from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.registry import is_encoder
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
@@ -117,7 +118,7 @@ class ModelWorker:
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker)
         tell_compiling(progress, on_cpu=gpu is None)
-        reader = open_config(self._folder, progress)
+        reader, config = settle_quantization(self._folder, open_config(self._folder, progress), config)
         dtype = DTYPES.get(config.model.dtype, torch.float32)  # auto; on a GPU the place decides
         if is_encoder(reader):
             return self._load_encoder(reader, config, dtype, progress, begin)

@@ -16,10 +16,19 @@ from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.kv_events import EventDetail
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.setting_types import Auto, Count, Fraction, PositiveInt, Seconds, help_text as _help
+from troupellm.protocol.setting_types import (
+    Auto,
+    Count,
+    Fraction,
+    OnLoad,
+    PositiveInt,
+    Seconds,
+    StoredAs,
+    help_text as _help,
+)
 from troupellm.protocol.speculative import SpeculationConfig, read_speculative_config
-
-OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
+from troupellm.protocol.tenant_config import TenantConfig as TenantConfig
+from troupellm.protocol.vllm_settings import own_settings
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +53,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _help("auto: float32 on a CPU, the checkpoint's own on a GPU"),
     ] = "auto"
     quantization: Annotated[
-        OnLoad | None,
-        _help("quantize a plain checkpoint while it is read; inputs, too, with int8, and on a GPU with fp8"),
+        OnLoad | StoredAs | None,
+        _help("how a plain checkpoint is quantized while it is read (int8 and fp8: inputs too), or how it is stored"),
     ] = None
     max_model_len: Annotated[
         PositiveInt | Auto, _help("context length; auto: the model's own, as far as the KV cache holds it")
@@ -104,22 +113,6 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     disable_hybrid_kv_cache_manager: Annotated[
         bool, _help("keep the KV blocks behind sliding windows: all layers share one block table")
     ] = False
-
-
-class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant (one API key) may use. Limits are for this tenant alone; None is no limit."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!.*\n)[A-Za-z0-9._-]+$")]
-    """Shows in logs and metrics."""
-    weight: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
-    """Its part of the whole under the fair policy, relative to the others."""
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    """Under the priority policy: lower runs earlier, before the priority that a request asks for counts."""
-    requests_per_minute: PositiveInt | None = None
-    tokens_per_minute: PositiveInt | None = None
-    """Prompt and generated tokens together."""
-    max_concurrency: PositiveInt | None = None
-    """Sequences inside the engine at once: a request with n answers counts n times."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +269,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             for section in msgspec.structs.fields(cls)
             for field in msgspec.structs.fields(section.type)
         }
-        for name, value in settings.items():
+        for name, value in own_settings(settings, homes).items():
             if name not in homes:
                 raise ConfigError(f"unknown setting {name}", param=name, code="unknown_parameter")
             if name == "speculative_config":

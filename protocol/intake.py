@@ -1,10 +1,11 @@
 """What the input processor is told."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from troupellm.protocol.keyword_names import OtherKeywords
 from troupellm.protocol.output import Outbox
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
@@ -53,13 +54,15 @@ class Truncation(msgspec.Struct, frozen=True):
     """Where the rest is cut off: left keeps the last tokens, right the first."""
 
 
-class TextPrompt(msgspec.Struct, frozen=True):
+class TextPrompt(msgspec.Struct, frozen=True, metaclass=OtherKeywords):
+    other_keywords: ClassVar[dict[str, str]] = {"prompt": "text"}
     text: str
     add_special_tokens: bool = True
     truncation: Truncation | None = None
 
 
-class TokensPrompt(msgspec.Struct, frozen=True):
+class TokensPrompt(msgspec.Struct, frozen=True, metaclass=OtherKeywords):
+    other_keywords: ClassVar[dict[str, str]] = {"prompt_token_ids": "token_ids"}
     token_ids: Sequence[int]
     truncation: Truncation | None = None
     segment: int = 0

@@ -13,6 +13,7 @@ from troupellm.protocol.checks import check_id_list, check_integer, check_number
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.logprobs import LogprobsMode
+from troupellm.protocol.output_kind import RequestOutputKind
 from troupellm.protocol.sampling_extras import (
     RepetitionDetection,
     StopScope,
@@ -82,8 +83,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Least tokens per delta of a stream; None is by time."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, kw_only=True):
     """How to generate. See `protocol/worker.py:SamplingState` for what the worker is told.
+
+    A field may be assigned, as scripts for vLLM do, and is checked then as in the constructor. A request keeps the
+    values that it was made with.
 
     Differs from vLLM in four ways: n > 1 with a greedy temperature is accepted (clients of the OpenAI API send it; all
     answers are equal), a logit_bias beyond [-100, 100] is refused instead of cut, numbers and sizes are bounded more
@@ -155,6 +159,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """What the output must look like: JSON, a schema, a regular expression, one of several texts, a grammar."""
     structured_outputs: StructuredOutputsParams | None = None
     """The same with vLLM's names; becomes `guide`."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """Which part of a running answer `LLMEngine` and `AsyncLLMEngine` give at a time; other callers do not read it."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        changes = {name: value} if name != "structured_outputs" else {name: value, "guide": None}
+        checked = msgspec.structs.replace(self, **changes)
+        for field in {name, "guide"}:
+            super().__setattr__(field, getattr(checked, field))
 
     def __post_init__(self) -> None:
         for field, (low, high, exclusive) in _NUMBERS.items():
@@ -185,6 +197,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         check_repetition(self.repetition_detection)
         check_processors(self.logits_processors, self.extra_args)
         check_beam_fields(self)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidRequest("output_kind must be a RequestOutputKind", param="output_kind", code="invalid_type")
         if self.structured_outputs is not None:
             self._take_structured_outputs(self.structured_outputs)
         if self.guide is not None:

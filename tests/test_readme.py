@@ -13,11 +13,11 @@ import pytest
 import troupellm
 from troupellm.load_tests import cli as bench
 from troupellm.protocol.config import ServerConfig, TenantConfig
+from troupellm.protocol.vllm_flags import ELSEWHERE as MISSING
 from troupellm.server import keys
 from troupellm.server.app import App
 from troupellm.server.cli.flags import load_configs, normalise, translate
 from troupellm.server.cli.main import _COMMANDS, _parser
-from troupellm.server.cli.vllm_flags import ELSEWHERE as MISSING
 from troupellm.server.host import EngineHost
 from troupellm.server.router import Router
 

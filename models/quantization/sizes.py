@@ -8,7 +8,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.quantization.on_load import WITH_HEAD, outline_on_load
 from troupellm.models.stored_size import StoredSize
 from troupellm.models.weight_count import products, weight_count
-from troupellm.protocol.config import OnLoad
+from troupellm.protocol.setting_types import OnLoad
 
 
 def weight_bytes(

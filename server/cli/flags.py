@@ -1,13 +1,14 @@
 """Command-line flags, environment variables and TOML keys, all made from the configuration Structs.
 
 A field `max_num_seqs` is the flag `--max-num-seqs` (or `--max_num_seqs`), the variable `TROUPE_MAX_NUM_SEQS` and the
-key `max_num_seqs` of a `--config` file, there either at the top or in its section. Precedence: flag, environment, file.
+key `max_num_seqs` of a `--config` file, there either at the top or in its section. Precedence: flag, variable of ours,
+variable of vLLM, file.
 """
 
 import argparse
+import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,19 @@ from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.sizes import human_int
+from troupellm.protocol.vllm_flags import SHORT
+from troupellm.protocol.vllm_further import REFUSED
+from troupellm.protocol.vllm_values import check_refused, is_switch
+from troupellm.server.cli.config_file import read_config_file
 from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_value
-from troupellm.server.cli.unknown import of_vllm, says_one_device, unknown_setting
-from troupellm.server.cli.vllm_flags import ONE_DEVICE, SHORT
-from troupellm.server.cli.vllm_further import REFUSED
+from troupellm.server.cli.json_keys import OBJECTS, JsonKeys
+from troupellm.server.cli.vllm_environment import vllm_settings
 
 ENV_PREFIX = "TROUPE_"
-SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes"})
+SEVERAL = frozenset({"served_model_name", "cudagraph_capture_sizes", "api_key"})
 """List flags that take several words at once, as vLLM's do; the others are repeated."""
+_KEYS = frozenset({"api_key", "admin_api_key"})
+"""List flags whose words are taken as they are; a word of the others may be a JSON list."""
 _BOOLEANS = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
@@ -100,23 +106,39 @@ def _is_whole(kind: Any) -> bool:
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
     """Add every configuration flag, grouped by section. Absent flags leave no attribute behind."""
-    parser.add_argument("--config", metavar="FILE", help="TOML file with any of these settings")
+    parser.add_argument("--config", metavar="FILE", help="TOML or YAML file with any of these settings")
     groups: dict[str, Any] = {}
     for flag in config_flags():
-        group = groups.setdefault(flag.section, parser.add_argument_group(flag.section))
-        keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": f"config_{flag.name}"}
-        keywords["help"] = flag.help.replace("%", "%%") + _default_text(flag)
-        if flag.is_bool:
-            keywords["action"] = argparse.BooleanOptionalAction
-        elif flag.is_list:
-            # A key never takes the word after it along: that may be the model.
-            several = {"nargs": "+", "action": "extend"} if flag.name in SEVERAL else {"action": "append"}
-            keywords.update(metavar=flag.name.upper(), **several)
-        else:
-            keywords["metavar"] = flag.name.upper()
-            if flag.choices:
-                keywords.update(choices=flag.choices, metavar=None)
-        group.add_argument(flag.option, **keywords)
+        add_flag(groups.setdefault(flag.section, parser.add_argument_group(flag.section)), flag)
+
+
+def add_flag(group: Any, flag: Flag) -> None:
+    """Add one flag to a group of a parser."""
+    keywords: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": f"config_{flag.name}"}
+    keywords["help"] = flag.help.replace("%", "%%") + _default_text(flag)
+    if flag.is_bool:
+        keywords["action"] = argparse.BooleanOptionalAction
+    elif flag.is_list:
+        several = {"nargs": "+", "action": Several} if flag.name in SEVERAL else {"action": "append"}
+        keywords.update(metavar=flag.name.upper(), **several)
+    else:
+        keywords["metavar"] = flag.name.upper()
+        if flag.choices:
+            keywords.update(choices=flag.choices, metavar=None)
+            if flag.default is None:
+                keywords["choices"] = (*flag.choices, "None")
+    group.add_argument(flag.option, **keywords)
+
+
+class Several(argparse.Action):
+    """Extends a list by the words behind a flag. Notes that there were several: the last may be meant as the model."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), *values])
+        if len(values) > 1:
+            namespace.several_words = option_string
 
 
 def _default_text(flag: Flag) -> str:
@@ -146,42 +168,48 @@ def translate(argv: Sequence[str]) -> list[str]:
     """Accept what vLLM's and llama.cpp's users type after `serve`; refuse flags that we know but do not have.
 
     Raises:
-        ConfigError: a flag of vLLM that means nothing here; says what to use. Or a key of a flag that takes an object.
+        ConfigError: a flag of vLLM that asks for what is not supported; says what to use. Or a key of a flag that takes
+            no object.
     """
     flags = {flag.option: flag for flag in config_flags()}
     result: list[str] = []
+    keys = JsonKeys()
     pending = list(normalise(argv))
     while pending:
-        name, equals, value = pending.pop(0).partition("=")
-        name = _long(name)
+        name, equals, value = long_spelling(pending.pop(0)).partition("=")
         plain = "--" + name.removeprefix("--no-") if name.startswith("--no-") else name
-        whole, dot, _ = plain.partition(".")
+        whole, dot, path = plain.partition(".")
         if is_guide_flag(name):
             if not equals and takes_value(name):
                 value = pending.pop(0) if pending else ""
             result += guide_flags(name, value)
         elif name in flags and flags[name].is_bool and equals:
-            result.append(name if _parse(flags[name], value) else "--no-" + name.removeprefix("--"))
+            result.append(name if parse_value(flags[name], value) else "--no-" + name.removeprefix("--"))
         elif name in flags or plain in flags or not name.startswith("--"):
             result.append(name + equals + value)
-        elif reason := REFUSED.get(whole.removeprefix("--")):
-            given = value if equals else (pending[0] if pending else "")
-            if reason is not ONE_DEVICE or given != "1":
-                raise ConfigError(f"{name} is known from vLLM but not supported here: {reason}", param=name)
-            del pending[: 0 if equals else 1]
+        elif (refused := whole.removeprefix("--")) in REFUSED:
+            given: Any = value
+            if not equals and is_switch(refused):
+                given = plain == name
+            elif not equals:
+                given = pending.pop(0) if pending and not pending[0].startswith("--") else True
+            check_refused(refused, {path: given} if dot else given, label=name)
+        elif dot and whole.removeprefix("--").replace("-", "_") in OBJECTS:
+            keys.add(whole, path, value if equals else (pending.pop(0) if pending else ""))
         elif dot and whole in flags:
             raise ConfigError(f"{name} is not understood: give {whole} its whole value, as one JSON object", param=name)
         else:
             result.append(name + equals + value)
-    return result
+    return keys.merged_into(result)
 
 
-def _long(name: str) -> str:
+def long_spelling(word: str) -> str:
     """The long spelling of a short flag, of `-O3` and `-cc.mode` too."""
+    if word.startswith("-O") and word[2:].isdigit():
+        return f"{SHORT['-O']}={word[2:]}"
+    name, equals, value = word.partition("=")
     short, dot, key = name.partition(".")
-    if short.startswith("-O") and short[2:].isdigit():
-        short = "-O"
-    return SHORT.get(short, short) + dot + key
+    return SHORT.get(short, short) + dot + key + equals + value
 
 
 def load_configs(
@@ -195,17 +223,18 @@ def load_configs(
     flags = {flag.name: flag for flag in config_flags()}
     given: dict[str, tuple[Any, str]] = {}
     if arguments.config:
-        for name, value in _read_toml(Path(arguments.config), flags).items():
+        for name, value in read_config_file(Path(arguments.config), flags).items():
             given[name] = value, f"{arguments.config}: {name}"
+    for name, variable, value in vllm_settings(environment):
+        given[name] = value, variable
     for name, flag in flags.items():
         variable = ENV_PREFIX + name.upper()
         if text := environment.get(variable):
-            words = [word for part in text.split(",") if (word := part.strip())]
-            given[name] = (words if flag.is_list else text), variable
+            given[name] = (_words(flag, text) if flag.is_list else text), variable
         if hasattr(arguments, f"config_{name}"):
             given[name] = getattr(arguments, f"config_{name}"), name
     try:
-        settings = {name: _parse(flags[name], value) for name, (value, _) in given.items()}
+        settings = {name: parse_value(flags[name], value) for name, (value, _) in given.items()}
         server = {name: settings.pop(name) for name in list(settings) if flags[name].section == "server"}
         return EngineConfig.from_flat(settings), server_config(server)
     except ConfigError as error:
@@ -226,54 +255,21 @@ def server_config(settings: dict[str, Any]) -> ServerConfig:
         raise ConfigError(f"{path.rstrip('`')}: {text}", param=path.rstrip("`")) from None
 
 
-def _read_toml(path: Path, flags: Mapping[str, Flag]) -> dict[str, Any]:
-    """Settings of a file, at the top or in their sections; a table that is a setting's and no section is its value."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}", param="config") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", param="config") from None
-    sections = {flag.section for flag in flags.values()}
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        section = key.replace("-", "_")
-        if not isinstance(value, dict) or section in flags.keys() - sections:
-            _add_setting(found, path, flags, key, value)
-            continue
-        if section not in sections:
-            text = f"{path}: unknown section {key}; there are {', '.join(sorted(sections))}"
-            raise of_vllm(path, section) or ConfigError(text, param=section)
-        for inner, setting in value.items():
-            _add_setting(found, path, flags, inner, setting, section)
-    return found
+def parse_value(flag: Flag, value: Any) -> Any:
+    """Text to the field's type; values of a file that have it already pass.
 
-
-def _add_setting(
-    found: dict[str, Any], path: Path, flags: Mapping[str, Flag], key: str, value: Any, section: str | None = None
-) -> None:
-    name = key.replace("-", "_")
-    if name not in flags:
-        if says_one_device(name, value):
-            return
-        raise unknown_setting(path, name, flags)
-    if section not in (None, flags[name].section):
-        raise ConfigError(f"{path}: {name} belongs to the section {flags[name].section}, not to {section}", param=name)
-    if name in found:
-        raise ConfigError(f"{path}: {name} is given twice", param=name)
-    found[name] = value
-
-
-def _parse(flag: Flag, value: Any) -> Any:
-    """Text to the field's type; TOML values that have it already pass."""
+    Raises:
+        ConfigError: the text is none of that type.
+    """
     if flag.takes_auto and value in ("auto", "-1", -1):
         return "auto"
     if flag.is_list and isinstance(value, list):
+        value = [item for word in value for item in _items(flag, word)]
         return tuple(_whole(flag, item) if flag.of_ints and isinstance(item, str) else item for item in value)
     if not isinstance(value, str):
         return value
     if flag.is_list:
-        return (value,)
+        return tuple(_items(flag, value))
     if value.lower() in ("none", "null") and flag.default is None:
         return None
     try:
@@ -293,3 +289,21 @@ def _whole(flag: Flag, text: str) -> int:
         return human_int(text)
     except ValueError:
         raise ConfigError(f"{flag.name}: {text!r} is not understood", param=flag.name) from None
+
+
+def _words(flag: Flag, text: str) -> list[str]:
+    """The entries of a list in a variable, with commas between them."""
+    if len(_items(flag, text)) != 1:
+        return [text]  # a JSON list, which has commas of its own
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _items(flag: Flag, word: Any) -> list[Any]:
+    """The entries that one word of a list stands for: more than one if it is a JSON list."""
+    if flag.name in _KEYS or not isinstance(word, str) or not word.lstrip().startswith("["):
+        return [word]
+    try:
+        found = json.loads(word)
+    except (ValueError, RecursionError):
+        return [word]
+    return found if isinstance(found, list) else [word]

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.vllm_settings import guide_settings
 
 CONFIG = "--structured-outputs-config"
 _OLD_BACKEND = "--guided-decoding-backend"
@@ -42,21 +42,17 @@ def guide_flags(name: str, value: str) -> list[str]:
     try:
         settings = json.loads(value)
     except (ValueError, RecursionError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{name} must be a JSON object", param=name)
-    return [flag for key, wanted in settings.items() for flag in _setting(name, key, wanted)]
+        settings = value
+    return _flags(name, {} if settings is None else settings)
 
 
 def _setting(name: str, key: str, value: Any) -> list[str]:
-    match key, value:
-        case "backend", str():
-            return ["--guide-backend", value]
-        case "disable_any_whitespace", bool():
-            return ["--no-guide-any-whitespace" if value else "--guide-any-whitespace"]
-        case "disable_additional_properties", bool():
-            return ["--no-guide-additional-properties" if value else "--guide-additional-properties"]
-        case ("disable_fallback", bool()) | ("enable_in_reasoning", False) | ("reasoning_parser", str()):
-            return []  # no backend is ever replaced; guides sleep until thinking ends; the parser has a flag of its own
-    known = "backend, disable_any_whitespace, disable_additional_properties"
-    raise ConfigError(f"{name}: {key} is not supported with {value!r}; use {known}", param=name)
+    return _flags(name, {key: value})
+
+
+def _flags(name: str, settings: Any) -> list[str]:
+    flags: list[str] = []
+    for setting, value in guide_settings(settings, label=name).items():
+        flag = setting.replace("_", "-")
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", value]
+    return flags

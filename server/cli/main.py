@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from troupellm.server.cli.output import give_up_output
-from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 Register = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
@@ -54,8 +54,12 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
 def _run(arguments: list[str]) -> int:
     from troupellm.protocol.errors import ConfigError
     from troupellm.server.cli.flags import normalise, translate
+    from troupellm.server.cli.help_filter import filtered_help, wanted_help
 
     try:
+        if arguments[:1] in (["serve"], ["run-batch"]) and (text := wanted_help(arguments)) is not None:
+            print(filtered_help(text), end="")
+            return EXIT_OK
         spelt = translate(arguments) if arguments[:1] in (["serve"], ["run-batch"]) else normalise(arguments)
         parser = _parser(arguments[0] if arguments else "")
         namespace, rest = parser.parse_known_args(spelt)

@@ -10,12 +10,13 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.server.cli.flags import ENV_PREFIX, add_config_flags, load_configs
 from troupellm.server.cli.output import give_up_output
+from troupellm.server.cli.vllm_environment import API_KEY as VLLM_API_KEY
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_MODEL, HELP
 
 if TYPE_CHECKING:
     from troupellm.actors.engine import Engine
 
-SECRETS = (f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}ADMIN_API_KEY")
+SECRETS = (f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}ADMIN_API_KEY", VLLM_API_KEY)
 _PATH = {True: "chat/completions", False: "completions"}
 """Route by whether the model chats."""
 
@@ -39,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         if hasattr(arguments, "config_model"):
             raise ConfigError("give the model once: as an argument or with --model", param="model")
         arguments.config_model = arguments.model_argument
-    elif len(getattr(arguments, "config_served_model_name", ())) > 1:
-        raise ConfigError("name the model before --served-model-name, or with --model", param="served_model_name")
+    elif (flag := getattr(arguments, "several_words", None)) and not _names_model(arguments):
+        raise ConfigError(f"name the model before {flag}, or with --model", param=flag.lstrip("-").replace("-", "_"))
     engine_config, server_config = load_configs(arguments)
     for name in SECRETS:  # else every child process would have them in its environment
         os.environ.pop(name, None)
@@ -64,6 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
         if not server_config.uds:
             print("hint: another --port (0 takes a free one) or --host", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _names_model(arguments: argparse.Namespace) -> bool:
+    """Whether the model may be named elsewhere than behind the flags."""
+    return hasattr(arguments, "config_model") or arguments.config is not None or f"{ENV_PREFIX}MODEL" in os.environ
 
 
 async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:

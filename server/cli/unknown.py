@@ -7,9 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.vllm_further import REFUSED
 from troupellm.server.cli.guide_flags import is_guide_flag
-from troupellm.server.cli.vllm_flags import ONE_DEVICE
-from troupellm.server.cli.vllm_further import REFUSED
 
 _GUIDE_KEYS = "use guide_backend, guide_any_whitespace and guide_additional_properties"
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)")
@@ -41,11 +40,6 @@ def _options(parser: argparse.ArgumentParser, words: Collection[str]) -> Iterato
                     yield from _options(inner, words)
         else:
             yield from action.option_strings
-
-
-def says_one_device(name: str, value: object) -> bool:
-    """Whether a key of a file asks for the one device that there is, as its flag may."""
-    return str(value) == "1" and REFUSED.get(name.replace("_", "-")) is ONE_DEVICE
 
 
 def of_vllm(file: Path, name: str) -> ConfigError | None:

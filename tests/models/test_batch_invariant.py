@@ -25,7 +25,7 @@ from troupellm.models.kv_cache import KVCache
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.registry import describe_decoder
 from troupellm.models.runner import ModelRunner
-from troupellm.protocol.config import OnLoad
+from troupellm.protocol.setting_types import OnLoad
 
 NEW_TOKENS = 4
 PROMPTS = {row: make_prompt(length, seed=row) for row, length in enumerate((3, 41, 17, 70, 1, 9, 30, 2, 55))}

@@ -14,7 +14,7 @@ from troupellm.models.architecture import describe_model
 from troupellm.models.quantization.on_load import QUANTIZE, outline_on_load
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.weight_count import weight_count
-from troupellm.protocol.config import OnLoad
+from troupellm.protocol.setting_types import OnLoad
 
 MODES: tuple[OnLoad, ...] = get_args(OnLoad)
 SIZES = {

@@ -8,8 +8,8 @@ import pytest
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.vllm_further import REFUSED
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs
-from troupellm.server.cli.vllm_further import REFUSED
 
 
 def read(file: Path) -> tuple[EngineConfig, ServerConfig]:
@@ -24,7 +24,7 @@ def read(file: Path) -> tuple[EngineConfig, ServerConfig]:
     [
         ("max_model_length = 5", "max_model_length is known from vLLM but not supported here: use max_model_len"),
         ("max-num-active-seqs = 5", "max_num_active_seqs is known from vLLM but not supported here: use max_num_seqs"),
-        ("trust_remote_code = true", "trust_remote_code is known from vLLM but not supported here: remote code is nev"),
+        ("trust_remote_code = 3", "trust_remote_code is known from vLLM but not supported here: remote code is nev"),
         ("no_enable_eplb = true", "no_enable_eplb is known from vLLM but not supported here: one engine drives one de"),
         ("hf_overrides = {a = 1}", "hf_overrides is known from vLLM but not supported here: a model is what its confi"),
         ("compilation_config.mode = 3", "compilation_config is known from vLLM but not supported here: nothing is com"),

@@ -1,6 +1,6 @@
 """The less usual flags of vLLM that mean nothing here, by the sentence that says what to use instead."""
 
-from troupellm.server.cli.vllm_flags import ELSEWHERE, ONE_DEVICE
+from troupellm.protocol.vllm_flags import ELSEWHERE, ONE_DEVICE
 
 _BY_SENTENCE = {
     ONE_DEVICE: """

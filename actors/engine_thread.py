@@ -1,0 +1,38 @@
+"""A thread with an event loop in which one engine lives, for callers that block."""
+
+from contextlib import AbstractContextManager
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from troupellm.actors.engine import Engine
+from troupellm.actors.ports import ExitWatch
+
+
+class EngineThread:
+    """An engine with its thread and event loop. The thread holds no reference to its owner, which can be collected.
+
+    Raises:
+        ModelLoadError: the model cannot be served.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._closed = False
+        self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
+        self.portal = self._portal_scope.__enter__()
+        try:
+            self._engine_scope: AbstractContextManager[Engine] = self.portal.wrap_async_context_manager(engine)
+            self._engine_scope.__enter__()
+        except BaseException as error:  # an interrupt finds the engine loading, which must be told
+            self._portal_scope.__exit__(type(error), error, error.__traceback__)
+            raise
+        self.watch = ExitWatch(self.close)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.watch.stop()
+        try:
+            self._engine_scope.__exit__(None, None, None)
+        finally:
+            self._portal_scope.__exit__(None, None, None)
