@@ -25,7 +25,7 @@ from troupellm.actors.progress_bar import Bar
 from troupellm.actors.submission import PromptLike, as_prompt
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.beam_search import BeamSearchOutput, BeamSearchParams
-from troupellm.protocol.errors import EngineStopped, InvalidRequest
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, WrongEventLoop
 from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, Prompt, TextPrompt, TokensPrompt
 from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, WakeTag
 from troupellm.protocol.sampling import SamplingParams, beam_sampling
@@ -48,6 +48,7 @@ class _Home:
 
     def __init__(self, engine: Engine) -> None:
         self._closed = False
+        self._pid = os.getpid()
         self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
         self.portal = self._portal_scope.__enter__()
         try:
@@ -58,8 +59,13 @@ class _Home:
             raise
         self.watch = ExitWatch(self.close)
 
+    def check(self) -> None:
+        if os.getpid() != self._pid:
+            raise WrongEventLoop("the LLM lives in the parent process; after a fork a process needs its own")
+
     def close(self) -> None:
-        if self._closed:
+        """After a fork the child closes nothing: thread and engine are its parent's."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self.watch.stop()
@@ -115,8 +121,7 @@ class LLM(OfflinePooling):
 
         The outputs have the text as the model wrote it, and a `message` in which thoughts and tool calls stand apart.
         """
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
+        self._require()
         use = tool_use(tools, tool_choice)
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
@@ -194,16 +199,24 @@ class LLM(OfflinePooling):
     ) -> None:
         self.close()
 
-    def _call(self, function: Callable[[Unpack[ArgsT]], Awaitable[T]], *args: *ArgsT) -> T:
+    def _require(self) -> None:
+        """
+        Raises:
+            EngineStopped: this was closed.
+            WrongEventLoop: this process is a fork of the one with the engine, and has none of its threads.
+        """
         if not self._finalizer.alive:
             raise EngineStopped("the LLM was closed", code="stopped")
+        self._home.check()
+
+    def _call(self, function: Callable[[Unpack[ArgsT]], Awaitable[T]], *args: *ArgsT) -> T:
+        self._require()
         return self._home.portal.call(function, *args)
 
     def _run(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams | None] | None, use_tqdm: bool
     ) -> list[RequestOutput]:
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
+        self._require()
         each = _each(params, len(prompts))
         work = list(zip(prompts, each, strict=True))
         if use_tqdm:
@@ -217,8 +230,7 @@ class LLM(OfflinePooling):
         return self._wait_for(self._collect, work, on_done)
 
     def _wait_for(self, work: Callable[..., Awaitable[AnswerT]], *args: Any) -> AnswerT:
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
+        self._require()
         future = self._home.portal.start_task_soon(work, *args)
         try:
             return future.result()
