@@ -5,8 +5,8 @@ A small step is a few hundred short parallel regions, each of which waits for it
 fast; on a quiet machine all threads are. Our own products do not depend on the number of threads, so the tokens do not.
 A library's may, in their last bits: where those count, the number stays.
 
-A step of many tokens is mostly work, and one thread would make it as many times slower as there are cores. One thread is
-tried for it only after a step in which the calling thread stood still: a quiet machine never pays for the trial.
+A step of many tokens is mostly work, and one thread would make it as many times slower as there are cores. One thread
+is tried for it only after a step in which the calling thread stood still: a quiet machine never pays for the trial.
 """
 
 import threading
