@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         RequestFailed as RequestFailed,
         TroupeError as TroupeError,
         WorkerCrashed as WorkerCrashed,
+        WrongEventLoop as WrongEventLoop,
     )
     from troupellm.protocol.guide import GuideSpec as GuideSpec
     from troupellm.protocol.intake import (
@@ -123,6 +124,7 @@ _HOMES = {
     "KVLoadFailed": "protocol.errors",
     "QueueTimeout": "protocol.errors",
     "RateLimited": "protocol.errors",
+    "WrongEventLoop": "protocol.errors",
     "asgi": "server.app",
     "lifespan": "server.lifespan",
     **dict.fromkeys(
@@ -151,6 +153,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Engine":  # importing it takes a third of a second, which a running event loop should not wait for
+        return import_module(f"{__name__}.actors.late_engine").engine_class()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,8 @@
                 print(delta.text, end="")
 
 Several engines may live in one process, and leaving the block gives everything back, torch's number of threads and the
-garbage collector's frozen objects (`models/preload.py`) among it. The loop must be asyncio's (uvloop too).
+garbage collector's frozen objects (`models/preload.py`) among it. The loop must be asyncio's (uvloop too);
+requests and commands come from that loop, properties are read anywhere.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +41,8 @@ class Engine(EngineAdmin, Door):
     Raises:
         ConfigError: an unknown setting or a wrong value.
         ModelLoadError: on entering, when the model cannot be served.
+        WrongEventLoop: on entering, when no event loop of asyncio runs; later, when a call comes from another event
+            loop, thread or process.
     """
 
     # What it serves.
@@ -83,7 +86,7 @@ class Engine(EngineAdmin, Door):
 
     async def render(self, prompt: Prompt) -> list[int]:
         """The token ids that a prompt becomes, off the event loop where it is long."""
-        running = self._require()
+        running = self._on_loop()
         loaded, pool = running.loaded, running.machinery.pool
         work = partial(tokenize, prompt, loaded.tokenizer, loaded.chat_template.patient, None)
         tokens = work() if is_short(prompt) else await pool.run(work)
@@ -139,6 +142,7 @@ class Engine(EngineAdmin, Door):
         )
 
     async def _submit(self, submission: Submission) -> LocalOutbox:
+        running = self._on_loop()
         if self.state != "ready":
             raise self._refusal()
-        return await submit(self._require().system, self._clock, self.config.stream, submission)
+        return await submit(running.system, self._clock, self.config.stream, submission)

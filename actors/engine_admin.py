@@ -35,14 +35,14 @@ class EngineAdmin(EngineLife):
             Conflict: `resume` was called before all had finished, another call waits for that, or nothing can finish
                 since the engine stands still already. Cancelling this call undoes it as well.
         """
-        await self._require().system.rest.pause(mode, clear_cache=clear_cache)
+        await self._on_loop().system.rest.pause(mode, clear_cache=clear_cache)
 
     async def resume(self) -> None:
         """
         Raises:
             Conflict: the engine sleeps; `wake` it.
         """
-        self._require().system.rest.resume()
+        self._on_loop().system.rest.resume()
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
         """Pause, and give memory back until `wake`: at level 0 none, at 1 the KV cache, at 2 the weights too.
@@ -58,7 +58,7 @@ class EngineAdmin(EngineLife):
         Raises:
             Conflict: as of `pause`; what the engine slept at before it sleeps at still.
         """
-        return await self._require().system.rest.sleep(level, mode)
+        return await self._on_loop().system.rest.sleep(level, mode)
 
     async def wake(self, tags: Iterable[WakeTag] | None = None) -> SleepReport:
         """Take back what the sleep gave, and go on unless the engine was paused.
@@ -69,11 +69,11 @@ class EngineAdmin(EngineLife):
         Raises:
             ModelLoadError: the weights cannot be read any more; the engine sleeps on.
         """
-        return await self._require().system.rest.wake(tags)
+        return await self._on_loop().system.rest.wake(tags)
 
     async def abort(self, request_id: str) -> int:
         """End the open requests of that id, or of a call of that id; how many there were."""
-        requests = self._require().system.requests
+        requests = self._on_loop().system.requests
         found = requests.named(request_id)
         for outbox in found:
             requests.end(outbox, RequestAborted("the request was ended by an administrator"), by="admin")
@@ -81,7 +81,7 @@ class EngineAdmin(EngineLife):
 
     async def abort_all(self) -> int:
         """End all open requests; how many there were."""
-        requests = self._require().system.requests
+        requests = self._on_loop().system.requests
         open_requests = len(requests)
         requests.end_all(lambda: RequestAborted("the request was ended by an administrator"), by="admin")
         return open_requests
@@ -101,7 +101,7 @@ class EngineAdmin(EngineLife):
             it does so when it goes on, or is closed.
         """
         seconds = 2 * self.config.offload.kv_offload_timeout
-        return await self._require().system.rest.reset_cache(seconds, external=external)
+        return await self._on_loop().system.rest.reset_cache(seconds, external=external)
 
     def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
         """What becomes of KV blocks, until the engine ends: for routers. A reader who is behind loses events and hears
@@ -151,7 +151,7 @@ class EngineAdmin(EngineLife):
         return KVEventsRead(events=tuple(events), last=events[-1].seq if events else position, ended=log.closed)
 
     def _kv_event_log(self) -> KVEventLog:
-        log = self._require().system.kv_events
+        log = self._on_loop().system.kv_events
         if log is None:
             raise InvalidRequest("KV events are off; start with kv_events keys or tokens", code="not_configured")
         return log
@@ -171,7 +171,7 @@ class EngineAdmin(EngineLife):
             raise InvalidRequest(f"max_steps must be between 1 and {MOST_PROFILED_STEPS}", param="max_steps")
         name = name or f"troupellm-{self._randomness.token(6)}"
         command = StartProfile(folder=folder, name=name, max_steps=max_steps)
-        await self._require().system.rest.command(command)
+        await self._on_loop().system.rest.command(command)
 
     async def stop_profile(self) -> ProfileReport:
         """Write the trace, for Perfetto or chrome://tracing.
@@ -179,5 +179,5 @@ class EngineAdmin(EngineLife):
         Raises:
             InvalidRequest: none is being recorded.
         """
-        report = await self._require().system.rest.command(StopProfile())
+        report = await self._on_loop().system.rest.command(StopProfile())
         return ProfileReport(file=report.file, steps=report.steps)

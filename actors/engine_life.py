@@ -9,7 +9,14 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine_start import Running, WorkerFactory, start
-from troupellm.actors.ports import OwnTask, Randomness, SeededRandomness, SystemClock, SystemRandomness
+from troupellm.actors.ports import (
+    OwnTask,
+    Randomness,
+    SeededRandomness,
+    SystemClock,
+    SystemRandomness,
+    require_asyncio,
+)
 from troupellm.actors.processes import Processes, SystemProcesses
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import EngineStopped, TroupeError
@@ -75,6 +82,10 @@ class EngineLife:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._running is not None:
+            if self._running.machinery.loop.forked:  # nothing of it is this process's to end
+                return
+            self._running.machinery.loop.check()
         stack, self._stack = self._stack, None
         if stack is not None:
             self._draining = True
@@ -87,7 +98,12 @@ class EngineLife:
 
     @classmethod
     async def open(cls, model: str | os.PathLike[str] | None = None, **settings: Any) -> Self:
-        """Start outside a block, in a task of its own; whoever opens must `aclose`."""
+        """Start outside a block, in a task of its own; whoever opens must `aclose`.
+
+        Raises:
+            WrongEventLoop: no event loop of asyncio runs here.
+        """
+        require_asyncio()
         engine = cls(model, **settings)
         opened, engine._leave = anyio.Event(), anyio.Event()
         failed: list[BaseException] = []
@@ -104,11 +120,19 @@ class EngineLife:
         return engine
 
     async def aclose(self) -> None:
-        """Leave, wherever the engine was opened. Idempotent."""
+        """Leave, in whichever task of its event loop the engine was opened. Idempotent; does nothing after a fork.
+
+        Raises:
+            WrongEventLoop: the engine lives on another event loop.
+        """
         if self._owner is None:
             await self.__aexit__(None, None, None)
             return
         assert self._leave is not None
+        if self._running is not None:
+            if self._running.machinery.loop.forked:
+                return
+            self._running.machinery.loop.check()
         self._leave.set()
         with anyio.CancelScope(shield=True):
             await self._owner.join()
@@ -119,7 +143,7 @@ class EngineLife:
         Closing the engine afterwards writes KV blocks that are on their way to disk or to connectors, for what is left
         of that time.
         """
-        system = self._require().system
+        system = self._on_loop().system
         self._draining = True
         system.admission.close()
         system.drained_by = self._clock.now() + timeout
@@ -128,7 +152,7 @@ class EngineLife:
 
     async def wait_failed(self) -> Exception | None:
         """Wait until the engine stops running; gives the root cause, or None when it was closed."""
-        system = self._require().system
+        system = self._on_loop().system
         await system.ended.wait()
         return system.failure
 
@@ -183,6 +207,12 @@ class EngineLife:
         if self._running is None:
             raise self._refusal()
         return self._running
+
+    def _on_loop(self) -> Running:
+        """The running engine, for a call that must come from its event loop. Raises WrongEventLoop."""
+        running = self._require()
+        running.machinery.loop.check()
+        return running
 
     def _refusal(self) -> TroupeError:
         if self._running is not None and self.failure is not None:

@@ -1,11 +1,13 @@
 """A thread with an event loop in which one engine lives, for callers that block."""
 
+import os
 from contextlib import AbstractContextManager
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from troupellm.actors.engine import Engine
 from troupellm.actors.ports import ExitWatch
+from troupellm.protocol.errors import WrongEventLoop
 
 
 class EngineThread:
@@ -17,6 +19,7 @@ class EngineThread:
 
     def __init__(self, engine: Engine) -> None:
         self._closed = False
+        self._pid = os.getpid()
         self._portal_scope: AbstractContextManager[BlockingPortal] = start_blocking_portal("asyncio")
         self.portal = self._portal_scope.__enter__()
         try:
@@ -27,8 +30,17 @@ class EngineThread:
             raise
         self.watch = ExitWatch(self.close)
 
+    def check(self) -> None:
+        """
+        Raises:
+            WrongEventLoop: this process is a fork of the one with the engine, and has none of its threads.
+        """
+        if os.getpid() != self._pid:
+            raise WrongEventLoop("the engine lives in the parent process; after a fork a process needs its own")
+
     def close(self) -> None:
-        if self._closed:
+        """After a fork the child closes nothing: thread and engine are its parent's."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         self.watch.stop()

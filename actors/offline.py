@@ -100,8 +100,7 @@ class LLM(OfflinePooling):
 
         The outputs have the text as the model wrote it, and a `message` in which thoughts and tool calls stand apart.
         """
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
+        self._require()
         use = tool_use(tools, tool_choice)
         single = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
@@ -216,9 +215,18 @@ class LLM(OfflinePooling):
         pairs = zip(params, priority, strict=True)
         return [msgspec.structs.replace(given or default, priority=each) for given, each in pairs]
 
-    def _call(self, function: Callable[[Unpack[ArgsT]], Awaitable[T]], *args: *ArgsT) -> T:
+    def _require(self) -> None:
+        """
+        Raises:
+            EngineStopped: this was closed.
+            WrongEventLoop: this process is a fork of the one with the engine, and has none of its threads.
+        """
         if not self._finalizer.alive:
             raise EngineStopped("the LLM was closed", code="stopped")
+        self._home.check()
+
+    def _call(self, function: Callable[[Unpack[ArgsT]], Awaitable[T]], *args: *ArgsT) -> T:
+        self._require()
         return self._home.portal.call(function, *args)
 
     def _run(
@@ -227,8 +235,7 @@ class LLM(OfflinePooling):
         params: SamplingParams | Sequence[SamplingParams | None] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
+        self._require()
         each = _each(params, len(prompts))
         work = list(zip(prompts, each, strict=True))
         if use_tqdm:
@@ -242,8 +249,7 @@ class LLM(OfflinePooling):
         return self._wait_for(self._collect, work, on_done)
 
     def _wait_for(self, work: Callable[..., Awaitable[AnswerT]], *args: Any) -> AnswerT:
-        if not self._finalizer.alive:
-            raise EngineStopped("the LLM was closed", code="stopped")
+        self._require()
         future = self._home.portal.start_task_soon(work, *args)
         try:
             return future.result()

@@ -4,18 +4,24 @@ The production ports run on asyncio (any event loop of it).
 """
 
 import asyncio  # noqa: TID251 - the ports are the one place that talks to the loop and to threads
+import os
 import random  # noqa: TID251
 import secrets
 import threading  # noqa: TID251
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple, Unpack, cast
 
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.steps import Waits
+from troupellm.protocol.errors import WrongEventLoop
 from troupellm.protocol.worker_abilities import QUIET_SECONDS
+
+with suppress(ImportError):  # else anyio imports it at its first use, and the event loop waits
+    import anyio._backends._asyncio  # noqa: F401
 
 T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
@@ -95,11 +101,45 @@ class SeededRandomness:
         return secrets.token_hex(nbytes)
 
 
+def require_asyncio() -> asyncio.AbstractEventLoop:
+    """The running event loop.
+
+    Raises:
+        WrongEventLoop: none of asyncio's runs in this thread.
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongEventLoop("an engine runs on an event loop of asyncio, and none runs in this thread") from None
+
+
 class LoopPort:
-    """The running event loop, as other threads and finalisers may use it."""
+    """The running event loop, as other threads and finalisers may use it.
+
+    Raises:
+        WrongEventLoop: none of asyncio's runs in this thread.
+    """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = require_asyncio()
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one with the loop: threads and children are the parent's."""
+        return os.getpid() != self._pid
+
+    def check(self) -> None:
+        """
+        Raises:
+            WrongEventLoop: the caller does not run on this loop.
+        """
+        if self.forked:
+            raise WrongEventLoop("the engine lives in the parent process; after a fork a process needs its own")
+        if require_asyncio() is not self._loop:
+            raise WrongEventLoop(
+                "the engine lives on another event loop; call it there, for example by asyncio.run_coroutine_threadsafe"
+            )
 
     def post(self, call: Callable[[], None]) -> None:
         """Have `call` called on the loop soon; nothing happens when the loop has ended."""

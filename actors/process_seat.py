@@ -43,6 +43,10 @@ KILL_SECONDS = 5.0
 """How long the system may take to remove a process that was killed."""
 RELOAD_SILENCE_SECONDS = 120.0
 """A successor that loads and says nothing for so long is given up. The first load may take as long as it likes."""
+LOOK_SECONDS = 1.0
+"""How often a successor that loads is looked at."""
+STOPPED_LOOKS = 2
+"""One that a signal has stopped is given up after so many looks in a row."""
 SPARE_DELAY_SECONDS = 1.0
 """The first answers after a start come before the spare's imports."""
 GUIDE_SECONDS = 30.0
@@ -317,7 +321,7 @@ class ProcessSeat:
         return all(ended)
 
     async def _take_spare(self) -> RemoteWorker:
-        if self._spare is None or self._spare.gone:
+        if self._spare is None or self._spare.gone or self._spare.stopped:
             await self._drop_spare()
             await self.prepare()
         assert self._spare is not None
@@ -333,11 +337,22 @@ class ProcessSeat:
     async def _heard(self, worker: RemoteWorker, doing: str) -> FromWorker:
         """The next message, which comes in time unless the model is loaded for the first time."""
         message: FromWorker | None = None
-        with anyio.move_on_after(RELOAD_SILENCE_SECONDS if self._loaded_once else None):
-            message = await worker.next()
+        if not self._loaded_once:
+            return await worker.next()
+        with anyio.move_on_after(RELOAD_SILENCE_SECONDS):
+            message = await self._unless_stopped(worker, doing)
         if message is None:
             raise WorkerGone(f"a worker process has fallen silent while it {doing}")
         return message
+
+    async def _unless_stopped(self, worker: RemoteWorker, doing: str) -> FromWorker:
+        """The next message of a process that no signal has stopped."""
+        looks = 0
+        while looks < STOPPED_LOOKS:
+            with anyio.move_on_after(LOOK_SECONDS):
+                return await worker.next()
+            looks = looks + 1 if worker.stopped else 0
+        raise WorkerGone(f"a worker process was stopped by a signal while it {doing}", fault=False)
 
     async def _loaded(self, worker: RemoteWorker) -> WorkerReady:
         while True:

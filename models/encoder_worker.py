@@ -9,8 +9,9 @@ from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_config import BERT, DISTILBERT, ROBERTA, EncoderConfig, describe_encoder
 from troupellm.models.encoder_runner import EncoderRunner
 from troupellm.models.hf_config import ConfigReader
-from troupellm.models.memory import MemoryBudget, available_memory
+from troupellm.models.memory import MemoryBudget
 from troupellm.models.pooling_config import classifier_ability, embedding_ability, max_sequence_length
+from troupellm.models.process_limits import available_memory
 from troupellm.models.sleep import Parts
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError

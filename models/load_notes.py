@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from troupellm.kernels.native.build import to_be_built
+from troupellm.kernels.native.build import compiler_is_missing, to_be_built
 from troupellm.kernels.paged_attention.backends import Planner, choose
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder_config import DecoderConfig
@@ -13,9 +13,12 @@ from troupellm.protocol.worker import LoadProgress, ProgressSink
 
 
 def tell_compiling(progress: ProgressSink, *, on_cpu: bool) -> None:
-    """Say why the first start on a machine takes longer."""
+    """Say why the first start on a machine takes longer, or why every step does."""
     if on_cpu and to_be_built():
         progress(LoadProgress(phase="resolve", detail="compiling the CPU's kernels, once on this machine"))
+    elif on_cpu and compiler_is_missing():
+        detail = "there is no C++ compiler (g++): torch computes every step, which is several times slower on a CPU"
+        progress(LoadProgress(phase="resolve", detail=detail))
 
 
 def attention_note(attention: Planner) -> str:

@@ -1,8 +1,5 @@
 """Where the memory goes: worked out before any of it is taken."""
 
-import os
-from pathlib import Path
-
 import msgspec
 import torch
 
@@ -10,6 +7,7 @@ from troupellm.kernels.kv_codes import cache_dtype, row_width
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.kv_cache import parts_of
+from troupellm.models.process_limits import available_memory
 from troupellm.models.quantization.sizes import weight_bytes
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.stored_size import StoredSize
@@ -24,8 +22,6 @@ CPU_KV_LIMIT = 4 * 2**30
 """Most that the KV cache takes of a CPU's memory unless it is told to."""
 CPU_KV_SHARE = 0.5
 """Of the memory that weights and activations leave."""
-GROUP = Path("/sys/fs/cgroup")
-"""Of this process's control group; those of the first version have one folder per controller in it."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,40 +119,6 @@ def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: i
 def drafter_block_bytes(drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
     """A drafter's part of a block."""
     return drafter.block_bytes(0 if drafter.layers is None else block_bytes(drafter.layers, block_size, dtype))
-
-
-def available_memory() -> int:
-    """Bytes that can still be taken without swapping, with the limit of the control group where there is one."""
-    try:
-        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    old = GROUP / "memory"
-    for limit, used, prefix in (
-        (GROUP / "memory.max", GROUP / "memory.current", ""),
-        (old / "memory.limit_in_bytes", old / "memory.usage_in_bytes", "total_"),
-    ):
-        try:
-            most, taken = int(limit.read_text()), int(used.read_text())
-        except (OSError, ValueError):
-            continue  # no such control group, or no limit; the first version says that by more than any machine has
-        free = min(free, most - max(0, taken - _kept_files(limit.with_name("memory.stat"), prefix)))
-    return max(0, free)
-
-
-def _kept_files(counts: Path, prefix: str) -> int:
-    """Bytes of files that a control group counts as used and that the system drops where memory is asked for: a
-    model that was downloaded or loaded there before is among them.
-
-    Args:
-        prefix: of the names of counts that have the groups below in them, as the use has.
-    """
-    try:
-        fields = dict(line.split() for line in counts.read_text().splitlines())
-        return int(fields[f"{prefix}active_file"]) + int(fields[f"{prefix}inactive_file"])
-    except (OSError, KeyError, ValueError):
-        return 0
 
 
 def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:

@@ -4,6 +4,9 @@ A small step is a few hundred short parallel regions, each of which waits for it
 (or the event loop of the host) keeps a core busy, that wait is a time slice, and one thread alone is several times as
 fast; on a quiet machine all threads are. Our own products do not depend on the number of threads, so the tokens do not.
 A library's may, in their last bits: where those count, the number stays.
+
+A step of many tokens is mostly work, and one thread would make it as many times slower as there are cores. One thread
+is tried for it only after a step in which the calling thread stood still: a quiet machine never pays for the trial.
 """
 
 import threading
@@ -11,12 +14,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 
 LARGE_STEP_TOKENS = 128
-"""From here on the work outweighs the waiting: always all threads."""
+"""From here on the work outweighs the waiting on a quiet machine. All such steps are judged together, by the token."""
+STANDSTILL = 1.3
+"""A large step that took so many times the processor time of the thread that called it waited for something else.
+Waiting for its own threads is processor time: OpenMP spins for some milliseconds first."""
 PROBE_SHARE = 32
 """The slower choice is tried again when steps have taken so many times what it would take."""
 PROBE_SECONDS = 15.0
@@ -69,7 +75,7 @@ class GivenThreads:
 
 @dataclass(slots=True)
 class _Choice:
-    """seconds: of a step, from the `recent` ones of all `steps`."""
+    """seconds: of a step, or of a token of a large one, from the `recent` ones of all `steps`."""
 
     seconds: float = 0.0
     steps: int = 0
@@ -90,20 +96,25 @@ class _Record:
     one_thread: _Choice = field(default_factory=_Choice)
     since_probe: float = 0.0
     """Seconds of steps."""
+    stood_still: bool = True
+    """Whether the last step of all threads did. One of few tokens is too short for that to be told."""
 
-    def choose_one(self) -> bool:
+    def choose_one(self, units: int = 1) -> bool:
+        """units: of what the choices' seconds are of, in the step that begins."""
+        if not self.stood_still:
+            return False
         if self.all_threads.steps < FIRST_STEPS or self.one_thread.steps < FIRST_STEPS:
             return self.all_threads.steps >= FIRST_STEPS
         one = self.one_thread.seconds < self.all_threads.seconds
         slower = self.all_threads if one else self.one_thread
-        return one != (self.since_probe >= min(PROBE_SHARE * slower.seconds, PROBE_SECONDS))
+        return one != (self.since_probe >= min(PROBE_SHARE * slower.seconds * units, PROBE_SECONDS))
 
-    def learn(self, one: bool, seconds: float) -> None:
+    def learn(self, one: bool, seconds: float, units: int = 1) -> None:
         choice, other = (self.one_thread, self.all_threads) if one else (self.all_threads, self.one_thread)
         probed = choice.seconds > other.seconds
-        choice.learn(seconds)
+        choice.learn(seconds / units)
         self.since_probe += seconds
-        if probed and seconds >= other.seconds:  # one that was faster is followed by another one
+        if probed and seconds / units >= other.seconds:  # one that was faster is followed by another one
             self.since_probe = 0.0
 
 
@@ -117,26 +128,41 @@ class StepThreads:
         steady: bool = False,
         set_threads: Callable[[int], None] = torch.set_num_threads,
         clock: Callable[[], float] = perf_counter,
+        processor_clock: Callable[[], float] = thread_time,
     ) -> None:
-        """steady: never to change the number."""
+        """
+        Args:
+            steady: never to change the number.
+            processor_clock: seconds of processor time that the calling thread has had.
+        """
         self._steady = steady or most == 1
+        self._processor_clock = processor_clock
         self._most, self._set_threads, self._clock = most, set_threads, clock
         self._records: dict[int, _Record] = {}
+        self._large = _Record(stood_still=False)
 
     @contextmanager
     def step(self, tokens: int) -> Iterator[None]:
         """Run the body with the better choice for so many tokens."""
-        if self._steady or tokens >= LARGE_STEP_TOKENS or not tokens:
+        if self._steady or not tokens:
             yield
             return
-        record = self._records.setdefault(tokens.bit_length(), _Record())
-        one = record.choose_one()
+        large = tokens >= LARGE_STEP_TOKENS
+        record, units = (self._large, tokens) if large else (self._record(tokens), 1)
+        one = record.choose_one(units)
         if one:
             self._set_threads(1)
-        begin = self._clock()
+        begin, processor_begin = self._clock(), self._processor_clock()
         try:
             yield
         finally:
             if one:
                 self._set_threads(self._most)
-        record.learn(one, self._clock() - begin)
+        seconds = self._clock() - begin
+        if large and not one:
+            record.stood_still = seconds > STANDSTILL * (self._processor_clock() - processor_begin)
+        record.learn(one, seconds, units)
+
+    def _record(self, tokens: int) -> _Record:
+        """Of steps of about so few tokens."""
+        return self._records.setdefault(tokens.bit_length(), _Record())

@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from troupellm.models.process_limits import limit
+
 MOST_BYTES = 2**30
 MOST_SECONDS = 0.1
 """Of processor time, for one sample."""
@@ -68,8 +70,8 @@ def _complaint_of(backend: Tokenizer, text: str) -> str | None:
 
 
 def main() -> int:
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS_IN_ALL, MOST_SECONDS_IN_ALL))
+    limit(resource.RLIMIT_AS, MOST_BYTES)
+    limit(resource.RLIMIT_CPU, MOST_SECONDS_IN_ALL)
     try:
         found = complaint(sys.stdin.read())
     except BaseException as error:  # a panic of the library is no Exception

@@ -179,6 +179,12 @@ class Conflict(TroupeError):
     default_code = "conflict"
 
 
+class WrongEventLoop(TroupeError, RuntimeError):
+    """The call came from another event loop, thread or process than the engine lives in; nothing was started."""
+
+    default_code = "wrong_event_loop"
+
+
 class ConfigError(TroupeError, ValueError):
     """A setting is wrong; `param` names it."""
 

@@ -33,6 +33,7 @@ from troupellm.server.responses.schema import check_database
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
 from troupellm.server.vitals import log_stats
 from troupellm.server.volatile_lines import VolatileLines
+from troupellm.server.wire.crowd import few_descriptors
 
 logger = logging.getLogger("troupellm.server")
 
@@ -83,6 +84,8 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
     """With settings that were checked."""
     if config.api_server_count > 1 and config.responses_store is None and config.responses_store_entries:
         logger.info("responses are not kept: with --api-server-count above 1 that needs --responses-store")
+    if (text := few_descriptors(config)) is not None:
+        logger.warning(text)
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if not config.api_server_count else FrontFleet(config, listener)
     admin = None if config.admin_uds is None else AdminSocket(config, side)

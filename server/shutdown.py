@@ -1,13 +1,14 @@
 """Stopping in order, and in time whatever clients and workers do.
 
-1. First SIGTERM or SIGINT: not ready any more (/readyz 503), and new requests are refused (503 `draining`,
+1. First SIGTERM, SIGINT or SIGHUP: not ready any more (/readyz 503), and new requests are refused (503 `draining`,
    `Connection: close`, `Retry-After`), also those whose body is still on its way.
 2. What runs may finish, for `shutdown_timeout` seconds.
 3. What is left gets its error event and `[DONE]`, and `FAREWELL_SECONDS` to take them; then its connection is cut.
 4. Connections close, the engine closes, the process exits with 0 (see `exit_codes`).
 
-A second signal skips to 3 and exits with 128 + its number within a second. A timer on a thread of its own ends the
-process where any of that hangs: `CUT_SECONDS` after the drain, or after the second signal `ABORT_SECONDS`.
+A second SIGTERM or SIGINT skips to 3 and exits with 128 + its number within a second. A SIGHUP that was ignored when
+the process started (`nohup`) stays ignored, and one after another signal changes nothing. A timer on a thread of its
+own ends the process where any of that hangs: `CUT_SECONDS` after the drain, or after the second signal `ABORT_SECONDS`.
 """
 
 import logging
@@ -105,13 +106,16 @@ class Shutdown:
         self._drained_by = 0.0
 
     async def watch(self, *, task_status: TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        heard = {signal.SIGTERM, signal.SIGINT}
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            heard.add(signal.SIGHUP)
+        with anyio.open_signal_receiver(*heard) as signals:
             task_status.started()
             async for number in signals:
-                if self.requested.is_set():
-                    self._force(number)
-                else:
+                if not self.requested.is_set():
                     self._request()
+                elif number != signal.SIGHUP:  # a terminal that closes sends several
+                    self._force(number)
 
     async def drain(self, engine: Engine) -> None:
         """Steps 2 and 3. Afterwards no exchange is in flight."""

@@ -69,7 +69,8 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
             said = "\n".join(lines[-LAST_LINES:]) or str(error)
             give_up(target)
             continue  # the disk may be full there
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError) as error:
+            said = said or str(error)  # nobody may write there, for example
             continue
         return target, built
     if said:
@@ -84,6 +85,11 @@ def to_be_built() -> bool:
         return False
     targets = [folder / file_name(compiler) for folder in folders()]
     return not any(_is_there(target) or _given_up(target) for target in targets)
+
+
+def compiler_is_missing() -> bool:
+    """Whether compiled code is wanted and there is no compiler for it."""
+    return not _switched_off() and _compiler() is None
 
 
 def sanitized() -> bool:
@@ -101,9 +107,13 @@ def _flags() -> tuple[str, ...]:
 
 
 def _compiler() -> str | None:
-    if os.environ.get(SWITCH, "").lower() in ("0", "false", "no", "off"):
+    if _switched_off():
         return None
     return shutil.which("g++") or shutil.which("c++")
+
+
+def _switched_off() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("0", "false", "no", "off")
 
 
 def _is_there(target: Path) -> bool:

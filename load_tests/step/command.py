@@ -19,6 +19,7 @@ from troupellm.load_tests.peers.process import unwinding
 from troupellm.load_tests.peers.servers import ServerPlan, plan_server
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.roofline import ModelSize, Precision, decode_seconds, kernel_tax_us, roof_frac
+from troupellm.load_tests.step import beside
 from troupellm.load_tests.step.above import (
     WARM_UP_TOKENS,
     filling,
@@ -60,6 +61,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.beside is not None:
+        return beside.run(
+            args.model, args.beside, args.batches, steps=args.steps, repeats=args.repeats,
+            batch_invariant=args.batch_invariant, result=args.result_json,
+        )  # fmt: skip
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("bench step: there is no CUDA device; --device cpu", file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 from troupellm.models.guides.backend import Backend, GuideError
 from troupellm.models.guides.backends import check_start, make_backend, mask_words, program_text
 from troupellm.models.model_folder import Followed
+from troupellm.models.process_limits import lift, limit
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.frame_socket import FrameSocket
 from troupellm.protocol.frames import FrameError
@@ -87,7 +88,7 @@ class _Server:
         return None
 
     def _load(self, name: str) -> str | None:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # for its libraries
+        lift(resource.RLIMIT_AS)  # for its libraries
         try:
             self._backend(name)
         except GuideError as error:
@@ -125,7 +126,7 @@ def limit_memory(more: int) -> None:
     if status.is_file():  # Linux
         pages = int(status.read_text(encoding="ascii").split()[0])
         most = pages * resource.getpagesize() + more
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+        limit(resource.RLIMIT_AS, most)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
-from troupellm.models.memory import available_memory
 from troupellm.models.offload.pinning import pin, unpin
+from troupellm.models.process_limits import available_memory
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
 

@@ -14,7 +14,7 @@ from troupellm.protocol.batch import Batch, BatchResult, BatchStatus, FileObject
 from troupellm.server.batches.lines import failed, is_good
 from troupellm.server.batches.rows import BATCH, add_usage, as_batch, count, save_batch, usage
 from troupellm.server.batches.store import Store
-from troupellm.server.batches.upload import new_name
+from troupellm.server.batches.upload import create_private, new_name
 from troupellm.server.offload import offload
 
 _CHUNK = 256
@@ -140,7 +140,7 @@ class Progress:
     async def _copy(self, good: bool, path: Path) -> int:
         """Bytes that were written."""
         size, last = 0, 0
-        with await offload(open, path, "xb") as output:
+        with await offload(create_private, path) as output:
             while rows := await self._results(good, last):
                 last = rows[-1][0]
                 data = b"".join([row[1] + b"\n" for row in rows])

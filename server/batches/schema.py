@@ -6,6 +6,7 @@ incoming/NAME       files that are being written; removed at the start
 runner.lock         held by the process that works on the batches
 """
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
         ConfigError: it was written by another version.
     """
     prepare(folder)
+    os.close(os.open(folder / STATE, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
     database = sqlite3.connect(folder / STATE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         database.execute("PRAGMA foreign_keys = ON")

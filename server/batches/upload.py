@@ -98,7 +98,7 @@ class Upload:
             OSError: the disk refuses.
         """
         try:
-            self._output = await offload(_create, self.path)
+            self._output = await offload(create_private, self.path)
             while (piece := await body.read()) is not None:
                 try:
                     self._parser.write(piece)
@@ -189,7 +189,8 @@ def new_name() -> str:
     return secrets.token_hex(16)
 
 
-def _create(path: Path) -> BinaryIO:
+def create_private(path: Path) -> BinaryIO:
+    """A new file that nobody else may read, whatever the umask."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 

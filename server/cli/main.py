@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from troupellm.server.cli.inherited import make_usable
 from troupellm.server.cli.output import give_up_output
 from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
@@ -21,7 +22,13 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; see `exit_codes`."""
+    """Run one command and return its exit code; see `exit_codes`.
+
+    Args:
+        argv: the command; None is that of the process, which then is made usable whatever it was started with.
+    """
+    if argv is None:
+        make_usable()
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:

@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not die_with(arguments.parent):
         return EXIT_FAILED
     # Whoever stops a whole group of processes means the server: its first process decides, and drains its fronts.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine, listener = socket.socket(fileno=arguments.engine), socket.socket(fileno=arguments.listener)
     return anyio.run(serve, engine, listener, backend_options={"use_uvloop": _has_uvloop()})

@@ -83,6 +83,7 @@ class ThreadedEngine:
     def _running(self) -> EngineThread:
         if not self._finalizer.alive:
             raise EngineStopped("the engine was shut down", code="stopped")
+        self._home.check()
         return self._home
 
 

@@ -6,7 +6,9 @@ from troupellm.protocol.config import ServerConfig
 from troupellm.server.wire.connection import Connection
 
 RESERVE = 128
-"""Descriptors for everything else, and an eighth of many."""
+"""Descriptors for everything else: an eighth of many, and five eighths of few."""
+FEW = 256
+"""Connections; a limit on descriptors that leaves less is worth a line in the log."""
 MOST = 65_536
 """Where descriptors are not limited."""
 
@@ -57,4 +59,20 @@ def connection_limit(config: ServerConfig) -> int:
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return MOST
-    return max(1, min(MOST, descriptors - max(RESERVE, descriptors // 8)))
+    reserve = max(min(RESERVE, descriptors * 5 // 8), descriptors // 8)
+    return max(1, min(MOST, descriptors - reserve))
+
+
+def few_descriptors(config: ServerConfig) -> str | None:
+    """What to tell an operator whose limit on descriptors leaves few connections, or fewer than are configured."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return None
+    room = connection_limit(ServerConfig())
+    wanted = FEW if config.max_connections is None else config.max_connections
+    if room >= wanted:
+        return None
+    return (
+        f"{descriptors} file descriptors are allowed (ulimit -n), which is enough for {room} connections at once; "
+        "more of them need a higher limit"
+    )

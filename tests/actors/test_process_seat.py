@@ -5,17 +5,17 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
+from fake_processes import READY, FakeChild, FakeProcesses
 
-from troupellm.actors.process_seat import MODULE, ProcessSeat
+from troupellm.actors.process_seat import ProcessSeat
 from troupellm.actors.worker_seat import WorkerGone, WorkerStuck, found_no_memory
 from troupellm.models.worker_main import failed
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import GraphCaptureError, InvalidRequest, ModelLoadError
-from troupellm.protocol.frames import Assembler, Codec
 from troupellm.protocol.rest import SleepWorker, StopProfile, WakeWorker, WorkerReport
-from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult
 from troupellm.protocol.worker_link import (
-    HELLO,
     Failed,
     Finished,
     Launch,
@@ -25,73 +25,13 @@ from troupellm.protocol.worker_link import (
     Obeyed,
     Progress,
     Refused,
-    ToWorker,
 )
 
 pytestmark = pytest.mark.anyio
 
-READY = WorkerReady(
-    vocab_width=100, max_model_len=64, num_blocks=7, block_size=16, groups=(), dtype="float32", device="cpu",
-    architecture="Fake", num_parameters=1, weight_bytes=1, kv_cache_bytes=1, activation_bytes=1, memory_free_bytes=1,
-    load_seconds=0.0,
-)  # fmt: skip
 PLAN = StepPlan(step=3, engine_epoch=0, rows=(), epochs=(), starts=(), counts=())
 RESULT = StepResult(step=3, engine_epoch=0, rows=(), epochs=(), token_counts=(), tokens=())
 SLEPT = WorkerReport(rss_before=9, rss_after=3)
-
-
-class FakeChild:
-    """Answers `Load` at once, unless it is mute."""
-
-    def __init__(self, pid: int, events: Any) -> None:
-        self.pid = pid
-        self.events = events
-        self.heard: list[ToWorker] = []
-        self.stopped = False
-        self.code: int | None = None
-        self.immortal = self.mute = False
-        self._codec: Codec[Any] = Codec()
-        self._assembler: Assembler[ToWorker] = Assembler(ToWorker, HELLO)
-        self.say(HELLO)
-
-    def send(self, data: bytes) -> None:
-        for message in self._assembler.feed(data):
-            self.heard.append(message)
-            if isinstance(message, Load) and not self.mute:
-                self.say(Progress(LoadProgress(phase="weights")))
-                self.say(Loaded(READY))
-
-    def say(self, message: Any) -> None:
-        self.events.received(self._codec.encode(message))
-
-    def die(self, code: int) -> None:
-        self.code = code
-        self.events.closed()
-
-    def kill(self) -> None:
-        if self.code is None and not self.immortal:
-            self.die(-signal.SIGKILL)
-
-    async def ended(self, timeout: float) -> int | None:
-        return self.code
-
-
-class FakeProcesses:
-    def __init__(self) -> None:
-        self.children: list[FakeChild] = []
-        self.exhausted = False
-        self.kernel_kills: int | None = 0
-        """For want of memory, as far as the kernel says."""
-
-    def oom_kills(self) -> int | None:
-        return self.kernel_kills
-
-    async def start(self, module: str, events: Any) -> FakeChild:
-        assert module == MODULE
-        if self.exhausted:
-            raise OSError(11, "Resource temporarily unavailable")
-        self.children.append(FakeChild(100 + len(self.children), events))
-        return self.children[-1]
 
 
 @pytest.fixture
@@ -279,6 +219,41 @@ async def test_a_successor_that_falls_silent_is_given_up(
     assert await seat.restart() == READY
     assert processes.children[1].code == -signal.SIGKILL
     await seat.close()
+
+
+async def test_a_spare_that_a_signal_has_stopped_is_replaced_at_once(
+    seat: ProcessSeat, processes: FakeProcesses
+) -> None:
+    await seat.start()
+    await seat.stand_by()
+    processes.children[1].stopped = True
+    with anyio.fail_after(1.0):
+        assert await seat.restart() == READY
+    assert processes.children[1].code == -signal.SIGKILL
+    assert seat.pid == processes.children[2].pid
+    await seat.close()
+
+
+@pytest.mark.slow
+async def test_a_successor_that_is_stopped_while_it_loads_is_given_up_after_two_looks(
+    seat: ProcessSeat, processes: FakeProcesses
+) -> None:
+    await seat.start()
+    await seat.stand_by()
+    successor = processes.children[1]
+    successor.mute = True
+    with anyio.fail_after(10.0):
+        async with anyio.create_task_group() as group:
+            group.start_soon(_stop_soon, successor)
+            with pytest.raises(WorkerGone, match="stopped by a signal"):
+                await seat.restart()
+    await seat.close()
+
+
+async def _stop_soon(child: FakeChild) -> None:
+    while not any(isinstance(message, Load) for message in child.heard):
+        await checkpoint()
+    child.stopped = True
 
 
 async def test_no_more_processes(seat: ProcessSeat, processes: FakeProcesses) -> None:

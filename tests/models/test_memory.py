@@ -6,9 +6,8 @@ import pytest
 import torch
 import transformers
 
-from troupellm.models import memory
 from troupellm.models.architecture import describe_model
-from troupellm.models.memory import CPU_KV_LIMIT, available_memory, block_bytes, plan_memory
+from troupellm.models.memory import CPU_KV_LIMIT, block_bytes, plan_memory
 from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ConfigError
@@ -142,45 +141,3 @@ def test_the_table_names_every_use(folder: Path) -> None:
     lines = plan(folder).table().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["weights", "activations", "KV cache", "left free"]
     assert "context 2048" in lines[2]
-
-
-def test_files_that_a_control_group_keeps_in_memory_can_be_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The weights of an earlier load would leave no room for those of the next one."""
-    monkeypatch.setattr(memory, "GROUP", tmp_path)
-    own = 2**20
-    (tmp_path / "memory.current").write_text(f"{7 * own}\n")
-    (tmp_path / "memory.max").write_text(f"{9 * own}\n")
-    assert available_memory() == 2 * own
-    (tmp_path / "memory.stat").write_text(f"anon {2 * own}\nfile {5 * own}\ninactive_file {3 * own}\n")
-    assert available_memory() == 2 * own
-    (tmp_path / "memory.stat").write_text(f"anon {2 * own}\nactive_file {own}\ninactive_file {3 * own}\n")
-    assert available_memory() == 6 * own
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_memory() > 6 * own
-
-
-def test_the_limit_of_a_control_group_of_the_first_version_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its counts have the groups below only in their totals, and no limit is a number of pages' worth."""
-    monkeypatch.setattr(memory, "GROUP", tmp_path)
-    own, group = 2**20, tmp_path / "memory"
-    group.mkdir()
-    (group / "memory.usage_in_bytes").write_text(f"{7 * own}\n")
-    (group / "memory.limit_in_bytes").write_text(f"{9 * own}\n")
-    assert available_memory() == 2 * own
-    (group / "memory.stat").write_text(f"active_file 0\ninactive_file {own}\nhierarchical_memory_limit {9 * own}\n")
-    assert available_memory() == 2 * own
-    totals = f"total_active_file {own}\ntotal_inactive_file {3 * own}\n"
-    (group / "memory.stat").write_text(f"active_file 0\ninactive_file {own}\n{totals}")
-    assert available_memory() == 6 * own
-    (group / "memory.limit_in_bytes").write_text(f"{2 * own}\n")
-    assert available_memory() == 0
-    (group / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert 2**26 < available_memory() < 2**50
-
-
-def test_available_memory_is_plausible() -> None:
-    assert 2**26 < available_memory() < 2**50

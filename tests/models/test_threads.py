@@ -17,8 +17,12 @@ class Machine:
 
     def __init__(self, **milliseconds: float) -> None:
         self.milliseconds = {4: milliseconds["all_threads"], 1: milliseconds["one"]}
-        self.now, self.threads = 0.0, 4
-        self.chooser = StepThreads(4, set_threads=self.set_threads, clock=lambda: self.now)
+        self.now, self.processor_now, self.threads = 0.0, 0.0, 4
+        self.busy = False
+        """Another program has a core, so that a thread waits for the others of a step without processor time."""
+        self.chooser = StepThreads(
+            4, set_threads=self.set_threads, clock=lambda: self.now, processor_clock=lambda: self.processor_now
+        )
 
     def set_threads(self, count: int) -> None:
         self.threads = count
@@ -33,7 +37,9 @@ class Machine:
         for _ in range(steps):
             with self.chooser.step(tokens):
                 used[self.threads] += 1
-                self.now += self.milliseconds[self.threads] / 1000
+                seconds = self.milliseconds[self.threads] / 1000 * (tokens if tokens >= LARGE_STEP_TOKENS else 1)
+                self.now += seconds
+                self.processor_now += seconds / 4 if self.busy and self.threads > 1 else seconds
             assert self.threads == 4
         return used
 
@@ -108,9 +114,36 @@ def test_the_slower_choice_is_tried_again_by_the_time_that_passes() -> None:
     assert used[4] >= 20
 
 
-def test_large_steps_and_single_threads_are_left_alone() -> None:
+@pytest.mark.parametrize("one", [0.1, 4.0])
+def test_large_steps_of_a_quiet_machine_never_pay_for_a_trial(one: float) -> None:
+    machine = Machine(all_threads=1.0, one=one)
+    assert machine.run(200, tokens=LARGE_STEP_TOKENS) == {4: 200}
+    assert machine.run(200, tokens=1000) == {4: 200}
+
+
+def test_large_steps_beside_a_busy_program_use_one_thread_when_that_is_faster() -> None:
+    machine = Machine(all_threads=0.3, one=0.05)
+    machine.busy = True
+    used = machine.run(30, tokens=1000) + machine.run(30, tokens=2000) + machine.run(30, tokens=130)
+    assert used[1] >= 84
+    slower = Machine(all_threads=0.05, one=0.1)
+    slower.busy = True
+    assert slower.run(100, tokens=1000)[4] >= 94
+
+
+def test_large_steps_take_all_threads_again_when_the_machine_is_quiet() -> None:
+    machine = Machine(all_threads=0.3, one=0.05)
+    machine.busy = True
+    machine.run(50, tokens=1000)
+    machine.busy, machine.milliseconds[4] = False, 0.02
+    begin = machine.now
+    while machine.run(1, tokens=1000)[1]:
+        assert machine.now - begin < 16.0
+    assert machine.run(50, tokens=1000) == {4: 50}
+
+
+def test_single_threads_are_left_alone() -> None:
     machine = Machine(all_threads=8.0, one=1.0)
-    assert machine.run(50, tokens=LARGE_STEP_TOKENS) == {4: 50}
     single = StepThreads(1, set_threads=machine.set_threads)
     with single.step(1):
         assert machine.threads == 4

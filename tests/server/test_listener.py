@@ -7,7 +7,7 @@ import pytest
 
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.listener import bind
-from troupellm.server.wire.crowd import MOST, connection_limit
+from troupellm.server.wire.crowd import MOST, connection_limit, few_descriptors
 
 
 def test_free_port_is_taken_and_shown():
@@ -37,9 +37,19 @@ def test_unix_socket_is_private_and_replaces_a_dead_one(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("descriptors", "limit"),
-    [(1_024, 896), (100_000, 65_536), (16_000, 14_000), (64, 1), (resource.RLIM_INFINITY, MOST)],
+    [(1_024, 896), (100_000, 65_536), (16_000, 14_000), (64, 24), (4, 2), (resource.RLIM_INFINITY, MOST)],
 )
 def test_connections_leave_descriptors_for_everything_else(monkeypatch, descriptors, limit):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
     assert connection_limit(ServerConfig()) == limit
     assert connection_limit(ServerConfig(max_connections=5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "wanted", "told"),
+    [(64, None, True), (64, 20, False), (64, 25, True), (1_024, None, False), (1_024, 900, True)],
+)
+def test_a_limit_on_descriptors_that_leaves_few_connections_is_told(monkeypatch, descriptors, wanted, told):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (descriptors, descriptors))
+    text = few_descriptors(ServerConfig(max_connections=wanted))
+    assert (text is not None and f"{descriptors} file descriptors" in text) == told
