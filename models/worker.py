@@ -160,6 +160,7 @@ class ModelWorker:
         progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
         cache = parts.reserve()
         processors = load_processors(config.worker.logits_processors, model.vocab_size, device)
+        told = describe(processors, config.worker.default_logits_processors)
         progress(LoadProgress(phase="warm_up"))
         if place is None:
             paged_attention.prepare()
@@ -187,7 +188,7 @@ class ModelWorker:
             self._runner.graphs.warm_up(progress)
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=attention_note(attention)))
         ready = decoder_ready(
-            model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,
+            model, budget, config, dtype, perf_counter() - begin, saturation, told, device=device.type,
             pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs, most_drafts=drafter.most,
         )  # fmt: skip
         self._ready = ready if moves is None else moves.described(ready)
