@@ -31,7 +31,7 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.load_notes import attention_note, tell_compiling
-from troupellm.models.logits_processors import describe, load_processors
+from troupellm.models.logits_processors import load_processors
 from troupellm.models.memory import MemoryBudget, model_limit, plan_memory
 from troupellm.models.model_folder import readable
 from troupellm.models.offload.arena import memory_left
@@ -160,7 +160,6 @@ class ModelWorker:
         progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
         cache = parts.reserve()
         processors = load_processors(config.worker.logits_processors, model.vocab_size, device)
-        told = describe(processors, config.worker.default_logits_processors)
         progress(LoadProgress(phase="warm_up"))
         if place is None:
             paged_attention.prepare()
@@ -188,7 +187,7 @@ class ModelWorker:
             self._runner.graphs.warm_up(progress)
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=attention_note(attention)))
         ready = decoder_ready(
-            model, budget, config, dtype, perf_counter() - begin, saturation, told, device=device.type,
+            model, budget, config, dtype, perf_counter() - begin, saturation, processors, device=device.type,
             pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs, most_drafts=drafter.most,
         )  # fmt: skip
         self._ready = ready if moves is None else moves.described(ready)
