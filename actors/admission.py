@@ -122,6 +122,7 @@ class Admission:
         """Take a place now.
 
         Raises:
+            InvalidRequest: it asks for more sequences than its tenant may ever have at once.
             RateLimited: the tenant has reached a limit of its own.
             EngineOverloaded: there is no place; `retry_after` guesses from how fast places became free.
             EngineStopped: the engine takes no more requests.
@@ -140,6 +141,7 @@ class Admission:
         """Take a place, waiting in line for it.
 
         Raises:
+            InvalidRequest: it asks for more sequences than its tenant may ever have at once.
             RateLimited: the tenant has reached a limit of its own. In line nobody is refused for what is inside at
                 once, it waits for that too; for what was used within a minute it may be.
             EngineStopped: the engine takes no more requests.
@@ -210,7 +212,8 @@ class Admission:
         if bulk is not None and not bulk.first:
             return
         tokens = whole.tokens + whole.max_tokens if bulk is None else bulk.tokens
-        self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=tokens)
+        field = "prompt" if whole.sequences > demand.sequences else "n"
+        self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=tokens, field=field)
 
     def _rooms(self, demand: Demand) -> list[tuple[Room, int]]:
         """What a request, or its whole party, takes of each room."""

@@ -58,7 +58,9 @@ class Mailboxes:
         capacity: dict[str, int] = {}
         for edge in edges(config):
             capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
-        self.intake: Mailbox[IntakeMessage, Never] = Mailbox("intake", capacity["intake"])
+        self.intake: Mailbox[IntakeMessage, Never] = Mailbox(
+            "intake", capacity["intake"], turns_by=lambda message: message.tenant
+        )
         self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
             "scheduler",
@@ -139,8 +141,9 @@ class Builder:
             speculative=company.config.speculation.speculative_config,
             kv_events=self._kv_events,
             offload=company.config.offload,
+            builds_guides=True,
         )
-        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock)
+        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock, boxes.guide)
 
     def worker(self) -> WorkerActor:
         company, boxes = self._company, self._boxes

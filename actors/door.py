@@ -10,7 +10,7 @@ import msgspec
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.pooling_door import PoolingDoor
 from troupellm.actors.stream import Stream
-from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.actors.submission import PromptLike, Submission, as_prompt, as_salt
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.protocol.beam_search import beam_defaults
 from troupellm.protocol.errors import InvalidRequest
@@ -65,7 +65,7 @@ class Door(PoolingDoor):
         request_id: str | None = None,
         tenant: str = "",
         party: Party | None = None,
-        cache_salt: bytes = b"",
+        cache_salt: str | bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
         **sampling: Any,
@@ -100,7 +100,7 @@ class Door(PoolingDoor):
             wait=wait,
             tenant=tenant,
             party=party,
-            cache_salt=cache_salt,
+            cache_salt=as_salt(cache_salt),
             deadline=deadline,
             streaming=streaming,
         )

@@ -60,6 +60,10 @@ class Engine(EngineAdmin, Door):
     def chat_template(self) -> ChatTemplate:
         return self._require().loaded.chat_template
 
+    def count_template_processes(self) -> int:
+        """Processes that render chat templates, idle ones among them; 0 while the engine is not open."""
+        return 0 if self._running is None else self._running.machinery.num_template_processes
+
     @property
     def speaker(self) -> Speaker:
         """How its answers are read: tool calls and thoughts."""

@@ -169,6 +169,10 @@ class Machinery:
         self._compiler = ProcessCompiler(settings, self._processes)
         return self._compiler
 
+    @property
+    def num_template_processes(self) -> int:
+        return len(self._templates.pids)
+
     async def close(self, *, hung: bool = False) -> bool:
         """Free the model, join the threads, end the processes; False when something had to be left behind."""
         self._unwanted.set()

@@ -1,10 +1,10 @@
 """Guide actor: turns what a request's output must look like into a program that the worker can run.
 
 Owns:      the cache of compiled guides, and the requests that wait for theirs.
-Receives:  GuideRequest; on the control lane AbortRequest.
+Receives:  GuideRequest; on the control lane AbortRequest, and the scheduler's BuildGuide.
 Sends:     OpenRequest to the output actor, then SubmitRequest to the scheduler, as the input processor does for those
-           without a guide; a refusal to the request's outbox.
-On crash:  restarted with an empty cache; each request that waited is answered.
+           without a guide; a refusal to the request's outbox. GuideBuilt on the scheduler's control lane.
+On crash:  restarted with an empty cache; each request that waited is answered, each BuildGuide too.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,17 +28,21 @@ from troupellm.protocol.errors import (
     RequestFailed,
     TroupeError,
 )
-from troupellm.protocol.guide import BACKENDS, GuideProgram, GuideSpec
+from troupellm.protocol.guide import BACKENDS, BuildOutcome, GuideProgram, GuideSpec
 from troupellm.protocol.guide_config import GuideConfig
-from troupellm.protocol.guided import GuideControl, GuideMessage, GuideRequest
+from troupellm.protocol.guided import BuildGuide, GuideControl, GuideMessage, GuideRequest
 from troupellm.protocol.output import OutputMessage
-from troupellm.protocol.scheduler import AbortRequest, SchedulerControl, SchedulerMessage, SubmitRequest
+from troupellm.protocol.scheduler import AbortRequest, GuideBuilt, SchedulerControl, SchedulerMessage, SubmitRequest
 from troupellm.protocol.snapshot import GuideSnapshot
 
 DEFAULT_BACKEND: Final = "llguidance"
 COSTLY_SECONDS: Final = 60.0
 """How long a guide that took too much processor time, or memory that was not there, is refused at once: memory comes
 back, and where the system does not count processor time the machine may have been busy."""
+PARALLEL_BUILDS: Final = 2
+"""Programs that the worker builds at once: a large one, and a small one that does not wait for it."""
+MOST_BUILDS: Final = 4096
+"""Programs of one client that wait to be built. Admission lets fewer requests in."""
 _MOST_MESSAGE: Final = 480
 
 _Waiting = dict[int, GuideRequest]
@@ -46,7 +50,7 @@ _Waiting = dict[int, GuideRequest]
 
 
 class Guide:
-    """The asynchronous shell. Requests that ask for the same share one compilation."""
+    """The asynchronous shell. Requests of one tenant that ask for the same share one compilation."""
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Guide:
         output: Mailbox[OutputMessage, Never],
         scheduler: Mailbox[SchedulerMessage, SchedulerControl],
         compiler: GuideCompiler,
-        prepare: Callable[[GuideProgram], Awaitable[None]],
+        prepare: Callable[[GuideProgram], Awaitable[BuildOutcome]],
         config: GuideConfig,
         clock: Clock,
         *,
@@ -62,8 +66,8 @@ class Guide:
     ) -> None:
         """
         Args:
-            prepare: has the worker build a program before a request needs it there.
-            warm: get ready to compile before the first guide comes.
+            prepare: has the worker build a program beside its steps.
+            warm: get ready to compile before the first guide comes, and for a second one when it has.
         """
         self._inbox = inbox
         self._output = output
@@ -77,7 +81,9 @@ class Guide:
         self._warm = warm
         self._cache = GuideCache(config.guide_cache_bytes)
         self._compiling: dict[GuideKey, _Waiting] = {}
-        self._turns = Turns(compiler.parallel, clock)
+        self._turns = Turns(compiler.parallel, clock, for_small=1)
+        self._build_turns = Turns(PARALLEL_BUILDS, clock, for_small=1)
+        self._building = 0
         self._hits = self._compiles = self._refused = 0
         self._compile_seconds = 0.0
 
@@ -94,7 +100,7 @@ class Guide:
             evicted=self._cache.evicted,
             cached=len(self._cache),
             cached_bytes=self._cache.num_bytes,
-            waiting=sum(map(len, self._compiling.values())),
+            waiting=self._building + sum(map(len, self._compiling.values())),
             compile_seconds=self._compile_seconds,
         )
 
@@ -112,6 +118,9 @@ class Guide:
                                 await self._receive(said, group.start_soon)
                             case AbortRequest(request=request):
                                 self._drop(request)
+                            case BuildGuide():
+                                self._building += 1
+                                group.start_soon(self._build, said)
                             case _:
                                 assert_never(said)
         finally:
@@ -120,7 +129,7 @@ class Guide:
                     _refuse(message, EngineStopped("the guide actor ended", code="engine_restarting"))
 
     async def _receive(self, message: GuideRequest, start: Callable[..., object]) -> None:
-        key = self._key(message.spec)
+        key = self._key(message.spec, message.submitted.tenant)
         if key.backend not in self._offered:
             self._refused += 1
             field, offered = message.spec.field, ", ".join(sorted(self._offered))
@@ -151,15 +160,17 @@ class Guide:
             return
         self._compiling[key] = {message.opened.request: message}
         start(self._compile, key, ticket)
+        if self._warm and not self._compiles:  # where guides are used, a small one must not wait for a process to start
+            start(self._compiler.warm_up)
 
-    def _key(self, spec: GuideSpec) -> GuideKey:
+    def _key(self, spec: GuideSpec, tenant: str) -> GuideKey:
         config = self._config
         spec = msgspec.structs.replace(
             spec,
             any_whitespace=spec.any_whitespace and config.guide_any_whitespace,
             additional_properties=spec.additional_properties and config.guide_additional_properties,
         )
-        return key_of(spec, BACKENDS[spec.backend] or self._backend)
+        return key_of(spec, BACKENDS[spec.backend] or self._backend, tenant)
 
     async def _compile(self, key: GuideKey, ticket: Ticket) -> None:
         """Compile once for all who wait, unless they leave before it begins."""
@@ -171,9 +182,9 @@ class Guide:
                 self._compiles += 1
                 begin = self._clock.now()
                 program = await self._compiler.compile(key.spec, key.backend)
+                program = msgspec.structs.replace(program, tenant=key.tenant)
                 self._compile_seconds += self._clock.now() - begin
                 self._cache.keep(key, program)
-            await self._prepare(program)
         except GuideRefused as refusal:
             until = self._clock.now() + COSTLY_SECONDS if isinstance(refusal, GuideTooCostly) else inf
             self._cache.keep_refusal(key, str(refusal), until)
@@ -190,6 +201,19 @@ class Guide:
         finally:
             if not waiting:
                 self._compiling.pop(key, None)
+
+    async def _build(self, ask: BuildGuide) -> None:
+        """Have the worker build a program when it is its tenant's turn, and say what came of it."""
+        outcome: BuildOutcome = "lost"
+        try:
+            ticket = self._build_turns.queue(ask.tenant, len(ask.program.text), most=MOST_BUILDS)
+            async with self._build_turns.turn(ticket):
+                outcome = await self._prepare(ask.program)
+        except TooManyWaiting:
+            outcome = "late"
+        finally:
+            self._building -= 1
+            self._scheduler.control(GuideBuilt(ask.program, ask.engine_epoch, outcome))
 
     async def _pass_on(self, message: GuideRequest, program: GuideProgram) -> None:
         try:

@@ -20,10 +20,12 @@ class GuideKey(msgspec.Struct, frozen=True):
 
     spec: GuideSpec
     backend: str
+    tenant: str = ""
+    """Whose it is: how fast an answer comes tells no other tenant that it was compiled before."""
 
 
-def key_of(spec: GuideSpec, backend: str) -> GuideKey:
-    return GuideKey(msgspec.structs.replace(spec, field="", backend=""), backend)
+def key_of(spec: GuideSpec, backend: str, tenant: str = "") -> GuideKey:
+    return GuideKey(msgspec.structs.replace(spec, field="", backend=""), backend, tenant)
 
 
 ValueT = TypeVar("ValueT")

@@ -74,7 +74,7 @@ class GuideCompiler(Protocol):
         """
 
     async def warm_up(self) -> None:
-        """Get ready before the first guide comes; never raises."""
+        """Get ready for a guide to come while others are compiled; never raises."""
 
 
 class CompilerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ class ProcessCompiler:
         raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile")
 
     async def warm_up(self) -> None:
-        if self._idle or self._all:
+        if self._idle or len(self._all) >= self._settings.parallel:
             return
         with suppress(TroupeError):
             child = await self._take()

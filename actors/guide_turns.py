@@ -18,6 +18,8 @@ ALIKE: Final = 0.1
 _FORGOTTEN: Final = 1e-3
 PATIENCE: Final = 5.0
 """Seconds after which a large guide waits no longer behind small ones."""
+SMALL_BYTES: Final = 16_384
+"""A larger guide is a large one."""
 
 
 class TooManyWaiting(Exception):
@@ -25,7 +27,7 @@ class TooManyWaiting(Exception):
 
 
 class Ticket(msgspec.Struct, eq=False):
-    """A place among those that wait."""
+    """A place among those that wait, and then a turn."""
 
     tenant: str
     size: int
@@ -36,8 +38,11 @@ class Ticket(msgspec.Struct, eq=False):
 class Turns:
     """Clients that have used less time lately go first, then small guides, then those that came first."""
 
-    def __init__(self, parallel: int, clock: Clock) -> None:
+    def __init__(self, parallel: int, clock: Clock, *, for_small: int = 0) -> None:
+        """for_small: turns that large guides leave free, of several."""
         self._free = parallel
+        self._free_large = max(1, parallel - for_small)
+        """Turns that large guides may still take."""
         self._clock = clock
         self._waiting: list[Ticket] = []
         self._used: dict[str, tuple[float, float]] = {}
@@ -47,17 +52,18 @@ class Turns:
         """How many wait."""
         return len(self._waiting)
 
-    def queue(self, tenant: str, size: int) -> Ticket:
+    def queue(self, tenant: str, size: int, *, most: int = MOST_WAITING) -> Ticket:
         """Begin to wait; `turn` must follow.
 
         Args:
             tenant: whose guide it is; "" where nobody is told apart.
             size: bytes of the guide.
+            most: guides of one client that may wait.
 
         Raises:
             TooManyWaiting: the client has enough of them.
         """
-        if tenant and sum(other.tenant == tenant for other in self._waiting) >= MOST_WAITING:
+        if tenant and sum(other.tenant == tenant for other in self._waiting) >= most:
             raise TooManyWaiting
         ticket = Ticket(tenant, size, self._clock.now(), anyio.Event())
         self._waiting.append(ticket)
@@ -78,17 +84,22 @@ class Turns:
         finally:
             if ticket.turn.is_set():
                 self._free += 1
+                self._free_large += ticket.size > SMALL_BYTES
                 self._grant()
             else:
                 self._waiting.remove(ticket)
 
     def _grant(self) -> None:
         """Turns to those that are first."""
-        while self._free and self._waiting:
+        while self._free:
             now = self._clock.now()
-            first = min(self._waiting, key=lambda waiting: self._rank(waiting, now))
+            able = [ticket for ticket in self._waiting if ticket.size <= SMALL_BYTES or self._free_large]
+            if not able:
+                return
+            first = min(able, key=lambda waiting: self._rank(waiting, now))
             self._waiting.remove(first)
             self._free -= 1
+            self._free_large -= first.size > SMALL_BYTES
             first.turn.set()
 
     def _rank(self, waiting: Ticket, now: float) -> tuple[int, int, float]:

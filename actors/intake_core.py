@@ -13,7 +13,7 @@ from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.prompt_start import rendered_ending, start_of
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.cache_groups import NO_LIMIT, capacity_tokens
-from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
@@ -211,18 +211,18 @@ class Preparer:
         given = self._capped(params.max_tokens)
         wanted = 1 if given is None else given
         total = prompt_tokens + wanted
-        for limit, name in (
-            (context, "This model's maximum context length is"),
-            (pool, "This server's KV cache holds"),
-        ):
-            if total > limit:
-                raise ContextLengthExceeded(
-                    f"{name} {limit} tokens. However, you requested {total} tokens ({prompt_tokens} in the {field},"
-                    f" {wanted} in the completion). Please reduce the length of the {field} or completion.",
-                    limit=limit,
-                    got=total,
-                    param=field if prompt_tokens >= limit else "max_tokens",
-                )
+        limit = min(context, pool)
+        if total > limit:
+            reason = "the KV cache holds no more" if pool < context else ""
+            too_long = prompt_tokens >= limit
+            raise ContextLengthExceeded(
+                f"{context_sentence(limit, reason)} However, you requested {total} tokens ({prompt_tokens} in the"
+                f" {field}, {wanted} in the completion). Please reduce the length of the {field} or completion.",
+                limit=limit,
+                got=prompt_tokens if too_long else total,
+                answer_tokens=0 if too_long else wanted,
+                param=field if too_long else "max_tokens",
+            )
         if given is not None:
             self._check_min_tokens(params, wanted)
             return wanted

@@ -1,11 +1,14 @@
-"""Turns of prompts that take long to render or tokenize: a few at once, and the keys one after another."""
+"""Turns of prompts that are rendered or tokenized on threads: a few at once, and the keys one after another.
+
+Long texts have turns of their own, so that shorter ones overtake them.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple, Unpack
 
 import anyio
 
-from troupellm.actors.guide_turns import TooManyWaiting, Turns
+from troupellm.actors.guide_turns import MOST_WAITING, TooManyWaiting, Turns
 from troupellm.actors.ports import Clock, Threads
 from troupellm.models.chat_template import SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded
@@ -17,6 +20,10 @@ LONG_LETTERS = 65_536
 """Longer texts take turns; this many take some 30 ms."""
 PARALLEL = 2
 """Of them at once. The threads are more, so that shorter texts overtake."""
+PARALLEL_SHORT = 4
+"""Shorter texts at once. A chat is short, too, and its template may take a third of a second."""
+MOST_SHORT = 65_536
+"""Short texts of one key that wait. Admission lets fewer requests in."""
 
 
 class LongTexts:
@@ -25,9 +32,10 @@ class LongTexts:
     def __init__(self, threads: Threads, clock: Clock) -> None:
         self._threads = threads
         self._turns = Turns(PARALLEL, clock)
+        self._short = Turns(PARALLEL_SHORT, clock)
 
     async def run(self, tenant: str, letters: int, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
-        """Call on a thread, where the text is long after its turn has come.
+        """Call on a thread, when its turn has come.
 
         Args:
             tenant: whose text it is; "" where keys are not told apart.
@@ -36,13 +44,13 @@ class LongTexts:
         Raises:
             EngineOverloaded: too many of the tenant's texts wait already.
         """
-        if letters <= LONG_LETTERS:
-            return await self._threads.run(function, *args)
+        short = letters <= LONG_LETTERS
+        turns = self._short if short else self._turns
         try:
-            ticket = self._turns.queue(tenant, letters)
+            ticket = turns.queue(tenant, 0 if short else letters, most=MOST_SHORT if short else MOST_WAITING)
         except TooManyWaiting:
             raise EngineOverloaded("too many long texts of this key wait to be tokenized; try again later") from None
-        async with self._turns.turn(ticket):
+        async with turns.turn(ticket):
             with anyio.CancelScope(shield=True):
                 result = await self._threads.run(function, *args)
         return result

@@ -9,8 +9,10 @@ Neither lane checkpoints while it need not wait: a consumer drains with `take` a
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from troupellm.actors.key_turns import KeyTurns
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.snapshot import MailboxSnapshot
 
@@ -36,7 +38,15 @@ class _Producer(Generic[DataT]):
 class Mailbox(Generic[DataT, ControlT]):
     """See the module. `in_hand` is the message that the consumer works on."""
 
-    def __init__(self, name: str, capacity: int, *, control_capacity: int = 4096) -> None:
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        *,
+        control_capacity: int = 4096,
+        turns_by: Callable[[DataT], str] | None = None,
+    ) -> None:
+        """turns_by: the key of a data message, where keys take turns; None takes messages in the order they came."""
         if capacity < 1:
             raise ValueError("a mailbox needs a capacity of at least 1")
         self.name = name
@@ -44,9 +54,11 @@ class Mailbox(Generic[DataT, ControlT]):
         self.control_capacity = control_capacity
         self.closed = False
         self.in_hand: DataT | ControlT | None = None
-        self._data: deque[DataT] = deque()
+        self._data: deque[DataT] | KeyTurns[DataT] = deque() if turns_by is None else KeyTurns(turns_by)
         self._control: deque[ControlT] = deque()
-        self._producers: deque[_Producer[DataT]] = deque()
+        self._producers: deque[_Producer[DataT]] | KeyTurns[_Producer[DataT]] = (
+            deque() if turns_by is None else KeyTurns(lambda producer: turns_by(producer.message))
+        )
         self._consumer: Waiter | None = None
         self._accepted = 0
         self._dropped = 0
@@ -57,7 +69,7 @@ class Mailbox(Generic[DataT, ControlT]):
         return len(self._data) + len(self._control)
 
     async def put(self, message: DataT) -> None:
-        """Queue a message, waiting in line while the lane is full.
+        """Queue a message, waiting in line while the lane is full; with `turns_by` in the line of its key.
 
         A cancelled `put` was accepted as a whole or not at all; it never leaves half a message or blocks the line.
 
@@ -178,7 +190,7 @@ class Mailbox(Generic[DataT, ControlT]):
             self._wake_consumer()
 
     def _admit(self) -> None:
-        """Move messages of waiting producers into the freed room, first come first served."""
+        """Move messages of waiting producers into the freed room, in the order of the lane."""
         while self._producers and len(self._data) < self.capacity:
             producer = self._producers.popleft()
             producer.accepted = True

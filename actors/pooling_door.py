@@ -11,7 +11,7 @@ from troupellm.actors.cosines import cosines
 from troupellm.actors.demand import estimate_tokens
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
-from troupellm.actors.submission import PromptLike, Submission, as_prompt
+from troupellm.actors.submission import PromptLike, Submission, as_prompt, as_salt
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import Bulk, PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
@@ -64,7 +64,7 @@ class PoolingDoor(ABC):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
-        cache_salt: bytes = b"",
+        cache_salt: str | bytes = b"",
         deadline: float | None = None,
         concurrency: int | None = None,
     ) -> AsyncIterator[tuple[int, Pooled]]:
@@ -91,7 +91,7 @@ class PoolingDoor(ABC):
                     params=_NOTHING_GENERATED,
                     wait=wait or index > 0,
                     tenant=tenant,
-                    cache_salt=cache_salt,
+                    cache_salt=as_salt(cache_salt),
                     deadline=deadline,
                     streaming=False,
                     pooling=params or PoolingParams(),

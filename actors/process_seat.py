@@ -16,7 +16,7 @@ from troupellm.actors.worker_seat import WorkerGone, WorkerStuck
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.frames import Assembler, Codec, FrameError, Hello
-from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker, WorkerCommand, WorkerReport
 from troupellm.protocol.worker import ProgressSink, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.worker_link import (
@@ -45,8 +45,9 @@ RELOAD_SILENCE_SECONDS = 120.0
 """A successor that loads and says nothing for so long is given up. The first load may take as long as it likes."""
 SPARE_DELAY_SECONDS = 1.0
 """The first answers after a start come before the spare's imports."""
-GUIDE_SECONDS = 10.0
-"""A guide that the worker has not built by then is built when its row comes to it."""
+GUIDE_SECONDS = 30.0
+"""A guide that the worker has not built by then is given up. The guide process has built it within its own limit, so a
+healthy worker does too."""
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -95,15 +96,18 @@ class RemoteWorker:
             await waiter.wait()
         return self._messages.popleft()
 
-    async def prepare_guide(self, program: GuideProgram) -> None:
-        """Until the worker has built it, or is gone, or has been at it for so long that others go first."""
+    async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
+        """Until the worker has built it, or is gone, or has been at it for too long."""
         if self.gone or self._broken is not None:
-            return
+            return "gone"
         number, waiter = next(self._numbers), new_waiter()
         self._guides[number] = waiter
         try:
             self._write(PrepareGuide(number, program))
             await waiter.wait(GUIDE_SECONDS)
+            if number not in self._guides:
+                return "built"
+            return "gone" if self.gone or self._broken is not None else "late"
         finally:
             self._guides.pop(number, None)
 
@@ -138,7 +142,7 @@ class RemoteWorker:
         self._wake()
 
     def _prepared(self, number: int) -> None:
-        waiter = self._guides.get(number)
+        waiter = self._guides.pop(number, None)
         if waiter is not None:
             waiter.wake()
 
@@ -244,9 +248,8 @@ class ProcessSeat:
             raise self._told(message)
         raise WorkerGone("the worker process said something out of turn")
 
-    async def prepare_guide(self, program: GuideProgram) -> None:
-        if self._worker is not None:
-            await self._worker.prepare_guide(program)
+    async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
+        return "gone" if self._worker is None else await self._worker.prepare_guide(program)
 
     async def stand_by(self) -> None:
         """Start the spare process, unless there is one."""

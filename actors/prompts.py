@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
 from troupellm.models.tokenizer import Tokenizer, TooManyTokens
-from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.intake import (
     ChatPrompt,
     EmbedsPrompt,
@@ -135,8 +135,7 @@ def check_unicode(field: str, text: str) -> None:
 
 def too_long(field: str, limit: int, got: int, has: str) -> ContextLengthExceeded:
     return ContextLengthExceeded(
-        f"This model's maximum context length is {limit} tokens. However, the {field} {has} {got} tokens. Please reduce"
-        f" the length of the {field}.",
+        f"{context_sentence(limit)} However, the {field} {has} {got} tokens. Please reduce the length of the {field}.",
         limit=limit,
         got=got,
         param=field,

@@ -7,11 +7,12 @@ than a bucket holds waits for a full one and leaves it in debt, so that no promp
 Nothing here is shared between tenants.
 """
 
+import math
 from collections.abc import Sequence
 
 from troupellm.actors.ports import Clock
 from troupellm.protocol.config import TenantConfig
-from troupellm.protocol.errors import RateLimited
+from troupellm.protocol.errors import InvalidRequest, RateLimited
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.snapshot import TenantSnapshot
 
@@ -45,6 +46,11 @@ class _Bucket:
         self._level = min(self.limit, self.level - amount)
 
 
+def wait_text(seconds: float) -> str:
+    """Seconds as `1.2s`, the form that clients search a message for; never less than it takes."""
+    return f"{max(1, math.ceil(round(seconds * 10, 3))) / 10:g}s"
+
+
 class _Account:
     """One tenant's."""
 
@@ -60,13 +66,18 @@ class _Account:
 
     def fits(self, sequences: int) -> bool:
         most = self.config.max_concurrency
-        return most is None or not self.inside or self.inside + sequences <= most
+        return most is None or self.inside + sequences <= most
 
-    def check(self, requests: int, sequences: int, tokens: int) -> None:
+    def check(self, requests: int, sequences: int, tokens: int, *, field: str) -> None:
         """
         Raises:
+            InvalidRequest: it asks for more sequences than the tenant may ever have at once.
             RateLimited: a limit is reached.
         """
+        most = self.config.max_concurrency
+        if most is not None and sequences > most:
+            text = f"{field}: the request has {sequences} sequences; this API key may have {most} at once"
+            raise InvalidRequest(text, param=field, code="integer_above_max_value")
         wait, what = 0.0, ""
         for bucket, amount, name in ((self.requests, requests, "requests"), (self.tokens, tokens, "tokens")):
             if bucket is not None and amount:
@@ -77,7 +88,7 @@ class _Account:
             wait, what = 1.0, f"{self.config.max_concurrency} sequences at once"
         if wait:
             self.num_limited += 1
-            text = f"the limit of this API key is reached: {what}"
+            text = f"the limit of this API key is reached: {what}. Please try again in {wait_text(wait)}."
             raise RateLimited(text, retry_after=wait, quota=self.quota())
 
     def quota(self) -> Quota:
@@ -101,18 +112,22 @@ class Quotas:
         self._accounts = {tenant.name: _Account(tenant, clock) for tenant in tenants}
 
     def fits(self, tenant: str, sequences: int) -> bool:
-        """Whether a tenant may have so many more sequences inside; more than its limit it may have alone."""
+        """Whether a tenant may have so many more sequences inside."""
         account = self._accounts.get(tenant)
         return account is None or account.fits(sequences)
 
-    def check(self, tenant: str, *, requests: int, sequences: int, tokens: int) -> None:
+    def check(self, tenant: str, *, requests: int, sequences: int, tokens: int, field: str = "n") -> None:
         """
+        Args:
+            field: of the request, which says how many sequences it has.
+
         Raises:
+            InvalidRequest: the request has more sequences than the tenant may ever have at once.
             RateLimited: the tenant has reached a limit; nothing was taken.
         """
         account = self._accounts.get(tenant)
         if account is not None:
-            account.check(requests, sequences, tokens)
+            account.check(requests, sequences, tokens, field=field)
 
     def take(self, tenant: str, *, requests: int, sequences: int, tokens: int) -> Quota | None:
         """Whatever the limits say. What is left, or None for a tenant without an account."""

@@ -42,6 +42,7 @@ class SamplingStates:
                 param="thinking_token_budget",
                 code="unsupported_parameter",
             )
+        self._check_allowed(params)
         for name in params.logits_processors or ():
             if name not in self._processors:
                 raise InvalidRequest(
@@ -81,6 +82,20 @@ class SamplingStates:
             thinking=self._thinking(params),
             processors=self._processors_of(params),
         )
+
+    def _check_allowed(self, params: SamplingParams) -> None:
+        """Some token must be left to choose, where only some are allowed."""
+        allowed = set(params.allowed_token_ids or ())
+        if not allowed:
+            return
+        banned = {word[0] for word in self._bad_words(params.bad_words or ()) if len(word) == 1}
+        if allowed <= banned:
+            raise InvalidRequest("bad_words must leave some of allowed_token_ids", param="bad_words")
+        if params.min_tokens and allowed <= banned | self.eos(params) | set(params.stop_token_ids or ()):
+            raise InvalidRequest(
+                "min_tokens must be 0 where all of allowed_token_ids that bad_words leaves end the answer",
+                param="min_tokens",
+            )
 
     def beam(self, params: SamplingParams) -> BeamSettings | None:
         if not params.use_beam_search:

@@ -43,6 +43,19 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     bulk: Bulk | None = None
 
 
+def as_salt(cache_salt: str | bytes) -> bytes:
+    """A cache salt as bytes; text and its UTF-8 are the same salt.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    if isinstance(cache_salt, str):
+        return cache_salt.encode("utf-8", "surrogatepass")
+    if not isinstance(cache_salt, bytes):
+        raise InvalidRequest("cache_salt must be text or bytes", param="cache_salt", code="invalid_type")
+    return cache_salt
+
+
 def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:
     """Text, token ids, input embeddings (see `as_embeds`), or a prompt as it is.
 

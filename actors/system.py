@@ -21,11 +21,11 @@ from troupellm.actors.supervise import Actor, Child, Supervisor
 from troupellm.actors.tables import SUPERVISION
 from troupellm.actors.watchdog import Pulse, Stuck, Watchdog
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
-from troupellm.protocol.guided import GuideRequest
+from troupellm.protocol.guided import BuildGuide, GuideRequest
 from troupellm.protocol.intake import PrepareRequest
 from troupellm.protocol.metrics import RequestCancelled, RequestRejected
 from troupellm.protocol.output import OpenRequest, RequestClosed, StepOutput
-from troupellm.protocol.scheduler import AbortRequest, SchedulerControl
+from troupellm.protocol.scheduler import AbortRequest, GuideBuilt, SchedulerControl
 from troupellm.protocol.snapshot import ActorSnapshot, GuideSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import RestartWorker
 
@@ -232,6 +232,8 @@ class System:
             if isinstance(message, GuideRequest):
                 message.opened.outbox.fail(_restarting("the guide actor crashed", cause))
                 message.opened.outbox.wake()
+            elif isinstance(message, BuildGuide):
+                self.scheduler.control(GuideBuilt(message.program, message.engine_epoch, "lost"))
 
     def _tell(self, message: SchedulerControl) -> None:
         """From an outbox to the scheduler; a request that waits for its guide is not known there yet."""

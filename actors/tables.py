@@ -32,7 +32,8 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
     ReaderPaused, ReaderResumed), engine to scheduler (AbortRequest, ResetPrefixCache, HaltPlanning, ResumePlanning),
     worker to scheduler (WorkerLost, WorkerBack, WorkerAsleep), scheduler and watchdog to worker (RestartWorker), engine
     to worker (CommandWorker, while nothing is planned), intake and guide to
-    scheduler (AbortRequest), outbox and engine to guide (AbortRequest).
+    scheduler (AbortRequest), outbox and engine to guide (AbortRequest), scheduler to guide (BuildGuide), guide to
+    scheduler (GuideBuilt).
 
     An HTTP front in a process of its own stands beside "engine": its requests come in by the same edge, after a place
     was taken for each; what goes to it merges in each request's outbox while much waits in its socket.

@@ -16,7 +16,7 @@ from troupellm.actors.reply import fits
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.steps import Steps
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
-from troupellm.protocol.guide import GuideProgram
+from troupellm.protocol.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.rest import WorkerCommand, WorkerReport, obey
 from troupellm.protocol.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.worker_abilities import Wait
@@ -72,7 +72,7 @@ class WorkerSeat(Protocol):
                 raised.
         """
 
-    async def prepare_guide(self, program: GuideProgram) -> None:
+    async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
         """Have the worker build a guide beside its steps, so that no step waits for it; never raises."""
 
     async def stand_by(self) -> None:
@@ -140,9 +140,10 @@ class ThreadSeat:
             raise _final(result)
         return result
 
-    async def prepare_guide(self, program: GuideProgram) -> None:
+    async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
         if self._prepare_guide is not None:
             await self._prepare_guide(program)
+        return "built"
 
     async def stand_by(self) -> None:
         """A thread needs nothing."""

@@ -12,6 +12,7 @@ from troupellm.load_tests.forks import flags as forks
 from troupellm.load_tests.guide import flags as guide
 from troupellm.load_tests.handover import flags as handover
 from troupellm.load_tests.heartbeat import flags as heartbeat
+from troupellm.load_tests.hostile import flags as hostile
 from troupellm.load_tests.input import flags as input_flags
 from troupellm.load_tests.kernels import flags as kernels
 from troupellm.load_tests.offline import flags as offline
@@ -67,6 +68,7 @@ _BENCHMARKS = {
     "start": (start.add_flags, "troupellm.load_tests.start.command", "from starting a server to its first token"),
     "recovery": (recovery.add_flags, "troupellm.load_tests.recovery.command", "a worker killed under its streams"),
     "handover": (handover.add_flags, "troupellm.load_tests.handover.command", "prefill here, decode there"),
+    "hostile": (hostile.add_flags, "troupellm.load_tests.hostile.command", "one key floods; how long others wait"),
     "input": (input_flags.add_flags, "troupellm.load_tests.input.command", "long bodies beside a stream and probes"),
     "heartbeat": (heartbeat.add_flags, "troupellm.load_tests.heartbeat.command", "loop lag of an embedding host"),
 }

@@ -20,12 +20,12 @@ from troupellm.models.template_child import LONGEST_REASON, MEMORY_BYTES, enviro
 from troupellm.models.template_files import read_templates
 from troupellm.models.template_process import Renderer, RendersHere, TemplateExhausted, TemplateRefused
 from troupellm.models.template_traits import PROBE_TOOLS, probed
-from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError, context_sentence
 
 RESERVED = frozenset(
     {
         "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template",
-        "conversation", "tokenize", "return_tensors", "return_dict",
+        "conversation", "tokenize", "return_tensors", "return_dict", "self", "source",
     }
 )  # fmt: skip
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
@@ -174,10 +174,11 @@ class ChatTemplate:
         if not messages:
             raise InvalidRequest("messages must not be empty", param="messages")
         if self.max_messages is not None and len(messages) > self.max_messages:
-            raise InvalidRequest(
-                f"messages has {len(messages):,} entries, but the model's context has {self.max_messages:,} tokens",
+            raise ContextLengthExceeded(
+                f"{context_sentence(self.max_messages)} However, messages has {len(messages):,} entries.",
+                limit=self.max_messages,
+                got=len(messages),
                 param="messages",
-                code="context_length_exceeded",
             )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(

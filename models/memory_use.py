@@ -5,7 +5,12 @@ import gc
 import os
 from pathlib import Path
 
+LARGE_BLOCK_BYTES = 256 * 1024
 _STATM = Path("/proc/self/statm")
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+"""Of glibc's malloc.h."""
+_ARENAS = 2
+"""A process has one for almost every thread otherwise, and each keeps what is free in it."""
 
 
 def resident_bytes() -> int:
@@ -16,9 +21,25 @@ def resident_bytes() -> int:
         return 0
 
 
+def return_large_blocks() -> None:
+    """Have the allocator return each large block as soon as it is free, where the C library can be told so.
+
+    Not for a process that computes a model: each large tensor would come from the system anew.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        mallopt(_M_ARENA_MAX, _ARENAS)
+
+
 def give_back() -> None:
     """Collect what is garbage, and have the allocator return free memory to the system, as far as it can."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Have the allocator return free memory to the system, as far as it can. Takes milliseconds; safe in any thread."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

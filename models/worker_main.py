@@ -53,6 +53,11 @@ Link = FrameSocket[FromWorker, ToWorker]
 _LONGEST_TEXT = 4096
 _LONGEST_DETAIL = 32768
 
+PARALLEL_BUILDS = 2
+"""Guides that are built at once: a small one does not wait for a large one."""
+NICE = 5
+"""Of the threads that build guides: steps have three times their share of a busy processor."""
+
 EXIT_GONE = 0
 """The other end has closed: the usual end."""
 EXIT_FAILED = 1
@@ -85,6 +90,12 @@ def import_everything() -> None:
     import_module("troupellm.models.registry")
 
 
+def yield_to_steps() -> None:
+    """Let the other threads of this process have the processor first, where the system can tell threads apart."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
+
 class Server:
     """One worker, made by the first `Load`."""
 
@@ -96,7 +107,7 @@ class Server:
         self._waits = Waits("troupellm-waits")
         self._bell: Bell | None = None
         """Rung when a wait is over; there is one from the first wait on."""
-        self._guides = ThreadPoolExecutor(1, "troupellm-build")
+        self._guides = ThreadPoolExecutor(PARALLEL_BUILDS, "troupellm-build", initializer=yield_to_steps)
         self._sending = threading.Lock()
 
     def run(self) -> int:

@@ -26,8 +26,15 @@ class MessageMetadata(msgspec.Struct, kw_only=True):
 class ThinkingConfig(msgspec.Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
-    """omitted: blocks of thinking come without their text."""
+    display: Literal["summarized", "omitted", "updates"] | None = None
+    """omitted: blocks of thinking come without their text. The others show it as it is, never summarized."""
+
+
+class ThreadFields(msgspec.Struct, kw_only=True):
+    """create: hold the conversation under the id of the answer. continue: the messages come after those of a thread."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: Annotated[str, Meta(max_length=256)] | None = None
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
@@ -58,6 +65,8 @@ class PromptFields(msgspec.Struct, kw_only=True):
     """The session that the request belongs to: tools are shown in the order of their names."""
     """The older place of `output_config.format`."""
     chat_template_kwargs: dict[str, Any] | None = None
+    thread: ThreadFields | None = None
+    """With continue, `system` and `tools` are those of the thread unless they are given."""
 
     container: Refused = None
     mcp_servers: Refused = None
@@ -97,6 +106,9 @@ class MessagesRequest(PromptFields, kw_only=True):
     logits_processors: Processors | None = None
     vllm_xargs: dict[str, Any] | None = None
 
+    json_schema: Refused = None
+    regex: Refused = None
+    ebnf: Refused = None
     logprob_token_ids: Refused = None
     thinking_token_budget: Refused = None
     return_token_ids: Refused = None
@@ -107,7 +119,6 @@ class MessagesRequest(PromptFields, kw_only=True):
 
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.allowed_values import with_allowed_values
+from troupellm.protocol.body_config import BodyConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.kv_events import EventDetail
@@ -296,7 +297,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{name}: {text}", param=name) from None
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     """The HTTP front."""
 
     host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
@@ -338,10 +339,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None
-    files_dir: Annotated[
-        str | None,
-        _help("folder for uploaded files and batches, which outlive a restart; without it there are none"),
-    ] = None
+    files_dir: Annotated[str | None, _help("folder for uploaded files and batches, kept over restarts; else none")] = (
+        None
+    )
     max_file_bytes: Annotated[PositiveInt, _help("largest uploaded file")] = 200 * 2**20
     max_files: Annotated[PositiveInt, _help("files that each API key may have")] = 10_000
     max_stored_bytes: Annotated[PositiveInt, _help("bytes of files that each API key may have")] = 10 * 2**30
@@ -351,8 +351,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         PositiveInt | None,
         _help("requests of batches at once, while nobody waits (default: half of max_num_seqs)"),
     ] = None
-    max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
-    body_timeout: Annotated[Seconds, _help("seconds a client may take to send its body")] = 30.0
     shutdown_timeout: Annotated[Seconds, _help("seconds that running streams get after SIGTERM")] = 30.0
     sse_keep_alive_interval: Annotated[Seconds, _help("seconds of silence before a comment; 0 is off")] = 15.0
     sse_send_buffer: Annotated[PositiveInt, _help("bytes of kernel send buffer per connection")] = 16384
@@ -386,6 +384,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     loop_lag_warning: Annotated[
         Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
     ] = 1.0
+    metrics: Annotated[Literal["open", "key"], _help("open: /metrics needs no API key")] = "key"
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
     max_connections: Annotated[
         PositiveInt | None,

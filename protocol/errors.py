@@ -40,14 +40,34 @@ class InvalidRequest(TroupeError, ValueError):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Prompt and wanted tokens do not fit the context (or the whole KV cache)."""
+    """Prompt and wanted tokens do not fit the context (or the whole KV cache).
+
+    Clients search the message for "maximum context length is N tokens" and compact the conversation when they find it:
+    every message of this class begins with that sentence. See `context_sentence`.
+
+    Attributes:
+        limit: tokens that prompt and answer may have together.
+        got: tokens of the prompt and the answer, as far as they are known.
+        answer_tokens: those of `got` that the answer may have; 0 where the prompt is too long by itself.
+    """
 
     default_code = "context_length_exceeded"
 
-    def __init__(self, message: str, *, limit: int, got: int, param: str | None = None) -> None:
+    def __init__(self, message: str, *, limit: int, got: int, param: str | None = None, answer_tokens: int = 0) -> None:
         super().__init__(message, param=param)
         self.limit = limit
         self.got = got
+        self.answer_tokens = answer_tokens
+
+
+def context_sentence(limit: int, reason: str = "") -> str:
+    """The sentence that clients recognize.
+
+    Args:
+        limit: tokens.
+        reason: the cause, where the model itself could take more.
+    """
+    return f"This model's maximum context length is {limit} tokens{f' ({reason})' if reason else ''}."
 
 
 class ModelNotFound(TroupeError):

@@ -114,6 +114,11 @@ class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Of the front's event loop."""
     connections: int = 0
     """Open at the front."""
+    body_bytes: int = 0
+    """Of request bodies that the front works on."""
+    bodies_waiting: int = 0
+    template_processes: int = 0
+    """That render chat templates for the front."""
     connections_dropped: int = 0
     """By the front, since it began."""
 

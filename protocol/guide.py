@@ -15,6 +15,15 @@ KINDS: Final[tuple[str, ...]] = get_args(GuideKind)
 
 MAX_SOURCE_BYTES = 256 * 1024
 MAX_AFTER_CHARACTERS = 64
+MOST_TEXT_BYTES: Final = 16 * 2**20
+"""Of the grammars that a worker keeps; built, one takes several times as much."""
+MOST_PROGRAMS: Final = 64
+"""Grammars that a worker keeps: a lexer's memory of the texts that it has seen, up to 7 MB for a hostile one, lives as
+long as its program."""
+
+BuildOutcome = Literal["built", "late", "gone", "lost"]
+"""What came of having the worker build a program. built: it has it, or a row will tell why it cannot. late: it took too
+long. gone: there is no worker. lost: the question was not passed on."""
 
 BACKENDS: Final = {
     "": "",
@@ -131,3 +140,5 @@ class GuideProgram(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_on
     """See `GuideSpec.early_end`."""
     field: str = "structured_outputs"
     """The request field that errors name."""
+    tenant: str = ""
+    """Whose it is: a worker that has built it for one tenant builds it anew for another one."""

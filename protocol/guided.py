@@ -2,7 +2,7 @@
 
 import msgspec
 
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.guide import GuideProgram, GuideSpec
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.scheduler import AbortRequest, SubmitRequest
 
@@ -15,5 +15,14 @@ class GuideRequest(msgspec.Struct, frozen=True, kw_only=True):
     submitted: SubmitRequest
 
 
+class BuildGuide(msgspec.Struct, frozen=True):
+    """From the scheduler: have the worker build a program beside its steps; answered by `GuideBuilt`."""
+
+    program: GuideProgram
+    tenant: str
+    """Whose turn the build takes."""
+    engine_epoch: int = 0
+
+
 GuideMessage = GuideRequest
-GuideControl = AbortRequest
+GuideControl = AbortRequest | BuildGuide

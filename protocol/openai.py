@@ -64,6 +64,10 @@ class GenerationFields(ExtraFields, kw_only=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    """This and the next two are SGLang's names for what `structured_outputs` has."""
+    regex: str | None = None
+    ebnf: str | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
     response_format: dict[str, Any] | None = None
@@ -323,23 +327,6 @@ class TextChunk(msgspec.Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
 
 
-class ModelCard(msgspec.Struct, kw_only=True):
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "troupe"
-    root: str
-    parent: str | None = None
-    max_model_len: int
-    tasks: list[str]
-    """What it does: generate, embed, classify, score; ours."""
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
 class TokenizeResponse(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
@@ -365,6 +352,8 @@ class ErrorBody(msgspec.Struct):
 class AnthropicErrorObject(msgspec.Struct, kw_only=True):
     type: str
     message: str
+    details: dict[str, str] | UnsetType = UNSET
+    """`error_code`, where clients recover by it."""
 
 
 class AnthropicErrorBody(msgspec.Struct, kw_only=True):
@@ -381,6 +370,13 @@ class ProbeReport(msgspec.Struct, kw_only=True):
     reasons: list[str]
     progress: LoadProgress | UnsetType = UNSET
     """While the model loads."""
+
+
+class Welcome(msgspec.Struct, kw_only=True):
+    """What GET / says: programs look there whether a server answers at all."""
+
+    name: str = "troupellm"
+    status: Literal["ok"] = "ok"
 
 
 class VersionBody(msgspec.Struct):

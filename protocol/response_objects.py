@@ -59,7 +59,13 @@ class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function
     status: ItemStatus = "in_progress"
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class CompactionItem(msgspec.Struct, kw_only=True, tag_field="type", tag="compaction"):
+    id: str
+    encrypted_content: str
+    """A summary of what came before, for the server; the client sends it back unread."""
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CompactionItem
 ContentPart = OutputText | ReasoningText
 
 
@@ -126,6 +132,15 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+
+
+class CompactedResponse(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    """Epoch seconds."""
+    output: list[CompactionItem]
+    usage: ResponseUsage
 
 
 class DeletedResponse(msgspec.Struct, kw_only=True):

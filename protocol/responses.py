@@ -32,6 +32,13 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True):
     """Accepted; no padding is added either way."""
 
 
+class ContextManagement(msgspec.Struct, kw_only=True):
+    type: str
+    """compaction."""
+    compact_threshold: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Tokens: a longer prompt is summarized first. None: never."""
+
+
 class ResponsesRequest(SharedExtras, kw_only=True):
     """`store` keeps the response for later; true unless told otherwise, where the server keeps any."""
 
@@ -57,6 +64,7 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     tools: list[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
+    context_management: list[ContextManagement] | None = None
 
     # What other servers take beside them and the shared extras, under the names of chat completions.
     top_k: int | None = None
@@ -84,8 +92,10 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     # Refused by name.
     conversation: Refused = None
     prompt: Refused = None
-    context_management: Refused = None
     moderation: Refused = None
+    json_schema: Refused = None
+    regex: Refused = None
+    ebnf: Refused = None
     messages: Refused = None
     max_tokens: Refused = None
     max_completion_tokens: Refused = None
@@ -98,6 +108,10 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     return_tokens_as_token_ids: Refused = None
     kv_transfer_params: Refused = None
     ec_transfer_params: Refused = None
+
+
+class CompactRequest(ResponsesRequest, kw_only=True):
+    """Body of POST /v1/responses/compact: the same, and what makes the prompt is summarized."""
 
 
 class InputTokensRequest(ResponsesRequest, kw_only=True):

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from troupellm.protocol.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.sampling_extras import RepetitionDetection
 from troupellm.protocol.worker import SamplingState, StepResult, WorkerReady
@@ -155,6 +156,15 @@ class WorkerBack(msgspec.Struct, frozen=True):
     ready: WorkerReady
 
 
+class GuideBuilt(msgspec.Struct, frozen=True):
+    """From the guide actor: the answer to `BuildGuide`."""
+
+    program: GuideProgram
+    engine_epoch: int
+    """Of the question. An answer about a lost worker counts for nothing."""
+    outcome: BuildOutcome
+
+
 SchedulerMessage = SubmitRequest | StepFinished
 SchedulerControl = (
     AbortRequest
@@ -168,4 +178,5 @@ SchedulerControl = (
     | WorkerAsleep
     | WorkerLost
     | WorkerBack
+    | GuideBuilt
 )

@@ -12,9 +12,11 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
+from troupellm.models.memory_use import trim_heap
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import ServerConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.model_info import ModelCard, ModelList, TokenizerInfo
 from troupellm.protocol.openai import (
     ChatChunk,
     ChatRequest,
@@ -23,21 +25,20 @@ from troupellm.protocol.openai import (
     DetokenizeRequest,
     DetokenizeResponse,
     LoadBody,
-    ModelCard,
-    ModelList,
     ProbeReport,
     TextChunk,
     TextResponse,
     TokenizeRequest,
     TokenizeResponse,
     VersionBody,
+    Welcome,
 )
-from troupellm.server import chat, completions, models, probes, tokens
+from troupellm.server import chat, completions, invocations, models, probes, tokens
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
-from troupellm.server.body import decode_body, read_body
-from troupellm.server.errors import ClientGone, HttpError, answer, flatten
+from troupellm.server.body import PARALLEL_DECODES, decode_body, most_bytes, read_body
+from troupellm.server.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
 from troupellm.server.host import EngineHost, stream_defaults
@@ -47,18 +48,21 @@ from troupellm.server.keys import read_keys, require_limits
 from troupellm.server.lifespan import run_lifespan
 from troupellm.server.logs import log_access
 from troupellm.server.messages.routes import routes as messages_routes
+from troupellm.server.offload import offload
 from troupellm.server.openapi.routes import Reference
 from troupellm.server.pooling.routes import routes as pooling_routes
 from troupellm.server.query import decode_query
 from troupellm.server.responses.routes import routes as responses_routes
 from troupellm.server.responses.schema import check_database
-from troupellm.server.router import Route, Router, RouteScope
+from troupellm.server.responses.socket import ResponsesSocket
+from troupellm.server.router import Found, Route, Router, RouteScope
 from troupellm.server.unknown_fields import UnknownFields
 from troupellm.server.websocket import refuse_websocket
 
 logger = logging.getLogger("troupellm.server")
 
 METRICS_PATH = b"/metrics"
+PROBES = frozenset({b"/health", b"/readyz", b"/ping", b"/livez", b"/startupz"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -121,7 +125,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     def get(path: str, handler: Any, scope: RouteScope = "api", **more: Any) -> Route:
         return Route(method="GET", path=path, handler=partial(handler, host), scope=scope, **more)
 
-    def post(path: str, handler: Any, body: type[msgspec.Struct], **more: Any) -> Route:
+    def post(path: str, handler: Any, body: Any, **more: Any) -> Route:
         return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
 
     ready: dict[str, Any] = {"response": ProbeReport, "summary": "Whether requests should be sent here."}
@@ -144,14 +148,24 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             "/detokenize", tokens.detokenize, DetokenizeRequest, response=DetokenizeResponse,
             summary="The text of token ids.",
         ),
+        get("/tokenizer_info", tokens.info, response=TokenizerInfo, summary="Facts about the tokenizer."),
+        post(
+            "/invocations", invocations.invoke, dict[str, Any], response=dict[str, Any],
+            summary="Any of them, by the fields of the body.",
+        ),
         get("/health", probes.ready, "open", **ready),
         get("/readyz", probes.ready, "open", **ready),
         get("/ping", probes.ready, "open", **ready),
+        Route(method="POST", path="/ping", handler=partial(probes.ready, host), scope="open", **ready),
+        get("/", probes.welcome, "open", response=Welcome, summary="That the server is there."),
         get("/livez", probes.live, "open", response=ProbeReport, summary="Whether the server needs a restart."),
         get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
-        get(METRICS_PATH.decode(), probes.metrics, answers="text/plain", summary="Metrics in Prometheus' text form."),
+        get(
+            METRICS_PATH.decode(), probes.metrics, "open" if host.config.metrics == "open" else "api",
+            answers="text/plain", summary="Metrics in Prometheus' text form.",
+        ),
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
@@ -186,6 +200,7 @@ class App:
         table = [route for route in routes(host, prefix) if route.scope in scopes]
         self.routes = Reference(table, keys=bool(keys), root_path=host.config.root_path).routes
         self._router = Router(self.routes)
+        self._prefix = prefix
         host.batches.endpoints = frozenset(route.path for route in table if is_plain(route))
         self._gates = {"api": Gate(keys, self._router.open_paths), "admin": Gate(admin, frozenset())}
         self.owners: Mapping[str, str] = self._gates["api"].owners
@@ -193,6 +208,7 @@ class App:
         self._guard = guard or mounted_guard(host.config)
         self._unknown = UnknownFields()
         self._owned = owned
+        self._decodes = anyio.CapacityLimiter(PARALLEL_DECODES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -200,20 +216,54 @@ class App:
         elif scope["type"] == "lifespan":
             await run_lifespan(self.host, self._owned, self.routes, self.owners, receive, send)
         elif scope["type"] == "websocket":
-            status = await refuse_websocket(scope, receive, send, request_id=self._request_id(scope))
+            await self._websocket(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Responses are made over WebSockets too; any other handshake is refused."""
+        asked: dict[str, Any] = {**scope, "method": "GET"}
+        first = Exchange(asked, receive, send, request_id=self._request_id(scope), write_timeout=0.0)
+        first.raw_path = self._path_of(first, scope)
+        await receive()
+        try:
+            if first.raw_path != f"{self._prefix}/responses".encode():
+                raise no_websockets()
+            self._guard.check(first)
+            check_size(first)
+            self._check_key(first, self._router.find(first.raw_path))
+            self.host.require()
+        except HttpError as error:
+            status = await refuse_websocket(scope, receive, send, error, request_id=first.request_id)
             self.host.counts.count("GET", UNMATCHED, status)
             self.host.on_change()
+            return
+
+        def exchange(receive: Receive, send: Send) -> Exchange:
+            timeout, name = self._config.write_timeout, secrets.token_hex(16)
+            made = Exchange({**asked, "method": "POST"}, receive, send, request_id=name, write_timeout=timeout)
+            made.raw_path, made.route, made.caller = first.raw_path, first.raw_path.decode(), first.caller
+            made.error_shape = "responses"
+            return made
+
+        def answered(made: Exchange) -> None:
+            self.host.answered(made)
+            if not self._config.disable_access_log:
+                log_access(made)
+
+        await send({"type": "websocket.accept"})
+        await ResponsesSocket(self.host, receive, send, exchange, answered).run()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing but cancellation leaves this method."""
         exchange = Exchange(
             scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
         )
-        exchange.raw_path = self._router.below(exchange.raw_path, scope.get("root_path", ""))
+        exchange.raw_path = self._path_of(exchange, scope)
         probe = exchange.raw_path in self._router.open_paths
         try:
             with exchange.cancel_scope:
                 await self._answer(exchange, probe=probe)
+                if self.host.bodies.take_trim():
+                    await offload(trim_heap)
         except (Exception, BaseExceptionGroup) as error:
             logger.error("request %s could not be answered", exchange.request_id, exc_info=error)
         finally:
@@ -226,16 +276,13 @@ class App:
         try:
             found = self._router.find(exchange.raw_path)
             exchange.error_shape = self._router.error_shape(exchange.raw_path)
-            exchange.further_headers = self._guard.check(exchange)
+            exchange.further_headers = self._guard.check(exchange, probe=exchange.raw_path in PROBES)
             check_size(exchange)
             preflight = self._guard.preflight(exchange)
             if preflight is not None:
                 await exchange.respond(204, b"", preflight)
                 return
-            gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
-            exchange.caller = gate.check(
-                exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")
-            )
+            self._check_key(exchange, found)
             route, found = self._router.match(exchange.method, exchange.raw_path)
             exchange.route, exchange.tail, exchange.path_values = route.path, found.tail, found.values
             if route.query is not None:
@@ -246,8 +293,15 @@ class App:
             await self._handle(exchange, route)
         except (Exception, BaseExceptionGroup) as error:
             await self._fail(exchange, flatten(error))
+            clear_locals(error)
         finally:
             self.host.leave(exchange)
+
+    def _check_key(self, exchange: Exchange, found: Found | None) -> None:
+        gate = self._gates["admin" if found is not None and found.any.scope == "admin" else "api"]
+        exchange.caller = gate.check(
+            exchange.raw_path, exchange.header_values(b"authorization"), exchange.header_values(b"x-api-key")
+        )
 
     async def _handle(self, exchange: Exchange, route: Route) -> None:
         """Read the body, then run the handler for as long as the client stays."""
@@ -256,11 +310,17 @@ class App:
             return
         self.host.enter(exchange)
         self.host.require()
-        raw = b""
-        with exchange.reading:
-            raw = await read_body(exchange, limit=self._config.max_body_bytes, timeout=self._config.body_timeout)
-        self.host.require()
-        body = await decode_body(raw, route.body, self._unknown)
+        limit, timeout = self._config.max_body_bytes, self._config.body_timeout
+        with self.host.bodies.reserving(exchange.key, most_bytes(exchange, limit)) as reservation:
+            raw = b""
+            with exchange.reading:
+                raw = await read_body(exchange, limit=limit, timeout=timeout, reservation=reservation)
+            self.host.require()
+            body = await decode_body(raw, route.body, self._unknown, limiter=self._decodes)
+            raw = b""  # its memory is free while the request is answered
+            await self._run(exchange, route, body)
+
+    async def _run(self, exchange: Exchange, route: Route, body: msgspec.Struct) -> None:
         failure: Exception | BaseExceptionGroup[BaseException] | None = None
         async with anyio.create_task_group() as group:
             group.start_soon(exchange.watch, group.cancel_scope)
@@ -283,11 +343,15 @@ class App:
                 shape=exchange.error_shape,
                 renames=exchange.renames,
                 extra=extra,
-                overload_status=self._config.overload_status,
+                overload_status=503 if self._config.overload_status == 503 else None,
             )
             await exchange.respond_error(told)
         except ClientGone:
             return
+
+    def _path_of(self, exchange: Exchange, scope: Scope) -> bytes:
+        """The path as its route is named, where there is one."""
+        return self._router.spelt(self._router.below(exchange.raw_path, scope.get("root_path", "")), self._prefix)
 
     def _request_id(self, scope: Scope) -> str:
         """The client's own id where it is short and plain, else a new one."""

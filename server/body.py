@@ -10,6 +10,8 @@ import msgspec
 
 from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.body_room import Reservation
+from troupellm.server.encodings import decode, encoding_of
 from troupellm.server.errors import ClientGone, body_timeout, invalid_json, too_large, unsupported_media_type
 from troupellm.server.exchange import Exchange, Message
 from troupellm.server.offload import offload
@@ -22,6 +24,8 @@ MAX_CONTAINERS = 200_000
 MAX_STRINGS = 500_000
 INLINE_BYTES = 65_536
 """Larger bodies are decoded on a thread, so that they do not hold the event loop."""
+PARALLEL_DECODES = 1
+"""Large bodies that are decoded at once: each takes several times its bytes meanwhile, and the interpreter's lock."""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -37,6 +41,7 @@ class BodyReader:
         timeout: float,
         slowest: float = math.inf,
         media: Sequence[str] = ("application/json",),
+        encoded: bool = False,
     ) -> None:
         """
         Args:
@@ -44,21 +49,26 @@ class BodyReader:
             timeout: seconds for the whole body; 0 waits for ever.
             slowest: bytes per second. What has come buys more time, as if it had come at this speed.
             media: the media types that are taken.
+            encoded: the body may be compressed; the limit is that of the compressed bytes.
 
         Raises:
             HttpError: 415 media type or encoding, 413 too large by its declared length.
         """
-        _check_media_type(exchange, media)
+        _check_media_type(exchange, media, encoded=encoded)
         self._exchange = exchange
         self._limit = limit
         self._timeout = timeout
         self._slowest = slowest
-        self._until = anyio.current_time() + timeout if timeout else math.inf
+        self.begin()
         self._size = 0
         self._more = True
         declared = exchange.header(b"content-length")
         if declared is not None and declared.isdecimal() and (len(declared) > 18 or int(declared) > limit):
             raise too_large(limit)
+
+    def begin(self) -> None:
+        """The timeout begins now."""
+        self._until = anyio.current_time() + self._timeout if self._timeout else math.inf
 
     async def read(self) -> bytes | None:
         """The next piece; None at the end.
@@ -88,28 +98,71 @@ class BodyReader:
 
 def is_large(exchange: Exchange) -> bool:
     """Whether going through the whole body holds up the event loop, as far as its head tells."""
+    declared = declared_bytes(exchange)
+    return declared is None or declared > INLINE_BYTES
+
+
+def declared_bytes(exchange: Exchange) -> int | None:
+    """The size of the body without its compression, or as its head declares it; None where that is not known."""
+    if exchange.body_bytes is not None:
+        return exchange.body_bytes
     declared = exchange.header(b"content-length") or ""
-    return not declared.isdecimal() or len(declared) > 18 or int(declared) > INLINE_BYTES
+    return int(declared) if declared.isdecimal() and len(declared) <= 18 else None
 
 
-async def read_body(exchange: Exchange, *, limit: int, timeout: float) -> bytes:
-    """Read the whole body. Arguments and errors are those of `BodyReader`."""
-    reader = BodyReader(exchange, limit=limit, timeout=timeout)
+def most_bytes(exchange: Exchange, limit: int) -> int:
+    """The most that a body can have, as far as its head tells; a compressed one may be as large as any."""
+    if encoding_of(exchange.header(b"content-encoding")) is not None:
+        return limit
+    declared = exchange.header(b"content-length") or ""
+    return min(int(declared), limit) if declared.isdecimal() and len(declared) <= 18 else limit
+
+
+async def read_body(exchange: Exchange, *, limit: int, timeout: float, reservation: Reservation | None = None) -> bytes:
+    """Read the whole body, and decode it where it is compressed. Arguments and errors are those of `BodyReader` and
+    `Reservation.enter`.
+
+    Args:
+        reservation: its room, which is waited for before anything is read.
+
+    Raises:
+        InvalidRequest: a compressed body is damaged.
+    """
+    encoding = encoding_of(exchange.header(b"content-encoding"))
+    reader = BodyReader(exchange, limit=limit, timeout=timeout, encoded=encoding is not None)
+    if reservation is not None:
+        await reservation.enter(timeout)
+        reader.begin()
     pieces = []
     while (piece := await reader.read()) is not None:
         pieces.append(piece)
-    return b"".join(pieces)
+    raw = b"".join(pieces)
+    if encoding is not None:
+        raw = await offload(decode, raw, encoding, limit)
+    if reservation is not None:
+        reservation.shrink(len(raw))
+    exchange.body_bytes = len(raw)
+    return raw
 
 
-async def decode_body(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
+async def decode_body(
+    raw: bytes,
+    kind: type[StructT],
+    unknown: UnknownFields | None = None,
+    *,
+    limiter: anyio.CapacityLimiter | None = None,
+) -> StructT:
     """Decode into `kind`; the time is linear in the size. What `kind` does not have is told to `unknown`.
+
+    Args:
+        limiter: how many large bodies are decoded at once.
 
     Raises:
         InvalidRequest: not strict JSON, too many strings, objects or lists, nested deeper than 64, a repeated key, or
             not what the API takes.
     """
     if len(raw) > INLINE_BYTES:
-        return await offload(decode_json, raw, kind, unknown)
+        return await offload(decode_json, raw, kind, unknown, limiter=limiter)
     return decode_json(raw, kind, unknown)
 
 
@@ -126,7 +179,7 @@ def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None =
     # JSON text has one colon outside strings per key, and a decoded object keeps one of equal keys.
     if keys != bare.count(b":"):
         raise invalid_json("the request body has an object with the same key twice")
-    if unknown is not None:
+    if unknown is not None and hasattr(kind, "__struct_fields__"):
         unknown.report(tree, kind)
     try:
         return msgspec.convert(tree, kind, str_keys=True)
@@ -209,9 +262,9 @@ def invalid_field(error: msgspec.ValidationError, kind: type, whole: str) -> Inv
     return InvalidRequest(f"{path}: {reason}", param=path, code="invalid_type")
 
 
-def _check_media_type(exchange: Exchange, media: Sequence[str]) -> None:
+def _check_media_type(exchange: Exchange, media: Sequence[str], *, encoded: bool) -> None:
     media_type = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
     if media_type not in media:
         raise unsupported_media_type(f"the request needs the header Content-Type: {' or '.join(media)}")
-    if (exchange.header(b"content-encoding") or "identity").strip().lower() != "identity":
-        raise unsupported_media_type("compressed request bodies are not accepted")
+    if not encoded and encoding_of(exchange.header(b"content-encoding")) is not None:
+        raise unsupported_media_type("compressed bodies are not accepted here")

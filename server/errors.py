@@ -3,10 +3,12 @@
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from troupellm.protocol.errors import (
     Conflict,
@@ -34,9 +36,12 @@ MAX_RETRY_AFTER = 60
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-ErrorShape = Literal["openai", "anthropic"]
+ErrorShape = Literal["openai", "responses", "anthropic"]
+"""Whose error bodies a route has. `responses` is OpenAI's body with the statuses that clients of responses act on."""
 OverloadStatus = Literal[429, 503]
 """503 lets a balancer try the next server."""
+OVERLOADED = "server_is_overloaded"
+"""The code after which Codex waits and tries again."""
 
 _INVALID = "invalid_request_error"
 _UNAVAILABLE = "service_unavailable_error"
@@ -44,6 +49,12 @@ _PERMISSION = "permission_error"
 _SERVER = "server_error"
 _RATE = "rate_limit_error"
 _CLOSE: Headers = ((b"connection", b"close"),)
+_FULL: dict[ErrorShape, tuple[int, str]] = {
+    "openai": (429, _RATE),
+    "responses": (503, _UNAVAILABLE),
+    "anthropic": (529, _UNAVAILABLE),
+}
+"""Status and type of a full waiting room. Coding agents wait after 503 and 529, and end the turn after 429."""
 
 _TABLE: tuple[tuple[type[TroupeError], int, str], ...] = (
     # error, status, type; the first match wins
@@ -69,8 +80,11 @@ _ANTHROPIC = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
+    529: "overloaded_error",
 }
 """What Anthropic's clients call the statuses; the others are invalid_request_error below 500 and api_error above."""
+_ANTHROPIC_CODES = frozenset({"thread_not_found"})
+"""Those by which Anthropic's clients recover; the other codes are not of its API."""
 
 
 class HttpError(TroupeError):
@@ -95,6 +109,7 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
     body: bytes
     headers: Headers
     code: str
+    param: str | None = None
 
 
 def unknown_url() -> HttpError:
@@ -107,7 +122,9 @@ def method_not_allowed(allow: str) -> HttpError:
 
 
 def no_websockets() -> HttpError:
-    return HttpError(400, "this server speaks no websockets", code="websockets_not_served", headers=_CLOSE)
+    """426: Codex goes on with plain HTTP after this status only."""
+    message = "this URL speaks no WebSocket: send the request as plain HTTP"
+    return HttpError(426, message, code="websockets_not_served", headers=_CLOSE)
 
 
 def unauthorized() -> HttpError:
@@ -157,8 +174,10 @@ def origin_not_allowed() -> HttpError:
     return HttpError(403, message, code="origin_not_allowed", kind=_PERMISSION)
 
 
-def unsupported_media_type(message: str) -> HttpError:
-    return HttpError(415, message, code="unsupported_media_type", headers=_CLOSE)
+def unsupported_media_type(message: str, encodings: Sequence[str] = ()) -> HttpError:
+    """`encodings` are those of a body that would be taken."""
+    headers = ((b"accept-encoding", ", ".join(encodings).encode()),) if encodings else ()
+    return HttpError(415, message, code="unsupported_media_type", headers=(*headers, *_CLOSE))
 
 
 def not_ready(message: str, *, code: str, close: bool = False) -> HttpError:
@@ -178,35 +197,58 @@ def flatten(error: BaseException) -> BaseException:
     return error
 
 
+def clear_locals(error: BaseException) -> None:
+    """Free what the frames of an error's traceback hold, a request's body among it.
+
+    An error that its own frame names would keep all of it until the next garbage collection.
+    """
+    pending: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        pending += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            pending += one.exceptions
+
+
 def answer(
     error: BaseException,
     *,
     shape: ErrorShape = "openai",
     renames: Mapping[str, str] | None = None,
     extra: Mapping[str, object] | None = None,
-    overload_status: OverloadStatus = 429,
+    overload_status: OverloadStatus | None = None,
 ) -> ErrorAnswer:
     """Status, body and headers for an error. What is not ours is logged and shown as an internal error.
 
     `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object;
-    `overload_status` is that of a full waiting room and of a key at its limit.
+    `overload_status` is that of a full waiting room and of a key at its limit; None: the one that clients of the API
+    act on (see `_FULL`), and 429 for a key.
     """
     error = flatten(error)
     if not isinstance(error, TroupeError):
         logger.error("internal error", exc_info=error)
         error = RequestFailed("internal error", code="internal_error")
-    status, kind, retry, headers = _classify(error, overload_status)
-    message, param = error.message, error.param
+    status, kind, retry, headers = _classify(error, shape, overload_status)
+    message, param, code = error.message, error.param, error.code
+    if status == 503 and shape == "responses" and isinstance(error, EngineOverloaded) and code == "slow_down":
+        code = OVERLOADED
     if renames and param is not None and param in renames:
         message, param = message.replace(param, renames[param]), renames[param]
-    shown = ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=error.code)
+    if shape == "anthropic" and isinstance(error, ContextLengthExceeded):
+        message = f"{_length_for_anthropic(error)} {message}"
+    shown = ErrorObject(message=message[:MAX_MESSAGE], type=kind, param=param, code=code)
     if isinstance(error, RateLimited):
-        headers = (*headers, *ratelimit_headers(error.quota))
-    if status in (429, 503):
-        headers = (*headers, (b"retry-after", str(_retry_after(error)).encode()))
+        headers = (*headers, *ratelimit_headers(error.quota, anthropic=shape == "anthropic"))
+    if status in (429, 503, 529):
+        headers = (*headers, *_retry_headers(error))
     headers = (*headers, (b"x-should-retry", b"true" if retry else b"false"))
     content = _shaped(shown, status, shape) | dict(extra or {})
-    return ErrorAnswer(status, msgspec.json.encode(content), headers, error.code)
+    return ErrorAnswer(status, msgspec.json.encode(content), headers, code, param)
 
 
 def in_stream(told: ErrorAnswer) -> bytes:
@@ -226,18 +268,33 @@ def with_code(message: str, code: str | None) -> str:
 
 
 def _shaped(error: ErrorObject, status: int, shape: ErrorShape) -> dict[str, Any]:
-    if shape == "openai":
+    if shape != "anthropic":
         return {"error": msgspec.to_builtins(error)}
     kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
-    body = AnthropicErrorBody(error=AnthropicErrorObject(type=kind, message=error.message))
+    details = {"error_code": error.code} if error.code in _ANTHROPIC_CODES else UNSET
+    body = AnthropicErrorBody(error=AnthropicErrorObject(type=kind, message=error.message, details=details))
     return dict(msgspec.to_builtins(body))
 
 
-def _classify(error: TroupeError, overload_status: OverloadStatus) -> tuple[int, str, bool, Headers]:
+def _length_for_anthropic(error: ContextLengthExceeded) -> str:
+    """The sentence that Claude Code reads: it compacts by the gap between the numbers, or lowers max_tokens."""
+    prompt = error.got - error.answer_tokens
+    if error.answer_tokens and prompt < error.limit:
+        return f"input length and `max_tokens` exceed context limit: {prompt} + {error.answer_tokens} > {error.limit}."
+    most = max(1, min(error.limit, prompt - 1))  # a prompt that fills the context leaves no room for an answer
+    return f"prompt is too long: {max(prompt, most + 1)} tokens > {most} maximum."
+
+
+def _classify(
+    error: TroupeError, shape: ErrorShape, overload_status: OverloadStatus | None
+) -> tuple[int, str, bool, Headers]:
     if isinstance(error, HttpError):
         return error.status, error.kind, error.retry, error.headers
-    if isinstance(error, EngineOverloaded) and overload_status == 503:
-        return 503, _UNAVAILABLE, True, ()
+    if isinstance(error, EngineOverloaded):
+        if overload_status == 503:
+            return 503, _UNAVAILABLE, True, ()
+        if overload_status is None and not isinstance(error, RateLimited):
+            return *_FULL[shape], True, ()
     for family, status, kind in _TABLE:
         if isinstance(error, family):
             ending = isinstance(error, EngineStopped) and error.code in ("draining", "stopped")
@@ -246,7 +303,9 @@ def _classify(error: TroupeError, overload_status: OverloadStatus) -> tuple[int,
     return 500, _SERVER, False, ()
 
 
-def _retry_after(error: TroupeError) -> int:
-    """Whole seconds, with jitter so that refused clients do not come back together."""
+def _retry_headers(error: TroupeError) -> Headers:
+    """In milliseconds and in whole seconds, with jitter so that refused clients do not come back together."""
     wanted = error.retry_after if isinstance(error, EngineOverloaded) else 1.0
-    return min(math.ceil(wanted) + secrets.randbelow(2), MAX_RETRY_AFTER)
+    milliseconds = min(math.ceil(wanted * 1000) + secrets.randbelow(1000), 1000 * MAX_RETRY_AFTER)
+    seconds = math.ceil(milliseconds / 1000)
+    return ((b"retry-after", str(seconds).encode()), (b"retry-after-ms", str(milliseconds).encode()))

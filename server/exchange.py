@@ -66,7 +66,11 @@ class Exchange:
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
+        self.body_bytes: int | None = None
+        """Size of the body as it was decoded; None until it has been read."""
         self.tail = ""
+        self.failure: tuple[str, str | None] | None = None
+        """Code and param of the error that was answered, for the access line."""
         self.route = ""
         """Path of the route that answers; "" before it is known, and where there is none."""
         self.caller: Caller = NOBODY
@@ -148,6 +152,7 @@ class Exchange:
 
     async def respond_error(self, answer: ErrorAnswer) -> None:
         """Answer with an error, or end a stream that has begun with an error event."""
+        self.failure = (answer.code, answer.param)
         if self.status == 0:
             await self.respond(answer.status, answer.body, answer.headers)
         elif self.streaming and not self.finished:
@@ -163,7 +168,7 @@ class Exchange:
         if self.error_shape == "anthropic":  # where its clients look for it
             sent.append((b"request-id", self.request_id.encode()))
         if status == 200:
-            sent += ratelimit_headers(self.quota)
+            sent += ratelimit_headers(self.quota, anthropic=self.error_shape == "anthropic")
         sent += self.further_headers
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]
         self.status = status

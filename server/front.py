@@ -105,6 +105,7 @@ def _hypercorn_config(config: ServerConfig) -> Config:
     settings.keep_alive_max_requests = 2**31
     settings.h2_max_concurrent_streams = MAX_STREAMS
     settings.h2_max_header_list_size = 2 * MAX_HEADER_BYTES
+    settings.websocket_max_message_size = config.max_body_bytes
     settings.include_server_header = False
     settings.accesslog = None
     settings.errorlog = logging.getLogger("troupellm.server.http")

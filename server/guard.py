@@ -20,7 +20,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{1,5})?")
 _EXPOSED = (
     b"access-control-expose-headers",
-    b", ".join((b"x-request-id", b"request-id", b"retry-after", b"x-should-retry", SKIPPED)),
+    b", ".join((b"x-request-id", b"request-id", b"retry-after", b"retry-after-ms", b"x-should-retry", SKIPPED)),
 )
 _ONCE = (b"host", b"origin", b"content-type", b"content-length")
 
@@ -48,8 +48,11 @@ class Guard:
             (b"access-control-max-age", PREFLIGHT_SECONDS),
         )
 
-    def check(self, exchange: Exchange) -> Headers:
+    def check(self, exchange: Exchange, *, probe: bool = False) -> Headers:
         """Let a request pass, or refuse it.
+
+        Args:
+            probe: any host is taken: balancers probe a server by its address.
 
         Returns:
             what its answer must tell the browser.
@@ -62,7 +65,7 @@ class Guard:
                 raise ambiguous_head(name.decode())
         named = exchange.header(b"host") if exchange.authority is None else exchange.authority
         host = (named or "").lower()
-        if named is not None and not self._goes_by(host):  # HTTP/1.0 may name none
+        if named is not None and not probe and not self._goes_by(host):  # HTTP/1.0 may name none
             raise misdirected()
         origin = exchange.header(b"origin")
         if origin is None or not self._own_pages_only:
@@ -98,7 +101,7 @@ def guard_of(config: ServerConfig) -> Guard:
     Raises:
         ConfigError: see `Guard`.
     """
-    hosts: Iterable[str] | None = config.allowed_hosts or None
+    hosts: Iterable[str] | None = {*config.allowed_hosts, *_LOCAL} if config.allowed_hosts else None
     if hosts is None and config.uds is None and _is_loopback(config.host):
         hosts = {*_LOCAL, config.host}
     return Guard(config, hosts=hosts, own_pages_only=True)

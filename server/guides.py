@@ -1,5 +1,5 @@
-"""From what a request says about its output's form to a guide: OpenAI's `response_format`, vLLM's `structured_outputs`
-and its old `guided_*` names."""
+"""From what a request says about its output's form to a guide: OpenAI's `response_format`, vLLM's `structured_outputs`,
+its old `guided_*` names, and SGLang's `json_schema`, `regex` and `ebnf`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,11 @@ _OLD_NAMES = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "guided_json_object": "json_object",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
 }
+"""vLLM's old names and SGLang's."""
 
 
 def guide_of(request: GenerationFields) -> GuideSpec | None:

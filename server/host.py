@@ -17,11 +17,13 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.admin.actions import Office
 from troupellm.server.background import Background
 from troupellm.server.batches.service import Batches
+from troupellm.server.body_room import BodyRoom
 from troupellm.server.counting import Counting
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
 from troupellm.server.load_log import LoadLog
+from troupellm.server.messages.threads import Threads
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.skipped import Skipped
@@ -66,6 +68,7 @@ class EngineHost:
         self.counts = HttpCounts()
         self.skipped = Skipped()
         self.volatile_lines = VolatileLines.read(config.volatile_lines)
+        self.bodies = BodyRoom(config.max_bodies_bytes, config.max_body_bytes)
         self.in_flight_elsewhere = 0
         """Exchanges of other processes that serve the same engine."""
         self.told_elsewhere = False
@@ -80,6 +83,7 @@ class EngineHost:
         self.background = Background(config.max_background_responses)
         self.responses = ResponseStore(config)
         self.batches = Batches(config)
+        self.threads = Threads()
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
         """Carries out what an admin route asks: see `admin.actions.Office.act`."""
         self.created = self.now()
@@ -119,7 +123,7 @@ class EngineHost:
             HttpError: 503 with the reason.
         """
         text = await self.require().metrics(compat=self.config.metrics_compat == "vllm")
-        text += await self.responses.metrics() + await self.batches.metrics()
+        text += await self.responses.metrics() + await self.batches.metrics() + self.threads.metrics()
         if self.told_elsewhere:
             return text
         return text + self.counts.text(len(self.in_flight)) + (self.vitals.text() if self.vitals is not None else b"")
@@ -222,13 +226,14 @@ class EngineHost:
         """The name to report for a request that asks for `name`.
 
         Raises:
-            ModelNotFound: it is not among the served names; also when the request named none.
+            ModelNotFound: it is not among the served names. A request that names none means the first of them.
         """
         names = self.require().model_names
+        if name is None:
+            return names[0]
         if name in names:
             return name
-        asked = "the request names no model" if name is None else f"no model named {printable(name)}"
-        raise ModelNotFound(f"{asked}; served here: {', '.join(names)}", param="model")
+        raise ModelNotFound(f"no model named {printable(name)}; served here: {', '.join(names)}", param="model")
 
     def fingerprint(self) -> str:
         """A stable name for what decides the tokens: version, model and number format."""

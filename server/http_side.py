@@ -76,6 +76,7 @@ class LocalSide:
         app = App(self.host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
         self._front = HttpFront(app, config, listener)
         self.host.vitals.crowd = self._front.crowd
+        self.host.vitals.bodies = self.host.bodies
 
     @property
     def opened(self) -> bool:
@@ -98,6 +99,8 @@ class LocalSide:
 
     async def open(self, engine: Engine) -> None:
         self.host.engine = engine
+        if self.host.vitals is not None:
+            self.host.vitals.count_templates = engine.count_template_processes
 
     def set_log_level(self, level: LogLevel) -> None:
         apply_log_level(level)

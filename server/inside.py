@@ -71,8 +71,9 @@ class Inside:
                 body = msgspec.structs.replace(body, priority=LOW_PRIORITY)
             await route.handler(exchange, body)
         except (Exception, BaseExceptionGroup) as error:
-            # Without `overload_status`, which is for balancers: 429 is what lets a line wait as long as it takes.
-            await exchange.respond_error(answer(flatten(error), shape=exchange.error_shape, renames=exchange.renames))
+            # 429 whatever the API: it lets a line wait as long as it takes.
+            told = answer(flatten(error), shape=exchange.error_shape, renames=exchange.renames, overload_status=429)
+            await exchange.respond_error(told)
         return _answered(sent, request_id)
 
 

@@ -1,6 +1,7 @@
 """Log lines of the server. As a library nothing is configured; `serve` owns its process and calls `configure`."""
 
 import logging
+import re
 import sys
 import time
 
@@ -12,7 +13,12 @@ from troupellm.server.log_writer import LogWriter, QueuedHandler
 access = logging.getLogger("troupellm.access")
 stats = logging.getLogger("troupellm.stats")
 
+MAX_PARAM = 128
 _PACKAGE = "troupellm"
+_ODD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+"""A line of the log cannot be forged with the rest."""
+LONGEST_BRIEF = 500
+"""Characters of a record of another package."""
 
 
 def log_access(exchange: Exchange) -> None:
@@ -34,6 +40,13 @@ def log_access(exchange: Exchange) -> None:
     if exchange.key:
         fields["key"] = exchange.key
         line += f" key={exchange.key}"
+    if exchange.failure is not None:
+        cause, param = exchange.failure
+        fields["cause"] = cause
+        line += f" cause={cause}"
+        if param is not None:  # it may hold names that the client made up
+            fields["param"] = param[:MAX_PARAM]
+            line += f" param={_ODD.sub('?', param[:MAX_PARAM])}"
     if exchange.prompt_tokens is not None:
         fields["prompt_tokens"] = exchange.prompt_tokens
         fields["completion_tokens"] = exchange.completion_tokens or 0
@@ -60,8 +73,35 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(entry).decode()
 
 
+class BriefFormatter(logging.Formatter):
+    """One short line per record, for what other packages say: clients make them say it as often as they like."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        """formatter: makes the line."""
+        super().__init__()
+        self._formatter = formatter
+
+    def format(self, record: logging.LogRecord) -> str:
+        try:
+            text = record.getMessage()
+        except Exception as error:  # their arguments need not fit their text
+            text = f"{record.msg} ({type(error).__name__})"
+        raised = None if not record.exc_info else record.exc_info[1]
+        while isinstance(raised, BaseExceptionGroup):
+            raised = raised.exceptions[0]
+        if raised is not None:
+            text += f": {type(raised).__name__}: {raised}"
+        brief = " ".join(text[:LONGEST_BRIEF].split())
+        return self._formatter.format(
+            logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, brief, (), None)
+        )
+
+
 def configure(form: str, level: str = "info") -> None:
-    """Send this package's records to standard error, unless the process has set up logging already."""
+    """Send all records to standard error by one bounded queue, unless the process has set up logging already.
+
+    Other packages' records are those from warnings on, and warnings of Python, a line each.
+    """
     root = logging.getLogger(_PACKAGE)
     if root.handlers or logging.getLogger().handlers:
         return
@@ -72,7 +112,12 @@ def configure(form: str, level: str = "info") -> None:
         message = f"{lines} log lines were dropped: they were not taken in time"
         return formatter.format(logging.LogRecord(_PACKAGE, logging.WARNING, "", 0, message, (), None))
 
-    handler = QueuedHandler(LogWriter(sys.stderr.fileno(), notice))
+    writer = LogWriter(sys.stderr.fileno(), notice)
+    others = QueuedHandler(writer)
+    others.setFormatter(BriefFormatter(formatter))
+    logging.getLogger().addHandler(others)  # without it they would be written at once, whoever waits for that
+    logging.captureWarnings(True)
+    handler = QueuedHandler(writer)
     handler.setFormatter(formatter)
     root.addHandler(handler)
     root.setLevel(level.upper())

@@ -28,6 +28,7 @@ _RESERVED_KWARGS = frozenset(
     {"messages", "tools", "documents", "chat_template", "tokenize", "tokenizer", "add_generation_prompt"}
     | {"continue_final_message", "conversation", "padding", "truncation", "max_length", "return_tensors"}
     | {"return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "raise_exception", "strftime_now"}
+    | {"self", "source"}
 )
 _HANDLED = frozenset({"modalities"})
 

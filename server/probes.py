@@ -2,7 +2,7 @@
 
 import msgspec
 
-from troupellm.protocol.openai import LoadBody, ProbeReport, VersionBody
+from troupellm.protocol.openai import LoadBody, ProbeReport, VersionBody, Welcome
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 
@@ -26,6 +26,11 @@ async def started(host: EngineHost, exchange: Exchange, _: None) -> None:
     refusal = None if loaded else host.refusal()
     reasons = [refusal.message] if refusal else []
     await _report(host, exchange, good=loaded, state="started" if loaded else "starting", reasons=reasons)
+
+
+async def welcome(host: EngineHost, exchange: Exchange, _: None) -> None:
+    """200 in every state of the server."""
+    await exchange.respond(200, msgspec.json.encode(Welcome()))
 
 
 async def version(host: EngineHost, exchange: Exchange, _: None) -> None:

@@ -104,6 +104,16 @@ class Router:
         rest = raw_path[len(root) :]
         return rest if self.find(rest) is not None else raw_path
 
+    def spelt(self, raw_path: bytes, prefix: str) -> bytes:
+        """The path of a route, for one that lacks `prefix` or has it twice: clients add it to their base URL, or do
+        not. Any other path stays what it is."""
+        wanted = prefix.encode()
+        if not wanted or self.find(raw_path) is not None:
+            return raw_path
+        twice = raw_path.startswith(wanted + wanted + b"/")
+        other = raw_path[len(wanted) :] if twice else wanted + raw_path
+        return other if self.find(other) is not None else raw_path
+
     def find(self, raw_path: bytes) -> Found | None:
         """What the path leads to, whatever the method."""
         methods = self._exact.get(raw_path)

@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from troupellm.actors.engine import Engine
+from troupellm.models.memory_use import return_large_blocks
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
 from troupellm.server import logs
@@ -72,6 +73,8 @@ async def serve(
     tls_context(config)
     check_database(config.responses_store)
     VolatileLines.read(config.volatile_lines)
+    if engine_config.worker.worker_process is not False:
+        return_large_blocks()
     with held_folder(config):
         return await _serve(config, engine_config, on_ready)
 

@@ -7,7 +7,13 @@ import msgspec
 from troupellm.models.lock_pauses import let_others_run
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, TextPrompt
-from troupellm.protocol.openai import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from troupellm.protocol.model_info import TokenizerInfo
+from troupellm.protocol.openai import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 from troupellm.protocol.tools import check_tools
 from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
@@ -60,6 +66,19 @@ async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRe
         else await host.counting.run(exchange.key, len(request.tokens), decode)
     )
     await exchange.respond(200, body)
+
+
+async def info(host: EngineHost, exchange: Exchange, _: None) -> None:
+    engine = host.require()
+    template = engine.speaker.template
+    shown = TokenizerInfo(
+        vocab_size=engine.limits.vocab_width,
+        model_max_length=engine.limits.max_model_len,
+        eos_token_ids=sorted(engine.tokenizer.eos_token_ids),
+        special_tokens=template.special_tokens,
+        chat_template=template.sources.get("default"),
+    )
+    await exchange.respond(200, msgspec.json.encode(shown))
 
 
 def _prompt(request: TokenizeRequest) -> TextPrompt | ChatPrompt:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import anyio
 import msgspec
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from troupellm.actors.engine import Engine
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.server import logs
+from troupellm.server.body_room import BodyRoom
 from troupellm.server.wire.crowd import Crowd
 
 logger = logging.getLogger("troupellm.server")
@@ -138,6 +139,12 @@ class VitalSigns(msgspec.Struct, frozen=True):
     """None where the process takes none."""
     connections_dropped: int = 0
     """Closed to make room for others, or because there was none."""
+    body_bytes: int = 0
+    """Of request bodies that are worked on, and of room that is kept for those that are read."""
+    bodies_waiting: int = 0
+    """Request bodies that wait for room."""
+    template_processes: int = 0
+    """That render chat templates, idle ones among them."""
 
 
 class _VitalsCollector(Collector):
@@ -155,8 +162,16 @@ class _VitalsCollector(Collector):
         dropped = CounterMetricFamily(
             "troupellm_http_connections_dropped", "Connections closed because there were too many.", labels=labels
         )
+        bodies = GaugeMetricFamily("troupellm_http_body_bytes", "Request bodies that are worked on.", labels=labels)
+        waiting = GaugeMetricFamily("troupellm_http_bodies_waiting", "Bodies that wait for room.", labels=labels)
+        templates = GaugeMetricFamily(
+            "troupellm_template_processes", "Processes that render chat templates.", labels=labels
+        )
         for process, signs in self._signs.items():
+            templates.add_metric([process], signs.template_processes)
             if signs.connections is not None:
+                bodies.add_metric([process], signs.body_bytes)
+                waiting.add_metric([process], signs.bodies_waiting)
                 connections.add_metric([process], signs.connections)
                 dropped.add_metric([process], signs.connections_dropped)
             tasks.add_metric([process], signs.tasks)
@@ -165,7 +180,8 @@ class _VitalsCollector(Collector):
                 lines.add_metric([process], signs.log_lines_dropped)
         yield late
         yield tasks
-        for family in (lines, connections, dropped):
+        yield templates
+        for family in (lines, connections, dropped, bodies, waiting):
             if family.samples:
                 yield family
 
@@ -178,11 +194,22 @@ class Vitals:
         self._process = process
         self.crowd: Crowd | None = None
         """Of the process's listener."""
+        self.bodies: BodyRoom | None = None
+        """Of the process's requests."""
+        self.count_templates: Callable[[], int] = int
+        """How many processes render chat templates for this one."""
 
     @property
     def signs(self) -> VitalSigns:
         """Only on the event loop."""
-        signs = VitalSigns(self.lag.worst, logs.dropped(), len(anyio.get_running_tasks()))
+        signs = VitalSigns(
+            self.lag.worst,
+            logs.dropped(),
+            len(anyio.get_running_tasks()),
+            template_processes=self.count_templates(),
+            body_bytes=0 if self.bodies is None else self.bodies.num_bytes,
+            bodies_waiting=0 if self.bodies is None else self.bodies.num_waiting,
+        )
         if self.crowd is None:
             return signs
         return msgspec.structs.replace(signs, connections=len(self.crowd), connections_dropped=self.crowd.dropped)

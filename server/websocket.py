@@ -1,21 +1,21 @@
-"""Websockets are not spoken here: a handshake is answered as any request that cannot be served."""
+"""Refusals of WebSocket handshakes: they are answered as any request that cannot be served."""
 
-from troupellm.server.errors import answer, no_websockets
+from troupellm.protocol.errors import TroupeError
+from troupellm.server.errors import answer
 from troupellm.server.exchange import JSON, Receive, Scope, Send
 
 _EXTENSION = "websocket.http.response"
 
 
-async def refuse_websocket(scope: Scope, receive: Receive, send: Send, *, request_id: str) -> int:
+async def refuse_websocket(scope: Scope, receive: Receive, send: Send, error: TroupeError, *, request_id: str) -> int:
     """
     Returns:
-        the status that the client sees: 400 with an error, or 403 where the server in front can say no more.
+        the status that the client sees: that of the error, or 403 where the server in front can say no more.
     """
-    await receive()
     if _EXTENSION not in (scope.get("extensions") or {}):
-        await send({"type": "websocket.close", "code": 1000, "reason": "no websockets here"})
+        await send({"type": "websocket.close", "code": 1000, "reason": "refused"})
         return 403
-    shown = answer(no_websockets())
+    shown = answer(error, shape="responses")
     headers = [
         (b"content-type", JSON),
         (b"content-length", str(len(shown.body)).encode()),

@@ -4,7 +4,7 @@ Owns:      every request between its submission and its end, and the accounting 
 Receives:  SchedulerMessage; on the control lane SchedulerControl.
 Sends:     StepPlan to the worker (never more un-answered than credits), RestartWorker after a reply that is nonsense,
            StepOutput to the output actor, statistics to the metrics sink (by offer: what does not fit is dropped
-           there and counted).
+           there and counted), BuildGuide to the guide actor on its control lane.
 On crash:  the engine fails with the root cause: nobody else knows what the requests have so far.
 """
 
@@ -18,11 +18,14 @@ from troupellm.actors.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.flight import BrokenResult
+from troupellm.protocol.guide import BuildOutcome
+from troupellm.protocol.guided import GuideControl, GuideMessage
 from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, StepOutput
 from troupellm.protocol.rest import WorkerControl
 from troupellm.protocol.scheduler import (
     AbortRequest,
+    GuideBuilt,
     HaltPlanning,
     ReaderPaused,
     ReaderResumed,
@@ -53,13 +56,16 @@ class Scheduler:
         output: Mailbox[OutputMessage, Never],
         metrics: Mailbox[MetricsMessage, Never],
         clock: Clock,
+        guide: Mailbox[GuideMessage, GuideControl] | None = None,
     ) -> None:
+        """guide: has the worker build guides, for a core that `builds_guides`."""
         self._core = core
         self._inbox = inbox
         self._worker = worker
         self._output = output
         self._metrics = metrics
         self._clock = clock
+        self._guide = guide
         self.published: SchedulerSnapshot = core.snapshot()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -71,6 +77,7 @@ class Scheduler:
                 if output is not None:
                     outputs.append(output)
             self._send_plans()
+            self._ask_for_guides()
             ended = self._core.take_output()
             if ended is not None:
                 outputs.append(ended)
@@ -115,6 +122,8 @@ class Scheduler:
                 self._core.lose_worker(message)
             case WorkerBack(ready=ready):
                 self._core.worker_back(ready)
+            case GuideBuilt():
+                self._core.guide_built(message)
             case _:
                 assert_never(message)
         return None
@@ -131,6 +140,15 @@ class Scheduler:
         while (plan := self._core.plan(self._clock.now())) is not None:
             if not self._worker.offer(plan):
                 raise RuntimeError("the worker has no room for a plan, although there was a credit for it")
+
+    def _ask_for_guides(self) -> None:
+        """After the plans, which find the sequences that must wait."""
+        for ask in self._core.take_builds():
+            if self._guide is not None and not self._guide.closed:
+                self._guide.control(ask)
+            else:
+                outcome: BuildOutcome = "built"  # nobody is left to ask: the row builds it
+                self._inbox.control(GuideBuilt(ask.program, ask.engine_epoch, outcome))
 
     def _send_stats(self) -> None:
         for stats in self._core.take_stats():

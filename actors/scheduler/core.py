@@ -4,37 +4,39 @@ Counting: `num_computed` of a sequence advances when a plan names it, its `token
 plans in flight a decode row is planned again while its last token exists on the device only.
 """
 
-from array import array
 from collections.abc import Callable
+
+import msgspec
 
 from troupellm.actors.kv_events import KVEventLog
 from troupellm.actors.prefix_keys import owner_name
-from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.deadlines import Deadlines
 from troupellm.actors.scheduler.elastic import make_elastic
 from troupellm.actors.scheduler.flight import BrokenResult, Flights
+from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.halt import Halt
 from troupellm.actors.scheduler.ledger import Ledger
-from troupellm.actors.scheduler.newcomer import EarlyAborts, prompt_keys
+from troupellm.actors.scheduler.newcomer import EarlyAborts, fill, prompt_keys
 from troupellm.actors.scheduler.offload.manager import make_offload
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
+from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.published import show_groups
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.replay import Replay
 from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Event, Request, Sequence, State
+from troupellm.actors.scheduler.sequence import Event, Request, State
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import QueueTimeout, RequestAborted, TroupeError
+from troupellm.protocol.guided import BuildGuide
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.output import StepOutput
-from troupellm.protocol.scheduler import SubmitRequest, WorkerLost
+from troupellm.protocol.scheduler import GuideBuilt, SubmitRequest, WorkerLost
 from troupellm.protocol.snapshot import SchedulerSnapshot
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
@@ -59,12 +61,14 @@ class SchedulerCore:
         speculative: SpeculativeConfig | None = None,
         kv_events: KVEventLog | None = None,
         offload: OffloadConfig | None = None,
+        builds_guides: bool = False,
     ) -> None:
         """
         Args:
             speculative: how drafts are to be made, by a worker that verifies them.
             offload: of the tiers behind the device, where the worker has any.
             kv_events: hears what can be found in the prefix cache; whoever drives this flushes it.
+            builds_guides: whoever drives this has the worker build what `take_builds` names, and calls `guide_built`.
         """
         self.kv_events = kv_events
         self._config = config
@@ -102,6 +106,7 @@ class SchedulerCore:
             offload=self._offload,
         )
         self._planner.elastic = make_elastic(speculative, ready, config, self._tables)
+        self.guides = self._planner.guides = GuideGate(self._residents, self._ledger) if builds_guides else None
         self._replay = Replay(
             self._ledger,
             self._residents,
@@ -148,34 +153,11 @@ class SchedulerCore:
         request = Request(message, prompt_keys(message, self._tables), tenant=message.tenant if self._fair else "")
         if self._planner.elastic is not None:
             request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
-        tokens = array("i", message.prompt)
-        limit = min(request.num_prompt_tokens + message.max_tokens, self._ready.max_model_len)
-        if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
-            limit = request.num_prompt_tokens + 1
         self._num_submitted += 1
         known = self._tenants.get(message.tenant)
         priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
-        request.sequences = tuple(
-            Sequence(
-                request,
-                spec.row,
-                spec.sampling,
-                tokens[:],
-                message,
-                limit=limit,
-                num_groups=len(self._ready.groups),
-                arrival_key=arrival_key(self._config.scheduling_policy, priority, self._num_submitted, index),
-            )
-            for index, spec in enumerate(message.sequences)
-        )
-        if message.beam is not None:
-            request.search = BeamSearch(
-                message.beam,
-                len(message.sequences),
-                num_prompt_tokens=request.num_prompt_tokens,
-                limit=limit,
-                stops=request.stop_or_eos,
-            )
+        policy = self._config.scheduling_policy
+        fill(request, message, self._ready, policy=policy, priority=priority, number=self._num_submitted)
         self._ledger.open(request)
         self.halt.hold_back(request)
         if message.deadline is not None:
@@ -224,8 +206,18 @@ class SchedulerCore:
                 self._residents.resume(sequence)
             elif sequence.state is State.HELD:
                 self._residents.let_go(sequence)
-                if found.prompt_computed or sequence is found.sequences[0]:
-                    self._room.add(sequence)
+
+    def take_builds(self) -> list[BuildGuide]:
+        """Guides that the worker is to build, and that `guide_built` is told of."""
+        if self.guides is None:
+            return []
+        return [msgspec.structs.replace(ask, engine_epoch=self.engine_epoch) for ask in self.guides.take_asks()]
+
+    def guide_built(self, built: GuideBuilt) -> None:
+        """The sequences that waited for a guide go on, or end where it took too long."""
+        if self.guides is None or built.engine_epoch != self.engine_epoch or built.outcome == "gone":
+            return  # the next worker is asked again
+        self.guides.answer(built)
 
     def go_on(self) -> None:
         """After a halt."""
@@ -301,6 +293,8 @@ class SchedulerCore:
 
     def _lose(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
         self._updates.forget_worker()
+        if self.guides is not None:
+            self.guides.forget()
         if self._offload is not None:
             self._offload.forget(keep_host=keeps_host)
         self._replay.lose(lost)
@@ -318,6 +312,8 @@ class SchedulerCore:
         if self._offload is not None:
             self._offload.renew(ready)
         self._replay.resume(ready)
+        if self.guides is not None:
+            self.guides.renew()
 
     def take_output(self) -> StepOutput | None:
         """Ends that no step brought: aborts, refusals, deadlines."""
@@ -331,6 +327,8 @@ class SchedulerCore:
         pool = self._tables.pool
         residents = self._residents
         running, paused = len(residents.running), len(residents.paused) + len(residents.held)
+        if self.guides is not None:
+            paused -= self.guides.num_held
         return SchedulerSnapshot(
             waiting=len(self._ledger.sequences) - running - paused - len(residents.ending),
             running=running,

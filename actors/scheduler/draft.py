@@ -48,8 +48,21 @@ class Draft:
         tokens = len(sequence.tokens) * sequence.tokens.itemsize
         return self.new_bytes + _num_bytes(tokens, sequence.sampling, embeddings) <= MOST_NEW_BYTES
 
-    def introduce(self, new: NewRow) -> None:
-        """The worker hears of a row."""
+    def introduce(self, sequence: Sequence, owner: str) -> None:
+        """The worker hears of a sequence, whose blocks are settled for this step. `owner`: see `NewRow.tenant`."""
+        new = NewRow(
+            row=sequence.row,
+            epoch=sequence.epoch,
+            request_id=sequence.request.request_id,
+            token_ids=sequence.tokens.tobytes(),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            sampling=sequence.sampling,
+            blocks=tuple(tuple(table) for table in sequence.tables),
+            pooling=sequence.pooling,
+            tenant=owner,
+            embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
+        )
+        sequence.known_to_worker = True
         self.new_rows.append(new)
         self.new_bytes += _num_bytes(len(new.token_ids), new.sampling, new.embeddings)
 

@@ -1,8 +1,14 @@
 """What the scheduler does with a submission before it is a request."""
 
+from array import array
+
 from troupellm.actors.prefix_keys import namespace, split_keys
+from troupellm.actors.scheduler.beam_search import BeamSearch
 from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.scheduler.policy import arrival_key
+from troupellm.actors.scheduler.sequence import Request, Sequence
 from troupellm.protocol.scheduler import SubmitRequest
+from troupellm.protocol.worker import WorkerReady
 
 _EARLY_ABORTS = 1024
 """How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
@@ -40,3 +46,39 @@ def prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
         owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
         keys = tables.hasher.prompt_keys(owner, message.prompt)
     return split_keys(keys)
+
+
+def fill(
+    request: Request, message: SubmitRequest, ready: WorkerReady, *, policy: str, priority: int, number: int
+) -> None:
+    """Give a request its sequences, and its beam search if it asks for one.
+
+    Args:
+        priority: of the request, that of its tenant included.
+        number: counts submissions.
+    """
+    tokens = array("i", message.prompt)
+    limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)
+    if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
+        limit = request.num_prompt_tokens + 1
+    request.sequences = tuple(
+        Sequence(
+            request,
+            spec.row,
+            spec.sampling,
+            tokens[:],
+            message,
+            limit=limit,
+            num_groups=len(ready.groups),
+            arrival_key=arrival_key(policy, priority, number, index),
+        )
+        for index, spec in enumerate(message.sequences)
+    )
+    if message.beam is not None:
+        request.search = BeamSearch(
+            message.beam,
+            len(message.sequences),
+            num_prompt_tokens=request.num_prompt_tokens,
+            limit=limit,
+            stops=request.stop_or_eos,
+        )

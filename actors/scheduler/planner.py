@@ -12,6 +12,7 @@ from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.draft import Draft
 from troupellm.actors.scheduler.elastic import PLAIN, Elastic
 from troupellm.actors.scheduler.flight import Flight, Flights
+from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.offload.manager import Offload
 from troupellm.actors.scheduler.parts import PromptParts
 from troupellm.actors.scheduler.policy import WaitingRoom
@@ -21,7 +22,7 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Sequence
 from troupellm.actors.scheduler.shares import Shares
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.worker import NewRow, RowChange, StepPlan
+from troupellm.protocol.worker import RowChange, StepPlan
 
 _MOST_FOUND_TOKENS = 1 << 15
 """Admission of one plan ends after so many tokens from the prefix cache, whose look-up takes 50 ns each."""
@@ -71,6 +72,8 @@ class Planner:
         self.engine_epoch = engine_epoch
         self.elastic: Elastic | None = None
         """Where the worker verifies drafts."""
+        self.guides: GuideGate | None = None
+        """None: the worker builds guides when it needs them."""
         self._step_tokens = self._max_tokens
         """Less than `max_num_batched_tokens` for a while after a step found no memory."""
         self._grows_at = 0
@@ -293,10 +296,13 @@ class Planner:
         while draft.budget > 0 and residents.num_rows < self._max_rows and tables.num_found_tokens < most_found:
             missed = residents.missed_beam()
             sequence = missed or self._next()
-            if sequence is None or not self._allowed(sequence.num_wanted, draft):
+            if sequence is None or not self._allowed(sequence.num_wanted, draft) or not draft.holds(sequence):
                 return
-            if not draft.holds(sequence):
-                return
+            if self.guides is not None and self.guides.lacks(sequence):
+                if self.guides.full:
+                    return
+                self.guides.hold(sequence)
+                continue
             if offload is not None and offload.asks_first(sequence):
                 if not offload.may_ask:
                     return
@@ -329,22 +335,7 @@ class Planner:
             self._take_span(draft, sequence, start, max(1, self._allowed(len(sequence.tokens) - start, draft)))
 
     def _introduce(self, draft: Draft, sequence: Sequence) -> None:
-        """The worker hears of a sequence, whose blocks are settled for this step."""
-        draft.introduce(
-            NewRow(
-                row=sequence.row,
-                epoch=sequence.epoch,
-                request_id=sequence.request.request_id,
-                token_ids=sequence.tokens.tobytes(),
-                num_prompt_tokens=sequence.num_prompt_tokens,
-                sampling=sequence.sampling,
-                blocks=tuple(tuple(table) for table in sequence.tables),
-                pooling=sequence.pooling,
-                tenant="" if self.elastic is None else sequence.request.owner,
-                embeddings=sequence.request.embeddings if sequence.num_computed < sequence.num_prompt_tokens else None,
-            )
-        )
-        sequence.known_to_worker = True
+        draft.introduce(sequence, "" if self.elastic is None else sequence.request.owner)
 
     def _seal(self, draft: Draft) -> StepPlan:
         flight = draft.flight
@@ -395,5 +386,6 @@ class Planner:
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
         num_running, num_waiting = len(self._residents.running), len(self._room)
-        if not self._flights and (num_running or num_waiting):
+        held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
+        if not self._flights and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

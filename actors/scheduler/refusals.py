@@ -2,7 +2,7 @@
 
 from troupellm.protocol.cache_groups import capacity_tokens, count_beam_blocks
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.scheduler import BeamSettings, SubmitRequest
 from troupellm.protocol.worker import WorkerReady
 
@@ -19,14 +19,15 @@ def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerCo
         return _pooling_refusal(num_prompt, ready, config)
     if num_prompt >= room:
         return ContextLengthExceeded(
-            f"the prompt has {num_prompt} tokens; the context of {room} tokens leaves no room for an answer",
+            f"{context_sentence(room)} However, the prompt has {num_prompt} tokens, which leave no room for an answer.",
             limit=room,
             got=num_prompt,
         )
     budget = config.max_num_batched_tokens
     if not config.enable_chunked_prefill and num_prompt > budget:
         return ContextLengthExceeded(
-            f"the prompt has {num_prompt} tokens; a step takes {budget} and chunked prefill is off",
+            f"{context_sentence(budget, 'a step takes no more, and chunked prefill is off')}"
+            f" However, the prompt has {num_prompt} tokens.",
             limit=budget,
             got=num_prompt,
         )
@@ -34,9 +35,11 @@ def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerCo
     capacity = capacity_tokens(ready, config.max_num_batched_tokens)
     if wanted > capacity:
         return ContextLengthExceeded(
-            f"prompt and max_tokens need {wanted} tokens of KV cache; the whole cache has {capacity}",
+            f"{context_sentence(capacity, 'the KV cache holds no more')}"
+            f" However, prompt and max_tokens need {wanted} tokens.",
             limit=capacity,
             got=wanted,
+            answer_tokens=max(0, wanted - num_prompt),
         )
     return None if message.beam is None else _beam_refusal(message, message.beam, ready, config, wanted)
 
@@ -50,7 +53,9 @@ def _pooling_refusal(num_prompt: int, ready: WorkerReady, config: SchedulerConfi
     if num_prompt <= limit:
         return None
     return ContextLengthExceeded(
-        f"the prompt has {num_prompt} tokens; at most {limit} can be pooled", limit=limit, got=num_prompt
+        f"{context_sentence(limit)} However, the prompt has {num_prompt} tokens; no more can be pooled.",
+        limit=limit,
+        got=num_prompt,
     )
 
 
@@ -76,7 +81,8 @@ def _beam_refusal(
     if blocks > ready.num_blocks:
         needed, whole = blocks * size // groups, ready.num_blocks * size // groups
         return ContextLengthExceeded(
-            f"{width} beams need {needed} tokens of KV cache; the whole cache has {whole}",
+            f"{context_sentence(whole // width, f'with {width} beams')}"
+            f" However, {width} beams need {needed} tokens of KV cache; the whole cache has {whole}.",
             limit=whole,
             got=needed,
             param="n",

@@ -135,9 +135,11 @@ class Residents:
         self.held.add(sequence.row)
 
     def let_go(self, sequence: Sequence) -> None:
-        """Its reader reads again; it is not back in the waiting room yet."""
+        """To the waiting room, unless it waits for a sibling to compute its prompt."""
         sequence.handle(Event.RESUME)
         self.held.remove(sequence.row)
+        if sequence.request.prompt_computed or sequence is sequence.request.sequences[0]:
+            self._room.add(sequence)
 
     def unblock(self) -> bool:
         """Nothing runs because beams wait for siblings that have no blocks: another request makes way.

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from troupellm.models.dialects.syntax import CallSyntax, Channels, Dialect, Written
+from troupellm.models.guides.plain_schema import without_unique_items
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.tools import Tool, ToolUse
@@ -50,7 +51,9 @@ def calls_guide(
     else:
         written, syntax = _written(dialect)
         free = {_name(tool): not use.required and _name(tool) not in use.strict for tool in use.tools}
-        tags = [_tag(written, syntax, tool, free=free[_name(tool)]) for tool in use.tools]
+        tags = [
+            _tag(written, syntax, tool, free=free[_name(tool)], strict=_name(tool) in use.strict) for tool in use.tools
+        ]
         write = _required if use.required else _optional
         found = write(written, tags, parallel=use.parallel)
         if found is None:
@@ -79,7 +82,7 @@ def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
         return guide
     plain = _format_of(guide) or _inner_format(guide)
     written, syntax = _written(dialect)
-    tags = [_tag(written, syntax, tool, free=_name(tool) not in use.strict) for tool in use.tools]
+    tags = [_tag(written, syntax, tool, free=_name(tool) not in use.strict, strict=True) for tool in use.tools]
     either = {"type": "or", "elements": [_required(written, tags, parallel=use.parallel), plain]}
     return msgspec.structs.replace(guide, kind="structural_tag", source=_source(either))
 
@@ -162,7 +165,7 @@ def _in_channels(channels: Channels, use: ToolUse, *, thoughts: bool) -> Format:
     The prompt ends with the first words of a message, so only a second message has them.
     """
     written = Written(call=channels.call)
-    tags = [_tag(written, None, tool, free=False) for tool in use.tools]
+    tags = [_tag(written, None, tool, free=False, strict=_name(tool) in use.strict) for tool in use.tools]
     thinking: Format = {
         "type": "tag",
         "begin": f"{channels.channel}{channels.thoughts[0]}{channels.message}",
@@ -211,10 +214,16 @@ def _all_begin(tags: list[Format], text: str) -> bool:
     return all(tag["begin"].startswith(text) for tag in tags)
 
 
-def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool) -> Format:
-    """One function's call: what stands before its arguments, their schema, what stands behind."""
+def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool, strict: bool) -> Format:
+    """One function's call: what stands before its arguments, their schema, what stands behind.
+
+    Args:
+        strict: all of the schema is to hold; else `uniqueItems`, which no grammar can hold, is left to the model.
+    """
     name = _name(tool)
     schema = {"type": "object"} if free else tool["function"]["parameters"]
+    if not strict:
+        schema = without_unique_items(schema)
     schema = {"type": "object", **schema}
     before, after = _around(written.call, syntax, name)
     content: Format = {"type": "json_schema", "json_schema": schema}

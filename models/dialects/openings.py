@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
-from troupellm.models.chat_template import ChatTemplate, SlowTemplate
+from troupellm.models.chat_template import ChatTemplate, SlowTemplate, check_template_kwargs
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.tools import Effort
 
@@ -60,6 +60,7 @@ class Openings:
 
     def _rendered(self, kwargs: Kwargs) -> str:
         try:
+            check_template_kwargs(kwargs)  # before one of them can collide with an argument below
             text = self._template.render([{"role": "user", "content": "."}], add_generation_prompt=True, **kwargs)
         except (InvalidRequest, SlowTemplate):  # the request itself is refused for it
             return ""

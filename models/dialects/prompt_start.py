@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from troupellm.models.message_forms import text_of
+from troupellm.models.message_repair import text_of
 from troupellm.models.tokenizer import Tokenizer
 
 Start = Literal["free", "thinking", "answer"]

@@ -8,12 +8,8 @@ from troupellm.models.guides.backend import Backend, BackendError, Matcher
 from troupellm.models.guides.backends import make_backend, mask_words
 from troupellm.models.guides.thinking import Mark
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.guide import EarlyEnd, GuideProgram
+from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
 
-MOST_TEXT_BYTES = 16 * 2**20
-"""Of the grammars that are kept; built, one takes several times as much."""
-MOST_PROGRAMS = 64
-"""What a lexer remembers of the texts that it has seen, up to 7 MB for a hostile one, lives as long as its program."""
 _MOST_MARKS = 16
 
 
@@ -22,7 +18,7 @@ class Built:
 
     __slots__ = ("key", "start")
 
-    def __init__(self, key: tuple[str, str], start: Matcher) -> None:
+    def __init__(self, key: tuple[str, str, str], start: Matcher) -> None:
         self.key = key
         self.start = start
 
@@ -42,16 +38,19 @@ class GuideLibrary:
         self._tokenizer: Tokenizer | None = None
         self._words = 0
         self._backends: dict[str, Backend] = {}
-        self._built: OrderedDict[tuple[str, str], Built] = OrderedDict()
+        self._built: OrderedDict[tuple[str, str, str], Built] = OrderedDict()
         self._marks: dict[tuple[str, EarlyEnd | None], Mark] = {}
         self._text_bytes = 0
         self._lock = Lock()
+        """Held for moments only: a step may wait for it."""
+        self._making = Lock()
+        """Held while the tokenizer is read or a backend is made, which takes seconds. Taken before `_lock`, if both."""
 
     @property
     def mask_words(self) -> int:
         """int32 words of a mask. Reads the tokenizer if need be."""
         if not self._words:
-            with self._lock:
+            with self._making:
                 self._words = mask_words(self._tokens(), self.vocab_width)
         return self._words
 
@@ -61,7 +60,10 @@ class GuideLibrary:
 
     def backend(self, name: str) -> Backend:
         """Raises BackendError: it cannot guide this model."""
-        with self._lock:
+        backend = self._backends.get(name)  # without a lock: a step must not wait for another backend that is made
+        if backend is not None:
+            return backend
+        with self._making:
             return self._backend(name)
 
     def matcher(self, program: GuideProgram) -> Matcher:
@@ -74,14 +76,15 @@ class GuideLibrary:
         Raises:
             GuideError: the program cannot be built.
         """
-        key = program.backend, program.text
+        key = program.backend, program.text, program.tenant
         with self._lock:
             built = self._built.get(key)
             if built is not None:
                 self._built.move_to_end(key)
                 return built, built.start.copy()
-            backend = self._backend(program.backend)
-        made = backend.compile(program.text)  # without the lock: others, whose grammars are built, are in a step
+        made = self.backend(program.backend).compile(
+            program.text
+        )  # without the lock: others, whose grammars are built, are in a step
         with self._lock:
             built = self._built.get(key)
             if built is None:
@@ -102,6 +105,7 @@ class GuideLibrary:
             mark = self._marks.get(key)
             if mark is not None:
                 return mark
+        with self._making:
             tokenizer = self._tokens()
         mark = Mark(program.after, tokenizer, self.vocab_width, early_end=program.early_end)
         with self._lock:
@@ -125,10 +129,10 @@ class GuideLibrary:
                 raise BackendError("this model's tokenizer cannot be read") from error
         return self._tokenizer
 
-    def _keep(self, key: tuple[str, str], made: Matcher) -> Built:
+    def _keep(self, key: tuple[str, str, str], made: Matcher) -> Built:
         built = self._built[key] = Built(key, made)
         self._text_bytes += len(key[1])
         while len(self._built) > 1 and (self._text_bytes > MOST_TEXT_BYTES or len(self._built) > MOST_PROGRAMS):
-            (_, text), _ = self._built.popitem(last=False)
+            (_, text, _), _ = self._built.popitem(last=False)
             self._text_bytes -= len(text)
         return built

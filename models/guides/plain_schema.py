@@ -51,10 +51,19 @@ def plain_schema(schema: Schema) -> Schema:
     return _with_any_of(plain, plain) if by_place(plain) else plain
 
 
+def without_unique_items(schema: Schema) -> Schema:
+    """A schema whose lists may hold equal items."""
+    if not isinstance(schema, dict):
+        return schema
+    return _mapped({name: value for name, value in schema.items() if name != "uniqueItems"}, without_unique_items)
+
+
 def _plain(schema: Schema) -> Schema:
     if not isinstance(schema, dict):
         return schema
     plain = _mapped(schema, _plain)
+    if "not" in plain and _says_nothing(plain["not"]):
+        return False  # nothing fits; zod writes it so
     for name in list(_idle(plain)):
         plain.pop(name, None)
     anchor = plain.pop("$dynamicAnchor", None)
@@ -112,7 +121,9 @@ def _is_idle(name: str, value: Any, schema: Mapping[str, Any]) -> bool:
             return _is_count(value, len(set(_texts(schema.get("required")))))
         case "maxProperties":
             return _is_closed(schema) and _at_most(len(schema.get("properties", {})), value)
-        case "exclusiveMinimum" | "exclusiveMaximum" | "uniqueItems" | "not":
+        case "uniqueItems":
+            return value is False or _at_most(schema.get("maxItems"), 1)
+        case "exclusiveMinimum" | "exclusiveMaximum" | "not":
             return value is False
         case "minContains" | "maxContains":
             return "contains" not in schema

@@ -23,6 +23,8 @@ _ALONE: Final = ("$ref", "const", "enum", "anyOf")
 
 def check_schema(schema: Any) -> None:
     """Raises GuideError: a keyword, or two together, that this backend would pass over."""
+    if schema is False:
+        raise GuideError("the schema allows nothing")
     pending: list[Any] = [schema]
     seen: set[int] = set()
     while pending:

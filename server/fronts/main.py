@@ -21,6 +21,7 @@ from troupellm.actors.ports import LoopPort, SystemClock, SystemRandomness, Thre
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
+from troupellm.models.memory_use import return_large_blocks
 from troupellm.models.model_folder import readable
 from troupellm.models.template_process import Renderer, TemplateProcesses
 from troupellm.models.tokenizer import Tokenizer
@@ -80,8 +81,11 @@ class Front:
         app = App(host, keys=configure.keys, guard=guard_of(config), **admin_access(config, configure.admin_keys))
         self._http = HttpFront(app, config, listener)
         self._vitals.crowd = self._http.crowd
+        return_large_blocks()
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._templates = TemplateProcesses()
+        self._vitals.bodies = host.bodies
+        self._vitals.count_templates = lambda: len(self._templates.pids)
         self._remote: RemoteEngine | None = None
         self._serving: Serving | None = None
         self._status: Status | None = None
@@ -211,6 +215,9 @@ class Front:
             tasks=signs.tasks,
             connections=signs.connections or 0,
             connections_dropped=signs.connections_dropped,
+            body_bytes=signs.body_bytes,
+            bodies_waiting=signs.bodies_waiting,
+            template_processes=signs.template_processes,
         )
 
 

@@ -123,7 +123,14 @@ class Member:
     def signs(self) -> VitalSigns:
         report = self.report
         return VitalSigns(
-            report.loop_lag, report.log_lines_dropped, report.tasks, report.connections, report.connections_dropped
+            report.loop_lag,
+            report.log_lines_dropped,
+            report.tasks,
+            report.connections,
+            report.connections_dropped,
+            report.body_bytes,
+            report.bodies_waiting,
+            report.template_processes,
         )
 
     def post(self, message: ToFront) -> None:

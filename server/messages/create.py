@@ -14,6 +14,7 @@ from troupellm.server.bounded import answer_within, bounded
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
+from troupellm.server.messages.threads import counted_from, hold, joined
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.offload import offload
 from troupellm.server.pieces import pieces_of
@@ -23,23 +24,27 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
-    translated = await _translated(host, exchange, request)
-    try:
-        await answer_within(exchange, bounded(host, translated.chat), partial(_answer, host, exchange, request))
-    except TroupeError as error:
-        raise relabelled(exchange, error, translated.names) from None
+    request, first = await joined(host.threads, exchange, request, host.config.max_body_bytes)
+    with counted_from(first):
+        translated = await _translated(host, exchange, request)
+        try:
+            await answer_within(exchange, bounded(host, translated.chat), partial(_answer, host, exchange, request))
+        except TroupeError as error:
+            raise relabelled(exchange, error, translated.names) from None
 
 
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
-    translated = await _translated(host, exchange, request)
     engine = host.require()
     host.check_model(request.model)
-    try:
-        prepared = await prepare(host, exchange, translated.chat)
-        host.skipped.report(exchange, prepared.skipped)
-        tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
-    except TroupeError as error:
-        raise relabelled(exchange, error, translated.names) from None
+    request, first = await joined(host.threads, exchange, request, host.config.max_body_bytes)
+    with counted_from(first):
+        translated = await _translated(host, exchange, request)
+        try:
+            prepared = await prepare(host, exchange, translated.chat)
+            host.skipped.report(exchange, prepared.skipped)
+            tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
+        except TroupeError as error:
+            raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))
 
 
@@ -64,15 +69,18 @@ async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest
         context = host.require().limits.max_model_len
         builder = MessageBuilder(message, max_tokens=request.max_tokens, context=context, show_thinking=show)
         if streaming:
-            await _stream(host, exchange, turn, builder)
+            await _stream(host, exchange, turn, builder, request)
             return
         given = await turn.collect()
         builder.feed(pieces_of(given.choices[0]))
         builder.finish(given.usage)
+        await hold(host.threads, exchange, request, name, builder.message.content)
         await exchange.respond(200, msgspec.json.encode(builder.message))
 
 
-async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: MessageBuilder) -> None:
+async def _stream(
+    host: EngineHost, exchange: Exchange, turn: Turn, builder: MessageBuilder, request: MessagesRequest
+) -> None:
     """What fails from here on is told by the app, as an event of this API."""
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
@@ -93,4 +101,6 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, builder: Mes
             if data and not turn.ended:
                 await events.send(data)
                 data = b""
-        await events.finish(data + encoded(builder.finish(turn.usage)), b"")
+        data += encoded(builder.finish(turn.usage))
+        await hold(host.threads, exchange, request, builder.message.id, builder.message.content)
+        await events.finish(data, b"")

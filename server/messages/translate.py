@@ -29,6 +29,9 @@ _SAME = (
 _REFUSED = {
     "container": "it is not supported",
     "mcp_servers": "it is not supported",
+    "json_schema": "the messages API has output_config.format",
+    "regex": "the messages API has output_config.format; chat completions have regex",
+    "ebnf": "the messages API has output_config.format; chat completions have ebnf",
     "logprob_token_ids": "messages have no log-probabilities; chat completions and responses do",
     "thinking_token_budget": "the messages API has thinking.budget_tokens",
     "return_token_ids": "messages have no token ids; chat completions do",

@@ -11,7 +11,7 @@ from troupellm.server.errors import ErrorShape
 from troupellm.server.openapi.schemas import Schemas, parameters
 from troupellm.server.router import MAX_TAIL, Route
 
-_BODIES: dict[ErrorShape, Any] = {"openai": ErrorBody, "anthropic": AnthropicErrorBody}
+_BODIES: dict[ErrorShape, Any] = {"openai": ErrorBody, "responses": ErrorBody, "anthropic": AnthropicErrorBody}
 _EVERYWHERE = (400, 403, 421, 431, 500, 503)
 _WITH_BODY = (408, 413, 415, 429)
 _TEXTS = {
@@ -28,6 +28,7 @@ _TEXTS = {
     431: "Target and headers are too large.",
     500: "The request could not be executed; sending it again will not help.",
     503: "The server starts, drains, has no worker, or is full (see --overload-status): try again later.",
+    529: "The server is full: try again later.",
 }
 _STREAM = "Server-sent events; the data of each is one of the schemas that x-event-schemas lists{end}."
 _PART = re.compile(r"[A-Za-z0-9]+")
@@ -156,6 +157,7 @@ def _problems(route: Route, schemas: Schemas, keys: bool) -> dict[str, Any]:
         statuses.add(401)
     if route.body is not None or route.media:
         statuses.update(_WITH_BODY)
+        statuses.update({529} if route.error_shape == "anthropic" else ())
     if "{" in _path(route) or "model" in getattr(route.body, "__struct_fields__", ()):
         statuses.add(404)
     answers = {}
@@ -170,7 +172,7 @@ def _problems(route: Route, schemas: Schemas, keys: bool) -> dict[str, Any]:
 
 def _headers(status: int) -> dict[str, Any]:
     headers: dict[str, Any] = {"x-request-id": {"required": True, "schema": {"type": "string"}}}
-    if status in (429, 503):
+    if status in (429, 503, 529):
         headers["retry-after"] = {"required": True, "schema": {"type": "string"}, "description": "Seconds."}
     if status == 401:
         headers["www-authenticate"] = {"required": True, "schema": {"type": "string"}}

@@ -16,7 +16,7 @@ from troupellm.protocol.embeddings import (
     ScoreResponse,
 )
 from troupellm.server.host import EngineHost
-from troupellm.server.pooling import scoring, vectors
+from troupellm.server.pooling import cohere, scoring, vectors
 from troupellm.server.router import Route
 
 
@@ -32,6 +32,9 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     scores = dict.fromkeys((f"{prefix}/score", "/score"))
     return [
         post(f"{prefix}/embeddings", vectors.embeddings, EmbeddingRequest, EmbeddingResponse, "Vectors of texts."),
+        post(
+            "/v2/embed", cohere.embed, cohere.EmbedRequest, cohere.EmbedResponse, "Vectors of texts, as Cohere has it."
+        ),
         post("/pooling", vectors.pooling, PoolingRequest, PoolingResponse, "What the model pools, as it is."),
         post("/classify", vectors.classify, ClassifyRequest, ClassifyResponse, "Which label fits a text."),
         *(post(path, scoring.score, ScoreRequest, ScoreResponse, by_score) for path in scores),

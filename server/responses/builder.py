@@ -32,6 +32,7 @@ from troupellm.protocol.response_events import (
     ResponseQueued,
 )
 from troupellm.protocol.response_objects import (
+    CompactionItem,
     FunctionCall,
     IncompleteDetails,
     InputTokensDetails,
@@ -48,12 +49,12 @@ from troupellm.protocol.response_objects import (
     TopLogprobEntry,
 )
 from troupellm.protocol.usage_details import OutputTokensDetails
-from troupellm.server.errors import ErrorAnswer, with_code
+from troupellm.server.errors import OVERLOADED, ErrorAnswer, with_code
 from troupellm.server.predictions import predictions
 from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.sealed import sealed
 
-_PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc"}
+_PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc", CompactionItem: "cmp"}
 
 
 def item_id(kind: type[OutputItem], response_id: str, position: int) -> str:
@@ -125,6 +126,15 @@ class ResponseBuilder:
                     self._reason = reason
         return self._numbered(told)
 
+    def compact(self, encrypted_content: str) -> list[ResponseEvent]:
+        """The conversation was compacted, before anything of the answer."""
+        item = CompactionItem(id=self._new_id(CompactionItem), encrypted_content=encrypted_content)
+        index = len(self._items)
+        self._items.append(item)
+        return self._numbered(
+            [OutputItemAdded(output_index=index, item=item), OutputItemDone(output_index=index, item=item)]
+        )
+
     def finish(self, usage: Usage, now: int) -> list[ResponseEvent]:
         """The answer has ended by itself, or at its limit.
 
@@ -151,8 +161,7 @@ class ResponseBuilder:
         """The answer has failed; what came until then stays."""
         told: list[ResponseEvent] = []
         self._close([], "incomplete")
-        kind = "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
-        shown = ResponseError(kind, with_code(message, code))
+        shown = ResponseError(_failure_code(status, code), with_code(message, code))
         self.response = msgspec.structs.replace(self.response, status="failed", error=shown, output=self._items)
         told += [ErrorEvent(code=code, message=message, param=param), ResponseFailed(response=self.response)]
         return self._numbered(told)
@@ -193,7 +202,7 @@ class ResponseBuilder:
         self._open, self._early = item, []
         index = len(self._items)
         told.append(OutputItemAdded(output_index=index, item=item))
-        if not isinstance(item, FunctionCall):
+        if isinstance(item, OutputMessage | ReasoningItem):
             part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
             told.append(ContentPartAdded(item_id=item.id, output_index=index, part=part))
 
@@ -217,6 +226,8 @@ class ResponseBuilder:
             case FunctionCall():
                 told.append(FunctionCallArgumentsDone(item_id=name, output_index=index, name=item.name, arguments=text))
                 done = msgspec.structs.replace(item, arguments=text, status=status)
+            case CompactionItem():
+                raise AssertionError("a compaction is never open")
         told.append(OutputItemDone(output_index=index, item=done))
         self._items.append(done)
         self._open, self._texts, self._logprobs = None, [], []
@@ -234,6 +245,13 @@ class ResponseBuilder:
             event.sequence_number = self._number
             self._number += 1
         return events
+
+
+def _failure_code(status: int, code: str | None) -> str:
+    """A code of the API's own, by which Codex decides whether to compact, to wait, or to try again."""
+    if code in ("context_length_exceeded", OVERLOADED):
+        return code
+    return "rate_limit_exceeded" if status == 429 else "invalid_prompt" if status < 500 else "server_error"
 
 
 def usage_of(usage: Usage) -> ResponseUsage:

@@ -5,17 +5,27 @@ from functools import partial
 import msgspec
 
 from troupellm.protocol.dialect import TurnEvent
-from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.openai import ChatRequest
-from troupellm.protocol.response_objects import InputTokens
-from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
+from troupellm.protocol.response_events import ResponseEvent
+from troupellm.protocol.response_objects import CompactedResponse, CompactionItem, InputTokens
+from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.server.bounded import answer_within, bounded
-from troupellm.server.errors import ClientGone
+from troupellm.server.errors import ClientGone, flatten
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.pieces import pieces_of
 from troupellm.server.relabel import relabelled
-from troupellm.server.responses.builder import ResponseBuilder, encoded
+from troupellm.server.responses.builder import ResponseBuilder, encoded, item_id, usage_of
+from troupellm.server.responses.compact import (
+    Summary,
+    compacted,
+    is_longer,
+    summarize,
+    threshold_of,
+    together,
+    without_trigger,
+)
 from troupellm.server.responses.follow import follow
 from troupellm.server.responses.generate import failure, keep
 from troupellm.server.responses.jobs import Jobs
@@ -26,18 +36,76 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
+    request, wanted = without_trigger(request)
+    threshold = threshold_of(request)
     plan = await make_plan(host, exchange, request)
     try:
         chat = bounded(host, plan.chat)
         if request.truncation == "auto":
             cut = await truncated(host, exchange, chat, plan.border)
             plan, chat = msgspec.structs.replace(plan, border=cut.border), cut.chat
-        await answer_within(exchange, chat, partial(_answer, host, jobs, exchange, plan))
+        if wanted:
+            await _compact(host, exchange, plan, chat)
+            return
+        summary = None
+        if threshold is not None and await is_longer(host, exchange, chat, threshold):
+            summary = await summarize(host, exchange, chat)
+            chat = compacted(chat, summary)
+        await answer_within(exchange, chat, partial(_answer, host, jobs, exchange, plan, summary))
+    except ContextLengthExceeded as error:
+        if exchange.status or not plan.streaming:
+            raise relabelled(exchange, error, plan.names) from None
+        await _refuse_in_stream(exchange, plan, error)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
 
 
-async def _answer(host: EngineHost, jobs: Jobs, exchange: Exchange, plan: Plan, chat: ChatRequest) -> None:
+async def compact(host: EngineHost, exchange: Exchange, request: CompactRequest) -> None:
+    """A conversation as one item, without an answer."""
+    given, _ = without_trigger(request)
+    plan = await make_plan(host, exchange, given)
+    try:
+        summary = await summarize(host, exchange, plan.chat)
+    except TroupeError as error:
+        raise relabelled(exchange, error, plan.names) from None
+    item = CompactionItem(id=item_id(CompactionItem, plan.frame.id, 0), encrypted_content=summary.sealed)
+    body = CompactedResponse(
+        id=plan.frame.id, created_at=plan.frame.created_at, output=[item], usage=usage_of(summary.usage)
+    )
+    await exchange.respond(200, msgspec.json.encode(body))
+
+
+async def _compact(host: EngineHost, exchange: Exchange, plan: Plan, chat: ChatRequest) -> None:
+    """A response whose only item is the compaction of what came before."""
+    builder = ResponseBuilder(plan.frame)
+
+    def told(summary: Summary) -> list[ResponseEvent]:
+        return builder.begin() + builder.compact(summary.sealed) + builder.finish(summary.usage, host.now())
+
+    if not plan.streaming:
+        told(await summarize(host, exchange, chat))
+        response = await keep(host.responses, plan, builder.response)
+        await exchange.respond(200, msgspec.json.encode(response))
+        return
+    failed: BaseException | None = None
+    async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
+        try:
+            data = told(await summarize(host, exchange, chat))
+        except (Exception, BaseExceptionGroup) as error:
+            failed = flatten(error)
+        else:
+            data[-1] = msgspec.structs.replace(data[-1], response=await keep(host.responses, plan, builder.response))
+            await events.finish(encoded(data), b"")
+    if failed is None:
+        return
+    if isinstance(failed, ClientGone) or not exchange.status:  # else the keep-alive has begun the stream
+        raise failed
+    await exchange.write(encoded(builder.begin() + failure(builder, plan, failed)), last=True)
+
+
+async def _answer(
+    host: EngineHost, jobs: Jobs, exchange: Exchange, plan: Plan, summary: Summary | None, chat: ChatRequest
+) -> None:
     plan = msgspec.structs.replace(plan, chat=chat)
     if plan.background:
         response = await jobs.start(exchange, plan)
@@ -48,9 +116,19 @@ async def _answer(host: EngineHost, jobs: Jobs, exchange: Exchange, plan: Plan, 
         return
     async with open_turn(host, exchange, chat, streaming=plan.streaming, request_id=plan.frame.id) as turn:
         if plan.streaming:
-            await _stream(host, exchange, plan, turn)
+            await _stream(host, exchange, plan, turn, summary)
         else:
-            await _whole(host, exchange, plan, turn)
+            await _whole(host, exchange, plan, turn, summary)
+
+
+async def _refuse_in_stream(exchange: Exchange, plan: Plan, error: ContextLengthExceeded) -> None:
+    """A conversation that is too long, as a response that has failed: after an error status Codex ends the turn, and
+    after this event it compacts the conversation."""
+    builder = ResponseBuilder(msgspec.structs.replace(plan.frame, store=False))
+    told = builder.begin() + failure(builder, plan, error)
+    exchange.failure = (error.code, error.param)
+    async with open_events(exchange, 0) as events:
+        await events.finish(encoded(told), b"")
 
 
 async def input_tokens(host: EngineHost, exchange: Exchange, request: InputTokensRequest) -> None:
@@ -65,21 +143,23 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
 
 
-async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
+async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, summary: Summary | None) -> None:
     given = await turn.collect()
     builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
+    if summary is not None:
+        builder.compact(summary.sealed)
     builder.feed(pieces_of(given.choices[0]))
-    builder.finish(given.usage, host.now())
+    builder.finish(given.usage if summary is None else together(summary.usage, given.usage), host.now())
     response = await keep(host.responses, plan, builder.response)
     await exchange.respond(200, msgspec.json.encode(response))
 
 
-async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) -> None:
+async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, summary: Summary | None) -> None:
     await turn.opened()
     builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
     exchange.error_event = builder.error_event
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
-        last = encoded(builder.begin())
+        last = encoded(builder.begin() + (builder.compact(summary.sealed) if summary is not None else []))
 
         def encode(pieces: list[TurnEvent]) -> bytes:
             nonlocal last
@@ -94,7 +174,8 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn) 
                     last = data
                 elif data:
                     await events.send(data)
-            told = builder.finish(turn.usage, host.now())
+            usage = turn.usage if summary is None else together(summary.usage, turn.usage)
+            told = builder.finish(usage, host.now())
         except ClientGone:
             raise
         except (Exception, BaseExceptionGroup) as error:

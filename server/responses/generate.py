@@ -19,7 +19,7 @@ from troupellm.server.responses.store import ResponseStore
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:
     """The events of an answer that has failed with an error, whatever it is."""
     error = flatten(error)
-    told = answer(relabel(error, plan.names) if isinstance(error, TroupeError) else error)
+    told = answer(relabel(error, plan.names) if isinstance(error, TroupeError) else error, shape="responses")
     shown = msgspec.convert(msgspec.json.decode(told.body)["error"], ErrorObject)
     return builder.fail(told.status, shown.code, shown.message, shown.param)
 

@@ -10,9 +10,11 @@ import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.responses import ResponsesRequest
+from troupellm.server.body import declared_bytes
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
+from troupellm.server.responses.compact import after_compaction
 from troupellm.server.responses.items import Items, as_items, item_type
 from troupellm.server.responses.rows import StoredResponse
 from troupellm.server.responses.store import ResponseStore, TooMuchError
@@ -51,7 +53,7 @@ class Conversation(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: the references bring in too much.
         """
-        before = [item for stored in self.past for item in _items_of(stored)]
+        before = after_compaction([item for stored in self.past for item in _items_of(stored)])
         known = {item["id"]: item for stored in self.referred.values() for item in _items_of(stored)}
         sizes: dict[str, int] = {}
         own, room = [], self.room
@@ -112,8 +114,7 @@ async def _past(store: ResponseStore, owner: str, name: str | None, room: int) -
 
 def _declared(exchange: Exchange) -> int:
     """Bytes of the body, as far as its head tells; a body without a length is bounded by itself."""
-    declared = exchange.header(b"content-length") or ""
-    return int(declared) if declared.isdecimal() and len(declared) <= 18 else 0
+    return declared_bytes(exchange) or 0
 
 
 def _too_much(param: str, what: str) -> InvalidRequest:

@@ -4,8 +4,14 @@ from functools import partial
 from typing import Any
 
 from troupellm.protocol.response_events import EVENTS
-from troupellm.protocol.response_objects import DeletedResponse, InputItemList, InputTokens, ResponseObject
-from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
+from troupellm.protocol.response_objects import (
+    CompactedResponse,
+    DeletedResponse,
+    InputItemList,
+    InputTokens,
+    ResponseObject,
+)
+from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.server.host import EngineHost
 from troupellm.server.responses import create, stored
 from troupellm.server.responses.jobs import Jobs
@@ -32,6 +38,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             streams=True,
             events=EVENTS,
             own_end=True,
+            error_shape="responses",
         ),
         Route(
             method="POST",
@@ -40,6 +47,16 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             body=InputTokensRequest,
             summary="Count the tokens of a response's prompt",
             response=InputTokens,
+            error_shape="responses",
+        ),
+        Route(
+            method="POST",
+            path=f"{base}/compact",
+            handler=partial(create.compact, host),
+            body=CompactRequest,
+            summary="Summarize a conversation as one item",
+            response=CompactedResponse,
+            error_shape="responses",
         ),
         of_one(
             "GET", one, stored.retrieve, "A response that was kept", ResponseObject,

@@ -29,8 +29,10 @@ _SAME = (
 _REFUSED = {
     "conversation": "use previous_response_id",
     "prompt": "prompt templates are not kept here; use instructions and input",
-    "context_management": "it is not supported",
     "moderation": "it is not supported",
+    "json_schema": "the responses API has text.format",
+    "regex": "the responses API has structured_outputs",
+    "ebnf": "the responses API has structured_outputs",
     "messages": "the responses API has input",
     "max_tokens": "the responses API has max_output_tokens",
     "max_completion_tokens": "the responses API has max_output_tokens",

@@ -17,8 +17,8 @@ from troupellm.server.exchange import PIECES
 from troupellm.server.wire.http1 import Http1
 from troupellm.server.wire.http2 import Http2
 
-INBOX = 10
-"""Pieces of a body that wait for the app; then the connection is not read."""
+INBOX = 2
+"""Of 64 KiB at most: pieces of a body that wait for the app; then the connection is not read."""
 
 
 class Connection(TCPServer):  # type: ignore[misc]
@@ -33,9 +33,10 @@ class Connection(TCPServer):  # type: ignore[misc]
 
     async def run(self) -> None:
         try:
+            addresses = self._addresses()  # here, for a group would wrap the error of a client that has left already
             async with _TaskGroup(self.loop, self) as group:
                 self._task_group = group
-                self.protocol = self._protocol(group)
+                self.protocol = self._protocol(group, addresses)
                 await self.protocol.initiate()
                 await self.idle_task.restart(group, self._idle_timeout)
                 await self._read_data()
@@ -45,13 +46,19 @@ class Connection(TCPServer):  # type: ignore[misc]
         finally:
             await self._close()
 
-    def _protocol(self, group: TaskGroup) -> "_Protocol":
-        tls = self.writer.get_extra_info("ssl_object")
+    def _addresses(self) -> tuple[Any, Any]:
+        """The client's and the server's. Raises OSError: the client has left."""
         socket = self.writer.get_extra_info("socket")
-        arguments = (
-            self.app, self.config, self.context, group, ConnectionState(self.state), tls is not None,
+        return (
             parse_socket_addr(socket.family, socket.getpeername()),
-            parse_socket_addr(socket.family, socket.getsockname()), self.protocol_send,
+            parse_socket_addr(socket.family, socket.getsockname()),
+        )
+
+    def _protocol(self, group: TaskGroup, addresses: tuple[Any, Any]) -> "_Protocol":
+        tls = self.writer.get_extra_info("ssl_object")
+        arguments = (
+            self.app, self.config, self.context, group, ConnectionState(self.state), tls is not None, *addresses,
+            self.protocol_send,
         )  # fmt: skip
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
 

@@ -3,6 +3,8 @@ or tiny without need is ended."""
 
 import re
 import secrets
+from http import HTTPStatus
+from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
@@ -22,6 +24,7 @@ LEAST_PIECE = 32
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FRAMING = (b"content-length", b"transfer-encoding")
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 _VERSIONS = (b"1.0", b"1.1")
 
 
@@ -75,6 +78,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
         while True:
             if self.connection.they_are_waiting_for_100_continue:
                 await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+            if self.connection.their_state is h11.IDLE:
+                self.buffer.skip_empty_line()
             try:
                 event = self.connection.next_event()
                 if isinstance(event, h11.Data):
@@ -91,7 +96,9 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 await self.stream.handle(Body(stream_id=STREAM_ID, data=b"".join(body)))
             body = []
             if isinstance(event, h11.Request):
+                event = _uncompressed(event)
                 self._pieces, self._piece_bytes = 0, 0
+                self.buffer.may_skip = True
                 await self.send(Updated(idle=False))
                 await self._check_protocol(event)
                 await self._create_stream(event)
@@ -104,8 +111,14 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 break
             elif isinstance(event, h11.EndOfMessage):
                 await self.stream.handle(EndBody(stream_id=STREAM_ID))
-            else:  # a websocket's data, which the app refuses
+            else:  # a websocket's data
                 await self.stream.handle(event)
+
+    async def _send_h11_event(self, event: Any) -> None:
+        """hypercorn's, with the reason phrase that proxies and people read in a status line."""
+        if isinstance(event, h11.Response) and not event.reason:
+            object.__setattr__(event, "reason", _PHRASES.get(event.status_code, b""))
+        await super()._send_h11_event(event)
 
     def _count(self, data: h11.Data) -> None:
         self._pieces += 1
@@ -142,6 +155,23 @@ class Http1(H11Protocol):  # type: ignore[misc]
 class StrictBuffer(ReceiveBuffer):
     """Lines end with CRLF, are never folded, and say once how long the body is."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_skip = True
+        """No empty line was skipped before the next request line."""
+
+    def skip_empty_line(self) -> None:
+        """Before a request line: RFC 9112, section 2.2, has servers ignore one that old clients send behind a body."""
+        if self.may_skip and self._data.startswith(b"\r\n"):
+            self._extract(2)
+            self.may_skip = False
+
+    def is_next_line_obviously_invalid_request_line(self) -> bool:
+        """h11's, unless it is the first half of an empty line that may be skipped."""
+        if self.may_skip and self._data == b"\r":
+            return False
+        return bool(super().is_next_line_obviously_invalid_request_line())
+
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """
         Raises:
@@ -167,6 +197,14 @@ def _check_request(event: h11.Request) -> None:
         raise h11.RemoteProtocolError("a version of HTTP that is not spoken here")
     if event.http_version == b"1.0" and any(name == b"transfer-encoding" for name, _ in event.headers):
         raise h11.RemoteProtocolError("HTTP/1.0 has no transfer encodings")
+
+
+def _uncompressed(event: h11.Request) -> h11.Request:
+    """A request without extensions of WebSocket: a compressed message would be decoded before its size is looked at."""
+    if not any(name == b"sec-websocket-extensions" for name, _ in event.headers):
+        return event
+    headers = [(name, value) for name, value in event.headers if name != b"sec-websocket-extensions"]
+    return h11.Request(method=event.method, target=event.target, headers=headers, http_version=event.http_version)
 
 
 def _is_http2(event: h11.Request) -> bool:

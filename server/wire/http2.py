@@ -8,6 +8,7 @@ import h2.events
 import h2.exceptions
 from hypercorn.events import Closed, Event
 from hypercorn.protocol.h2 import H2Protocol
+from priority.priority import PriorityError
 
 from troupellm.server.wire.frames import Frames, Unsent
 
@@ -41,7 +42,7 @@ class Http2(H2Protocol):  # type: ignore[misc]
             self.connection.close_connection(error_code=error.error_code)
             await self._flush()
             await self.send(Closed())
-        except h2.exceptions.ProtocolError:  # a stream or the connection ended meanwhile
+        except (h2.exceptions.ProtocolError, PriorityError):  # a stream or the connection ended meanwhile
             await self._flush()
             await self.send(Closed())
 
@@ -56,6 +57,11 @@ class Http2(H2Protocol):  # type: ignore[misc]
         if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
             self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
             return False  # the rest of a body whose request was answered already
+        if isinstance(event, h2.events.StreamReset) and not event.remote_reset:
+            self._frames.spend()  # the client has broken a rule to have its own request reset, which costs as much
+        if isinstance(event, h2.events.RequestReceived) and not self._is_open(event.stream_id):
+            self._frames.spend()
+            return False  # it was reset in the same read
         if isinstance(event, h2.events.RequestReceived) and not _is_plain(event):
             self.connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.PROTOCOL_ERROR)
             self._frames.spend()

@@ -11,9 +11,10 @@ from troupellm.actors.guide import COSTLY_SECONDS, Guide
 from troupellm.actors.guide_compiler import GuideRefused, GuideTooCostly
 from troupellm.actors.mailbox import Mailbox
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.protocol.guide import BuildOutcome, GuideProgram, GuideSpec
 from troupellm.protocol.guide_config import GuideConfig
-from troupellm.protocol.guided import GuideRequest
+from troupellm.protocol.guided import BuildGuide, GuideRequest
+from troupellm.protocol.scheduler import GuideBuilt, SubmitRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -49,8 +50,9 @@ class FakeCompiler:
         """It is ready."""
 
 
-async def prepared(program: GuideProgram) -> None:
+async def prepared(program: GuideProgram) -> BuildOutcome:
     """By the worker."""
+    return "built"
 
 
 @pytest.mark.parametrize(("kind", "calls"), [(GuideTooCostly, 2), (GuideRefused, 1)])
@@ -77,3 +79,60 @@ async def test_a_guide_that_was_too_costly_gets_another_try_after_a_while(kind: 
         boxes[0].close()
     assert guide.snapshot().cached == 1
     assert guide.snapshot().evicted == 0
+
+
+async def test_tenants_share_no_compiled_guide() -> None:
+    compiler = FakeCompiler(GuideRefused("it does not do"))
+    compiler.refusals.clear()
+    boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 16) for name in ("guide", "output", "scheduler")]
+    guide = Guide(*boxes, compiler, prepared, GuideConfig(), FakeClock(), warm=False)
+    programs = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(guide.run)
+        for number, tenant in enumerate(("a", "a", "b", "a"), 1):
+            asked = submission(number, [5], tenant=tenant)
+            await boxes[0].put(GuideRequest(spec=SPEC, opened=opened(Slot()), submitted=asked))
+            await anyio.wait_all_tasks_blocked()
+            passed_on = boxes[2].take()
+            assert isinstance(passed_on, SubmitRequest)
+            programs.append(passed_on.sequences[0].sampling.guide)
+        boxes[0].close()
+    assert compiler.calls == 2
+    assert [program.tenant for program in programs if program is not None] == ["a", "a", "b", "a"]
+
+
+async def test_what_came_of_a_build_is_told_to_the_scheduler() -> None:
+    outcomes: list[BuildOutcome] = ["built", "late", "gone"]
+
+    async def prepare(program: GuideProgram) -> BuildOutcome:
+        return outcomes[int(program.text)]
+
+    boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
+    guide = Guide(*boxes, FakeCompiler(GuideRefused("")), prepare, GuideConfig(), FakeClock(), warm=False)
+    async with anyio.create_task_group() as group:
+        group.start_soon(guide.run)
+        for number, outcome in enumerate(outcomes):
+            ask = BuildGuide(GuideProgram(backend="llguidance", text=str(number)), "", engine_epoch=number)
+            boxes[0].control(ask)
+            await anyio.wait_all_tasks_blocked()
+            assert boxes[2].take() == GuideBuilt(ask.program, number, outcome)
+        boxes[0].close()
+
+
+async def test_a_build_that_a_crash_cuts_off_is_told_as_lost() -> None:
+    boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
+    begun = anyio.Event()
+
+    async def prepare(program: GuideProgram) -> BuildOutcome:
+        begun.set()
+        await anyio.sleep_forever()
+        raise AssertionError("unreachable")
+
+    guide = Guide(*boxes, FakeCompiler(GuideRefused("")), prepare, GuideConfig(), FakeClock(), warm=False)
+    ask = BuildGuide(GuideProgram(backend="llguidance", text="x"), "")
+    async with anyio.create_task_group() as group:
+        group.start_soon(guide.run)
+        boxes[0].control(ask)
+        await begun.wait()
+        group.cancel_scope.cancel()
+    assert boxes[2].take() == GuideBuilt(ask.program, 0, "lost")

@@ -4,7 +4,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from troupellm.actors.guide_turns import HALF_LIFE, MOST_WAITING, PATIENCE, TooManyWaiting, Turns
+from troupellm.actors.guide_turns import HALF_LIFE, MOST_WAITING, PATIENCE, SMALL_BYTES, TooManyWaiting, Turns
 
 pytestmark = pytest.mark.anyio
 
@@ -92,3 +92,13 @@ async def test_a_turn_that_nobody_takes_is_the_next_ones():
         group.cancel_scope.cancel()
     assert len(stage.turns) == 0
     assert await stage.play(("x", "b", 1, 0.0), ("y", "b", 1, 0.0), ("z", "b", 1, 0.0)) == ["x", "y", "z"]
+
+
+async def test_large_guides_leave_one_turn_to_a_small_one():
+    turns = Turns(2, HandClock(), for_small=1)
+    large = [turns.queue("a", SMALL_BYTES + 1) for _ in range(2)]
+    small = turns.queue("b", SMALL_BYTES)
+    assert [ticket.turn.is_set() for ticket in (*large, small)] == [True, False, True]
+    async with turns.turn(large[0]):
+        assert not large[1].turn.is_set()
+    assert large[1].turn.is_set()

@@ -174,6 +174,29 @@ async def test_half_of_a_surrogate_pair_is_refused(bench, prompt, params, param)
     assert (await bench.refused(prompt, SamplingParams(**params))).param == param
 
 
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"allowed_token_ids": [5, 6], "bad_words": ["a"]}, None),
+        ({"allowed_token_ids": "a", "bad_words": ["a"]}, "bad_words"),
+        ({"allowed_token_ids": "ab", "bad_words": ["a", "b"]}, "bad_words"),
+        ({"allowed_token_ids": "ab", "bad_words": ["a"]}, None),
+        ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 2}, "min_tokens"),
+        ({"allowed_token_ids": [5], "stop_token_ids": [5]}, None),
+    ],
+)
+async def test_some_token_must_be_left_to_choose(bench, options, param):
+    allowed = options["allowed_token_ids"]
+    if isinstance(allowed, str):
+        options = options | {"allowed_token_ids": bench.tokenizer.encode(allowed, add_special_tokens=False)}
+        assert len(options["allowed_token_ids"]) == len(allowed)
+    prompt, params = TextPrompt("the fox"), SamplingParams(max_tokens=4, **options)
+    if param is None:
+        await bench.prepare(prompt, params)
+    else:
+        assert (await bench.refused(prompt, params)).param == param
+
+
 async def test_half_of_a_surrogate_pair_in_a_conversation_is_a_replacement_character(bench):
     _, submitted = await bench.prepare(ChatPrompt(messages=[{"role": "user", "content": "a\udfffb"}]))
     text = bench.template.render([{"role": "user", "content": "a\ufffdb"}])
@@ -205,7 +228,9 @@ async def test_messages_that_the_template_refuses_are_invalid(bench, prompt):
     assert (await bench.refused(prompt)).param == "messages"
 
 
-@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "__class__", "tokenize", "chat_template"])
+@pytest.mark.parametrize(
+    "name", ["messages", "add_generation_prompt", "__class__", "tokenize", "chat_template", "self", "source"]
+)
 async def test_template_arguments_cannot_replace_ours(bench, name):
     prompt = ChatPrompt(messages=[{"role": "user", "content": "a"}], template_kwargs={name: 1})
     assert (await bench.refused(prompt)).param == "chat_template_kwargs"

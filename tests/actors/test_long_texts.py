@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from troupellm.actors.guide_turns import MOST_WAITING
-from troupellm.actors.long_texts import LONG_LETTERS, PARALLEL, LongTexts
+from troupellm.actors.long_texts import LONG_LETTERS, PARALLEL, PARALLEL_SHORT, LongTexts
 from troupellm.models.chat_template import SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded
 
@@ -126,3 +126,15 @@ async def test_a_slow_template_waits_for_a_turn_and_has_more_time_then(texts, th
         assert threads.begun == ["long", "long"]
         threads.gate.set()
     assert threads.begun[-1] == "patient"
+
+
+async def test_short_chats_of_a_key_take_turns_with_those_of_others(texts, threads):
+    async with anyio.create_task_group() as group:
+        for number in range(32):
+            group.start_soon(texts.run, "many", 1, lambda number=number: f"many {number}")
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(texts.run, "one", 1, lambda: "one")
+        await anyio.wait_all_tasks_blocked()
+        assert len(threads.begun) == PARALLEL_SHORT
+        threads.gate.set()
+    assert threads.begun.index("one") <= 2 * PARALLEL_SHORT

@@ -73,6 +73,17 @@ def test_a_slow_reader_pauses_and_resumes_at_half(desk: Desk) -> None:
     assert desk.outbox.paused_since is None
 
 
+@pytest.mark.parametrize(("left", "resumes"), [(1, True), (2, True), (3, False)])
+def test_a_paused_reader_resumes_at_half_budget(desk: Desk, left: int, resumes: bool) -> None:
+    desk.push(4)
+    desk.push(left, index=1)
+    assert desk.told == [ReaderPaused(7)]
+    desk.outbox.take()
+    assert desk.told == [ReaderPaused(7), *([ReaderResumed(7)] if resumes else [])]
+    desk.outbox.take()
+    assert desk.told == [ReaderPaused(7), ReaderResumed(7)]
+
+
 def test_without_a_budget_nothing_pauses() -> None:
     desk = Desk(budget=None)
     desk.push(1000)

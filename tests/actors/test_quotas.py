@@ -66,7 +66,14 @@ def test_concurrency_counts_sequences_and_comes_back_at_once() -> None:
     with pytest.raises(RateLimited):
         admission.enter(want(sequences=2))
     place.leave()
-    admission.enter(want(sequences=64))  # more than the limit, alone
+    admission.enter(want(sequences=3)).leave()
+
+
+def test_more_sequences_than_a_tenant_may_ever_have_are_refused_for_good() -> None:
+    admission, _ = door(max_concurrency=3)
+    with pytest.raises(InvalidRequest, match=r"4 sequences.* 3 at once") as caught:
+        admission.enter(want(sequences=4))
+    assert (caught.value.param, caught.value.code) == ("n", "integer_above_max_value")
 
 
 def test_one_tenant_spends_nothing_of_another() -> None:

@@ -134,7 +134,7 @@ async def test_what_is_skipped_is_named_in_the_answer(tiny_engine):
     assert "x-troupellm-skipped" not in plain.headers
 
 
-async def test_a_full_waiting_room_is_a_rate_limit(tiny_engine):
+async def test_a_full_waiting_room_is_an_overloaded_server(tiny_engine):
     hold = {"max_tokens": 4000, "ignore_eos": True}
     async with (
         tiny_engine(max_num_seqs=1, max_num_queued_reqs=1) as engine,
@@ -143,9 +143,10 @@ async def test_a_full_waiting_room_is_a_rate_limit(tiny_engine):
         engine.stream("waits", **hold),
     ):
         await anext(running)
-        with pytest.raises(anthropic.RateLimitError) as caught:
+        with pytest.raises(anthropic.InternalServerError) as caught:
             await client.messages.create(messages=HI, **GREEDY)
-    assert caught.value.body["error"]["type"] == "rate_limit_error"
+    assert caught.value.status_code == 529
+    assert caught.value.body["error"]["type"] == "overloaded_error"
     assert int(caught.value.response.headers["retry-after"]) >= 1
 
 

@@ -86,6 +86,38 @@ async def test_embeddings_in_every_form(encoder: Path) -> None:
         assert "truncated" not in plain.usage.model_dump()["prompt_tokens_details"]
 
 
+async def test_embeddings_as_coheres_clients_ask_for_them(encoder: Path) -> None:
+    async with sdk(encoder) as (_, served, engine), served.client(key="secret") as client:
+        local = await engine.embed(TEXTS)
+        body = {"model": "minilm", "texts": TEXTS, "input_type": "search_query", "embedding_types": ["float", "base64"]}
+        answer = await client.post("/v2/embed", json=body)
+        plain = await client.post("/v2/embed", json={"texts": ["x " * 300], "truncate": "END"})
+        refused = [
+            await client.post("/v2/embed", json=fields)
+            for fields in (
+                {"texts": []},
+                {"texts": ["a"], "embedding_types": ["int8"]},
+                {"texts": ["a"], "images": ["data:"]},
+                {"texts": ["a"], "output_dimension": 8},
+                {"texts": ["a", "x " * 300]},
+            )
+        ]
+    told = answer.json()
+    np.testing.assert_allclose(told["embeddings"]["float"], local, atol=1e-6)
+    for coded, vector in zip(told["embeddings"]["base64"], local, strict=True):
+        assert array("f", base64.b64decode(coded)).tolist() == pytest.approx(vector, abs=1e-6)
+    assert told["texts"] == TEXTS
+    assert told["meta"]["billed_units"]["input_tokens"] > 0
+    assert list(plain.json()["embeddings"]) == ["float"]
+    assert [(other.status_code, other.json()["error"]["param"]) for other in refused] == [
+        (400, "texts"),
+        (400, "embedding_types"),
+        (400, "images"),
+        (400, "output_dimension"),
+        (400, "texts[1]"),
+    ]
+
+
 async def test_refusals_and_the_list_of_models(encoder: Path) -> None:
     async with sdk(encoder) as (client, served, _):
         for fields, param in (

@@ -188,13 +188,14 @@ async def test_background_responses_are_bounded_and_refused_as_others_are(tiny_e
     async with tiny_engine() as engine, sdk(engine, max_background_responses=1) as (client, _):
         long = {"max_output_tokens": 3000, "background": True, "extra_body": {"ignore_eos": True}}
         first = await client.responses.create(input="Hi", **GREEDY | long)
-        with pytest.raises(openai.RateLimitError):
+        with pytest.raises(openai.InternalServerError) as full:
             await client.responses.create(input="Hi", **GREEDY | long)
         await client.responses.cancel(first.id)
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.create(input="x" * 5000, **GREEDY | long)
         with pytest.raises(openai.BadRequestError) as unstored:
             await client.responses.create(input="Hi", background=True, store=False, **GREEDY)
+    assert (full.value.status_code, full.value.code) == (503, "server_is_overloaded")
     assert caught.value.code == "context_length_exceeded"
     assert unstored.value.param == "background"
 

@@ -184,9 +184,9 @@ async def test_nothing_that_an_app_is_given_is_ignored(tiny_engine):
 async def test_root_path_of_a_proxy_that_strips_it_or_does_not(tiny_engine, root):
     config = server_config(root_path=root)
     async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
-        for path in ("/v1/models", f"{root}/v1/models", f"{root}/health"):
+        for path in ("/v1/models", f"{root}/v1/models", f"{root}/health", "/", f"{root}/"):
             assert (await client.get(path)).status_code == 200, path
-        for path in (root, f"{root}/", f"{root}{root}/v1/models", f"{root}x/v1/models"):
+        for path in (root, f"{root}{root}/v1/models", f"{root}x/v1/models"):
             assert (await client.get(path)).status_code == 404, path
 
 
@@ -238,7 +238,7 @@ async def test_other_scopes_are_ignored_and_websockets_refused(tiny_engine):
             sent.append(message["type"])
 
         await app({"type": "something-new"}, receive, send)
-        await app({"type": "websocket", "headers": []}, receive, send)
+        await app({"type": "websocket", "path": "/", "headers": []}, receive, send)
     assert sent == ["websocket.close"]
 
 
@@ -251,11 +251,11 @@ async def test_a_websocket_is_refused_as_any_request_is(tiny_engine):
         connection = await served.raw(asked)
         head, _, body = (await connection.read_all()).partition(b"\r\n\r\n")
         await connection.close()
-        assert head.startswith(b"HTTP/1.1 400 ")
+        assert head.startswith(b"HTTP/1.1 426 Upgrade Required")
         assert b"x-request-id: mine" in head.lower()
         assert json.loads(body)["error"]["code"] == "websockets_not_served"
         async with served.client() as client:
-            assert 'route="unmatched",status="400"' in (await client.get("/metrics")).text
+            assert 'route="unmatched",status="426"' in (await client.get("/metrics")).text
 
 
 async def test_runs_under_uvicorn(tiny_engine):

@@ -80,7 +80,7 @@ async def test_A1_to_A3_bodies_that_are_no_json(tiny_engine, only):
                 for headers in (
                     {"content_type": "text/plain"},
                     {"content_type": "application/x-www-form-urlencoded"},
-                    {"content_encoding": "gzip"},
+                    {"content_encoding": "br"},
                 ):
                     answer = await send(attacked, route, whole, **headers)
                     wrong.append((route.path, stream, str(headers), stays_refused(route, answer, (415,))))
@@ -162,7 +162,7 @@ async def test_A9_and_G1_other_spellings_and_verbs(tiny_engine, only):
 
         for route in chosen(attacked, only):
             path = path_of(route)
-            for target in spellings(path):
+            for target in spellings(path) if path != "/" else ("//", "/.", "/%2F"):
                 with_key, without = await ask("GET", target, KEYS[route.scope]), await ask("GET", target, "")
                 other = 401 if route.scope == "admin" else 404  # to the API, what is no route is unknown
                 if without[0] != 401 or with_key[0] not in (404, 405, other):

@@ -1,5 +1,6 @@
 """Rows A1 to A4 and A9 of the fault table: bad HTTP."""
 
+import gzip
 import json
 import statistics
 import time
@@ -84,10 +85,13 @@ async def test_A1_bodies_that_are_not_json_are_refused(tiny_engine):
             {"content-type": "text/plain"},
             {"content-type": "application/x-www-form-urlencoded"},
             {"content-type": "multipart/form-data; boundary=x"},
-            {"content-encoding": "gzip"},
+            {"content-encoding": "deflate"},
             {"content-encoding": "br"},
         ):
             assert await refusals(attacked, b'{"prompt": "x"}', **headers) == {(415, "unsupported_media_type")}
+        bomb = gzip.compress(b" " * 64 * MEBIBYTE)
+        for body, wanted in ((b"{}", (400, "invalid_encoding")), (bomb, (413, "request_too_large"))):
+            assert await refusals(attacked, body, **{"content-encoding": "gzip"}) == {wanted}
 
 
 async def test_A2_numbers_and_keys_that_are_not_json_are_refused(tiny_engine):

@@ -14,6 +14,7 @@ import h11
 import psutil
 import pytest
 from canary import resident_bytes
+from hyperframe.frame import WindowUpdateFrame
 from processes import ready_process
 from serving import http_request, server_config
 from sockets import raw_socket
@@ -246,7 +247,16 @@ def empty_data(client: StrangerHttp2) -> None:
         client.connection.send_data(number, b"")
 
 
-FLOODS = {make.__name__: make for make in (resets, pings, windows, empty_data)}
+def resets_by_the_server(client: StrangerHttp2) -> None:
+    """MadeYouReset: a window that overflows has the server reset the request itself."""
+    client.connection.remote_settings.max_concurrent_streams = 10_000
+    client.connection.remote_settings.acknowledge()
+    for _ in range(BURST + 100):
+        number = client.request(b"POST", b"/v1/completions", (b"content-type", b"application/json"), end=False)
+        client.frame(WindowUpdateFrame(number, 2**31 - 1))
+
+
+FLOODS = {make.__name__: make for make in (resets, pings, windows, empty_data, resets_by_the_server)}
 
 
 async def test_A11_http2_is_served_and_its_floods_are_ended(tiny_engine):
@@ -334,3 +344,34 @@ async def test_A11_more_streams_than_allowed_end_the_connection(tiny_engine):
         await client.flush()
         await client.until_ended()
         await client.close()
+
+
+async def test_A11_streams_that_are_reset_in_the_same_read_are_not_begun(tiny_engine, caplog):
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        client = await StrangerHttp2.connect(attacked.served.port)
+        await client.read()
+        for _ in range(BURST // 3):
+            client.connection.reset_stream(client.request(b"GET", b"/v1/models"))
+        good = client.request(b"GET", b"/livez")
+        await client.flush()
+        assert (await client.answer(good))[0] == 200
+        await client.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("pieces", [(b"\r\n", b""), (b"\r", b"\n")], ids=["at once", "in halves"])
+async def test_one_empty_line_before_a_request_is_ignored(tiny_engine, pieces):
+    request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
+    async with tiny_engine() as engine, under_attack(engine) as attacked:
+        first, second = pieces
+        connection = await attacked.served.raw(first)
+        await connection.stream.send(second + request + b"\r\n")
+        await connection.stream.send(b"\r\n" + request + b"Connection: close\r\n\r\n")
+        with anyio.fail_after(10):
+            seen = await connection.read_all()
+        assert seen.count(b"HTTP/1.1 200 ") == 2
+        await connection.close()
+        connection = await attacked.served.raw(b"\r\n\r\n" + request + b"\r\n")
+        with anyio.fail_after(10):
+            assert (await connection.read_all()).startswith(b"HTTP/1.1 400 ")
+        await connection.close()

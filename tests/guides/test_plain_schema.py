@@ -75,7 +75,7 @@ KEPT = [
     {"uniqueItems": True}, {"minProperties": 1}, {"maxProperties": 1, "properties": {"a": {}, "b": {}}},
     {"maxProperties": 1, "properties": {"a": {}}}, {"contains": {}}, {"contains": {"const": 1}, "minContains": 0},
     {"propertyNames": {"minLength": 1}}, {"propertyNames": {"type": "str"}}, {"propertyNames": {"enum": ["a"]}},
-    {"not": {}}, {"not": True}, {"if": {"const": 1}, "then": False}, {"if": {"const": 1}, "else": {"const": 2}},
+    {"not": {"type": "null"}}, {"if": {"const": 1}, "then": False}, {"if": {"const": 1}, "else": {"const": 2}},
     {"dependentRequired": {"if": ["b"]}}, {"dependentRequired": {"a": ["b", "c"]}, "required": ["b"]},
     {"dependentSchemas": {"a": {"required": ["b"]}}}, {"dependencies": {"a": ["b"]}}, {"unevaluatedItems": False},
     {"unevaluatedProperties": False, "properties": {"a": {}}}, {"items": [{}], "additionalItems": False},
@@ -84,6 +84,21 @@ KEPT = [
     {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "$anchor": "y", "$defs": {}},
     *({"type": "string", "format": name} for name in sorted(ENFORCED_FORMATS)),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("nothing", [{}, True, {"description": "never"}])
+def test_a_schema_that_denies_everything_is_false(nothing):
+    assert plain_schema({"type": "string", "not": nothing}) is False
+    around = {"properties": {"a": {"not": nothing}, "b": {}}, "additionalProperties": {"not": nothing}}
+    assert plain_schema(around) == {"properties": {"a": False, "b": {}}, "additionalProperties": False}
+    assert fits(plain_schema(around)) == fits(around)
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_items_of_short_lists_are_unique_anyway(most):
+    schema = {"type": "array", "uniqueItems": True, "maxItems": most}
+    assert plain_schema(schema) == {"type": "array", "maxItems": most}
+    assert fits(plain_schema(schema)) == fits(schema)
 
 
 @pytest.mark.parametrize("schema", KEPT)

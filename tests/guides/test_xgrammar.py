@@ -37,7 +37,7 @@ def program(kind: str, source: str, **options) -> GuideProgram:
     ("keyword", "schema"),
     [
         ("uniqueItems", {"type": "array", "uniqueItems": True}),
-        ("not", {"not": {}}),
+        ("not", {"not": {"type": "null"}}),
         ("multipleOf", {"type": "integer", "multipleOf": 3}),
         ("minimum", {"type": "number", "minimum": 3}),
         ("oneOf", {"type": "object", "properties": {"a": {"type": "integer", "oneOf": []}}}),

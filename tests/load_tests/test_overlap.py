@@ -54,7 +54,7 @@ def test_steps_are_timed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     found = json.loads(result.read_text())
     (row,) = found["rows"]
     assert (row["seat"], row["running"], row["device_ms"]) == (seat, 2, 1.0)
-    assert row["step_ms"] >= 1.0
+    assert round(row["step_ms"], 6) >= 1.0  # a difference of sums of floats
     (host,) = found["host"]
     assert 0.0 < host["collect_us"] < host["total_us"]
     assert f"{seat:<9}{2:>8}" in capsys.readouterr().out

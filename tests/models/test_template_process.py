@@ -17,6 +17,7 @@ from troupellm.models import template_child
 from troupellm.models.template_process import (
     _DECODED_BYTES,
     _ENCODED_MESSAGES,
+    MOST_IDLE,
     TemplateExhausted,
     TemplateProcesses,
     TemplateRefused,
@@ -64,6 +65,21 @@ def test_the_threads_of_a_server_keep_a_process_each():
         list(threads.map(render, range(RENDERING_THREADS)))
     assert len(made.pids) == RENDERING_THREADS
     made.close()
+
+
+def test_no_more_than_six_processes_wait_for_the_next_rendering():
+    made = TemplateProcesses()
+
+    def render(_: int) -> None:
+        with pytest.raises(TemplateExhausted, match="^time$"):
+            made.render(ENDLESS["Python code"], {"messages": USER}, 0.3)
+
+    more = MOST_IDLE + 2
+    with ThreadPoolExecutor(more) as threads:
+        list(threads.map(render, range(more)))
+    assert len(made.pids) == MOST_IDLE == 6
+    made.close()
+    assert made.pids == []
 
 
 def test_the_imports_of_a_new_process_take_no_time_of_its_first_rendering(tmp_path, monkeypatch):

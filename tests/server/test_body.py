@@ -1,12 +1,22 @@
 import gc
+import threading
 import time
+from typing import ClassVar
 
 import msgspec
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.openai import ChatRequest, CompletionRequest
-from troupellm.server.body import MAX_CONTAINERS, MAX_STRINGS, BodyReader, decode_body, decode_json, read_body
+from troupellm.server.body import (
+    INLINE_BYTES,
+    MAX_CONTAINERS,
+    MAX_STRINGS,
+    BodyReader,
+    decode_body,
+    decode_json,
+    read_body,
+)
 from troupellm.server.errors import ClientGone, HttpError
 
 pytestmark = pytest.mark.anyio
@@ -141,9 +151,22 @@ def test_null_and_unknown_fields_are_taken_as_absent():
     assert request.logit_bias == {3: -100.0}
 
 
-async def test_large_bodies_decode_on_a_thread():
-    raw = b'{"a":"' + b"x" * 100_000 + b'"}'
-    assert len((await decode_body(raw, Anything)).a) == 100_000
+class Noting(msgspec.Struct):
+    """Notes the threads on which it is made."""
+
+    a: str
+    threads: ClassVar[list[int]] = []
+
+    def __post_init__(self):
+        self.threads.append(threading.get_ident())
+
+
+@pytest.mark.parametrize(("size", "here"), [(INLINE_BYTES - 8, True), (INLINE_BYTES - 7, False)])
+async def test_large_bodies_decode_on_a_thread(size, here):
+    Noting.threads.clear()
+    raw = b'{"a":"' + b"x" * size + b'"}'
+    assert len((await decode_body(raw, Noting)).a) == size
+    assert [thread == threading.get_ident() for thread in Noting.threads] == [here]
 
 
 async def test_declared_length_over_the_cap_is_refused_unread(make_wire, make_exchange):
@@ -197,7 +220,7 @@ async def test_client_that_leaves_during_its_body_is_gone(make_wire, make_exchan
         {},
         {"content-type": "text/plain"},
         {"content-type": "application/x-www-form-urlencoded"},
-        {"content-type": "application/json", "content-encoding": "gzip"},
+        {"content-type": "application/json", "content-encoding": "br"},
     ],
 )
 async def test_wrong_media_type_or_encoding_is_415(make_wire, make_exchange, headers):

@@ -47,6 +47,10 @@ def test_nothing_asked_for():
         ({"structured_outputs": {"json_object": True}}, "json_object", "", "structured_outputs.json_object"),
         ({"guided_json": SCHEMA}, "json_schema", SCHEMA, "guided_json"),
         ({"guided_regex": "a+"}, "regex", "a+", "guided_regex"),
+        ({"regex": "a+"}, "regex", "a+", "regex"),
+        ({"ebnf": 'root ::= "a"'}, "grammar", 'root ::= "a"', "ebnf"),
+        ({"json_schema": '{"type":"integer"}'}, "json_schema", '{"type":"integer"}', "json_schema"),
+        ({"json_schema": {"type": "integer"}}, "json_schema", '{"type":"integer"}', "json_schema"),
         ({"guided_choice": ["a"]}, "choice", ["a"], "guided_choice"),
         ({"guided_grammar": "root ::= [a]"}, "grammar", "root ::= [a]", "guided_grammar"),
         ({"guided_json_object": True}, "json_object", "", "guided_json_object"),
@@ -113,6 +117,7 @@ def test_options():
         ({"guided_choice": ["a"], "guided_whitespace_pattern": " "}, "guided_choice"),
         ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
         ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json"),
+        ({"guided_json": SCHEMA, "regex": "a"}, "guided_json"),
         ({"guided_json": SCHEMA, "response_format": {"type": "json_object"}}, "guided_json"),
         (
             {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},

@@ -43,8 +43,10 @@ def test_one_process_shows_what_it_has_counted() -> None:
 
 @pytest.mark.anyio
 async def test_vitals_of_several_processes_are_one_family() -> None:
-    text = Vitals(0.0, "engine").text(
-        {"front-0": VitalSigns(0.5, 3, tasks=7, connections=4), "front-1": VitalSigns(0.25, None)}
+    vitals = Vitals(0.0, "engine")
+    vitals.count_templates = lambda: 6
+    text = vitals.text(
+        {"front-0": VitalSigns(0.5, 3, tasks=7, connections=4, body_bytes=9), "front-1": VitalSigns(0.25, None)}
     )
     assert text.count(b"# TYPE troupellm_loop_lag_seconds") == 1
     found = samples(text)
@@ -52,6 +54,9 @@ async def test_vitals_of_several_processes_are_one_family() -> None:
     assert found["troupellm_loop_lag_seconds", "front-1"] == 0.25
     assert found["troupellm_tasks", "front-0"] == 7
     assert found["troupellm_http_connections", "front-0"] == 4
+    assert found["troupellm_http_body_bytes", "front-0"] == 9
+    assert found["troupellm_http_bodies_waiting", "front-0"] == 0
+    assert found["troupellm_template_processes", "engine"] == 6
     assert found["troupellm_http_connections_dropped_total", "front-0"] == 0
     assert ("troupellm_http_connections", "engine") not in found
     assert found["troupellm_log_lines_dropped_total", "front-0"] == 3

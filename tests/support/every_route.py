@@ -26,12 +26,15 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/responses/compact": {"input": "Hi"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
+    "/invocations": {"prompt": "Hi", "max_tokens": 2},
     "/v1/embeddings": {"input": "Hi"},
     "/pooling": {"input": "Hi"},
+    "/v2/embed": {"texts": ["Hi"]},
     "/classify": {"input": "Hi"},
     "/v1/score": _PAIR,
     "/score": _PAIR,
@@ -50,7 +53,8 @@ _TEXT = '"Hi"'
 _LEAKS = re.compile(
     r"Traceback|site-packages|\.py\b|0x[0-9a-f]{6,}|/(?:work|tmp|root|home|usr|var|etc)/|object at|TROUPE_|secret|boss"
 )
-SHAPES = {"openai": {"message", "type", "param", "code"}, "anthropic": {"type", "message"}}
+_OPENAI = {"message", "type", "param", "code"}
+SHAPES = {"openai": _OPENAI, "responses": _OPENAI, "anthropic": {"type", "message"}}
 
 
 def with_keys(**settings: Any) -> ServerConfig:

@@ -132,7 +132,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("pattern", {"type": "string", "pattern": "(a)\\1"}),
     ("pattern", {"type": "string", "pattern": "["}),
     ("uniqueItems", closed({"deep": {"type": "array", "items": {"type": "array", "uniqueItems": True}}})),
-    ("not", {"$defs": {"a": {"not": {}}}, "$ref": "#/$defs/a"}),
+    ("not", {"$defs": {"a": {"not": {"type": "null"}}}, "$ref": "#/$defs/a"}),
     ("example.com", {"$ref": "https://example.com/schema.json"}),
     ("$ref", {"$ref": "#/$defs/missing"}),
     ("fit", {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),

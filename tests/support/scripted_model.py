@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from client_scripts import SCRIPTS, SUMMARY_ASKED
-from tiny_checkpoints import Checkpoint
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -55,15 +54,12 @@ def write_scripted_model(folder: Path) -> Path:
         eos_token_id=MARKS.index(END),
         bos_token_id=None,
     )
-    checkpoint = Checkpoint(LlamaForCausalLM, config)
-    checkpoint.others["tokenizer.json"] = _tokenizer().to_str().encode()
-    checkpoint.others["generation_config.json"] = {"eos_token_id": MARKS.index(END)}
-    checkpoint.others["tokenizer_config.json"] = {
-        "eos_token": END,
-        "chat_template": TEMPLATE,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
-    return checkpoint.write(folder)
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    settings = {"eos_token": END, "chat_template": TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def scripted_settings(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import anyio
 import h2.config
 import h2.connection
 import h2.events
+from hyperframe.frame import Frame
 
 
 class StrangerHttp2:
@@ -24,6 +25,7 @@ class StrangerHttp2:
         self.connection.initiate_connection()
         self.events: list[Any] = []
         self.closed = False
+        self._unsent = b""
 
     @classmethod
     async def connect(cls, port: int) -> "StrangerHttp2":
@@ -39,8 +41,12 @@ class StrangerHttp2:
         self.connection.send_headers(number, headers, end_stream=end)
         return number
 
+    def frame(self, frame: Frame) -> None:
+        """A frame that the client's own state machine would not let pass, behind what there is."""
+        self._unsent += self.connection.data_to_send() + frame.serialize()
+
     async def flush(self) -> None:
-        data = self.connection.data_to_send()
+        data, self._unsent = self._unsent + self.connection.data_to_send(), b""
         if data and not self.closed:
             try:
                 await self.stream.send(data)

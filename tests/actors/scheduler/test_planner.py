@@ -252,6 +252,26 @@ def test_a_paused_reader_gives_way_when_blocks_are_short() -> None:
     assert harness.reader.streams[100] == stream_of(prompt(4), 0, 6, frozenset())
 
 
+def test_the_newest_paused_reader_gives_way_first() -> None:
+    settings = ready(num_blocks=6, block_size=2, max_model_len=10)
+    harness = Harness(make_core(settings, caching=False), settings)
+    for request in (1, 2):
+        harness.submit(submission(request, prompt(4, 10 * request), max_tokens=6))
+    harness.step()
+    for request in (1, 2):
+        harness.core.pause(request)
+    harness.submit(submission(3, prompt(6, 30), max_tokens=2))
+    harness.run()
+    assert set(harness.reader.closed) == {3}
+    assert harness.core.snapshot().preemptions == 1
+    before = len(harness.plans)
+    for request in (1, 2):
+        harness.core.resume(request)
+    harness.run()
+    introduced = [new.row for plan in harness.plans[before:] for new in plan.new_rows]
+    assert introduced == [200]  # the other one has kept its blocks
+
+
 def test_resumed_readers_beyond_the_row_limit_take_turns() -> None:
     harness = Harness(make_core(max_num_seqs=2))
     for request in (1, 2, 3):

@@ -218,6 +218,45 @@ def test_what_is_wrong_with_a_schema_is_said_without_the_grammar_around_it(param
     assert str(refused.value) == said
 
 
+def test_unique_items_are_left_to_the_model_unless_the_tool_is_strict(backend, tokenizer):
+    pair = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 2}
+    parameters = {"type": "object", "properties": {"a": pair, "never": {"not": {}}}, "required": ["a"]}
+    dialect = dialect_named("hermes", "none")
+    guide = calls_guide(
+        dialect, tool_use([{"function": {"name": "f", "parameters": parameters}}], "required"), after=""
+    )
+    for arguments, good in (('{"a": [1, 2]}', True), ('{"a": [1]}', False), ('{"a": [1, 2], "never": 1}', False)):
+        assert fits(backend, tokenizer, guide, written("hermes", "f", arguments)) is good, arguments
+    strict = {"function": {"name": "f", "parameters": parameters, "strict": True}}
+    guide = calls_guide(dialect, tool_use([strict], "required"), after="")
+    with pytest.raises(GuideError, match="uniqueItems"):
+        backend.compile(program_text(guide, "llguidance", 64, backend.special_tokens))
+
+
+def test_a_declared_property_fits_the_pattern_of_its_name_too(backend, tokenizer):
+    parameters = {
+        "type": "object",
+        "properties": {"ab": {"type": "string", "maxLength": 3}, "ax": {"type": "boolean"}},
+        "patternProperties": {"^a": {"type": ["string", "integer"], "minLength": 2}},
+        "additionalProperties": False,
+    }
+    guide = calls_guide(
+        dialect_named("hermes", "none"),
+        tool_use([{"function": {"name": "f", "parameters": parameters}}], "required"),
+        after="",
+    )
+    for arguments, good in (
+        ('{"ab": "xy"}', True),
+        ('{"ab": "x"}', False),
+        ('{"ab": 1}', False),
+        ('{"ab": "wxyz"}', False),
+        ('{"ax": true}', False),
+        ('{"ac": 1}', True),
+        ("{}", True),
+    ):
+        assert fits(backend, tokenizer, guide, written("hermes", "f", arguments)) is good, arguments
+
+
 def test_thousands_of_words_or_a_call(backend, tokenizer):
     words = [f"a rather long word, number {number:05d}" for number in range(6000)]
     guide = GuideSpec(kind="choice", source=json.dumps(words))

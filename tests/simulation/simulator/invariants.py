@@ -110,7 +110,8 @@ class Turns:
         self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
-        for sequence in core._residents.loading.values():  # its turn has come: it waits for what it is served with
+        held = [] if core.guides is None else core.guides.held
+        for sequence in (*core._residents.loading.values(), *held):  # its turn has come: it waits for what it needs
             self._waiting.pop(sequence.request.number, None)
         for new in plan.new_rows:
             turn = self._waiting.pop(owners[new.row], None)

@@ -1,0 +1,241 @@
+"""The responses API over a WebSocket: `response.create` as a text frame, and each event of its stream as another one.
+
+A connection makes one response after another. It remembers the last one, so that a client that stores nothing sends
+only what is new, with `previous_response_id`.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+import msgspec
+
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.response_events import ResponseCompleted
+from troupellm.protocol.responses import ResponsesRequest
+from troupellm.server.body import decode_body
+from troupellm.server.errors import ClientGone, answer, flatten
+from troupellm.server.exchange import EVENTS, Exchange, Message
+from troupellm.server.host import EngineHost
+from troupellm.server.responses import create
+from troupellm.server.responses.builder import ResponseBuilder, encoded, usage_of
+from troupellm.server.responses.items import Items, as_items
+from troupellm.server.responses.jobs import Jobs
+from troupellm.server.responses.plan import make_plan
+from troupellm.server.sse import open_events
+from troupellm.server.turn import open_turn
+from troupellm.server.unknown_fields import UnknownFields
+
+MAX_WAITING = 2
+"""Frames that may wait behind the one that is answered."""
+IDLE_SECONDS = 900.0
+"""A connection without a request is closed after so long."""
+NORMAL, BINARY, POLICY = 1000, 1003, 1008
+"""Codes of closing."""
+_CREATE = "response.create"
+_ERROR = b'{"type":"error"'
+_ENDS = tuple(f'{{"type":"response.{name}"'.encode() for name in ("completed", "incomplete", "failed"))
+
+Send = Callable[[Message], Awaitable[None]]
+
+
+class SocketRequest(ResponsesRequest, kw_only=True):
+    """One frame: the body of POST /v1/responses with a type."""
+
+    type: str
+    generate: bool | None = None
+    """False: only put the prompt into the prefix cache."""
+
+
+class ResponsesSocket:
+    """Serves one connection that has been accepted."""
+
+    def __init__(
+        self,
+        host: EngineHost,
+        receive: Callable[[], Awaitable[Message]],
+        send: Send,
+        make_exchange: Callable[[Callable[[], Awaitable[Message]], Send], Exchange],
+        answered: Callable[[Exchange], None],
+    ) -> None:
+        """
+        Args:
+            make_exchange: an exchange of this connection's caller, between `receive` and `send`.
+            answered: told of each exchange when it has ended.
+        """
+        self._host = host
+        self._receive = receive
+        self._send = send
+        self._make_exchange = make_exchange
+        self._answered = answered
+        self._jobs = Jobs(host)
+        self._unknown = UnknownFields()
+        self._gone = anyio.Event()
+        self._last: tuple[str, Items] | None = None
+        """Id and conversation of the last response, its output included."""
+
+    async def run(self) -> None:
+        """Until the client leaves, or sends what is no request."""
+        sender, receiver = anyio.create_memory_object_stream[str](MAX_WAITING)
+        async with anyio.create_task_group() as group, sender, receiver:
+            group.start_soon(self._read, sender)
+            while True:
+                text: str | None = None
+                with anyio.move_on_after(IDLE_SECONDS), contextlib.suppress(anyio.EndOfStream):
+                    text = await receiver.receive()
+                if text is None:
+                    break
+                await self._answer(text)
+            group.cancel_scope.cancel()
+        if not self._gone.is_set():
+            await self._close(NORMAL)
+
+    async def _read(self, sender: Any) -> None:
+        with sender:
+            while True:
+                message = await self._receive()
+                if message["type"] != "websocket.receive":
+                    self._gone.set()
+                    return
+                text = message.get("text")
+                try:
+                    if text is None:
+                        await self._close(BINARY)
+                        return
+                    sender.send_nowait(text)
+                except anyio.WouldBlock:
+                    await self._close(POLICY)
+                    return
+
+    async def _close(self, code: int) -> None:
+        self._gone.set()
+        await self._send({"type": "websocket.close", "code": code})
+
+    async def _answer(self, text: str) -> None:
+        frames = _Frames(self._send)
+        exchange = self._make_exchange(self._until_gone, frames.send)
+        self._host.enter(exchange)
+        try:
+            with exchange.cancel_scope:
+                await self._respond(exchange, frames, text)
+        except (Exception, BaseExceptionGroup) as error:
+            cause = flatten(error)
+            if not isinstance(cause, ClientGone):
+                await exchange.respond_error(answer(cause, shape="responses", renames=exchange.renames))
+        finally:
+            self._host.leave(exchange)
+            self._answered(exchange)
+
+    async def _until_gone(self) -> Message:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _respond(self, exchange: Exchange, frames: "_Frames", text: str) -> None:
+        self._host.require()
+        raw = text.encode("utf-8", "surrogatepass")
+        exchange.body_bytes = len(raw)
+        with self._host.bodies.reserving(exchange.key, len(raw)) as reservation:
+            await reservation.enter(self._host.config.body_timeout)
+            await self._make(exchange, frames, raw)
+
+    async def _make(self, exchange: Exchange, frames: "_Frames", raw: bytes) -> None:
+        request = await decode_body(raw, SocketRequest, self._unknown)
+        if request.type != _CREATE:
+            raise InvalidRequest(f"type must be {_CREATE}", param="type")
+        if request.background:
+            raise InvalidRequest("background: a WebSocket has no background responses", param="background")
+        request, items = self._joined(request)
+        asked = msgspec.structs.replace(request, stream=True)
+        work = create.create if request.generate is not False else _prewarm
+        failure: Exception | BaseExceptionGroup[BaseException] | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(exchange.watch, group.cancel_scope)
+            try:
+                await work(self._host, self._jobs, exchange, asked)
+            except (Exception, BaseExceptionGroup) as error:
+                failure = error
+            group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        self._remember(frames.last, items)
+
+    def _joined(self, request: SocketRequest) -> tuple[SocketRequest, Items]:
+        """The request with the conversation that this connection remembers, and all of its input."""
+        items = as_items(request.input)
+        if self._last is None or request.previous_response_id != self._last[0]:
+            return request, items
+        items = [*self._last[1], *items]
+        return msgspec.structs.replace(request, input=items, previous_response_id=None), items
+
+    def _remember(self, last: Mapping[str, Any] | None, items: Items) -> None:
+        """Keep what a response that is stored nowhere consists of, as far as a body may be."""
+        self._last = None
+        if last is None or last.get("store") or last.get("status") == "failed":
+            return
+        whole = [*items, *last["output"]]
+        if len(msgspec.json.encode(whole)) <= self._host.config.max_body_bytes:
+            self._last = last["id"], whole
+
+
+async def _prewarm(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
+    """Compute the prompt, and answer with a response that has no output."""
+    plan = await make_plan(host, exchange, msgspec.structs.replace(request, store=False))
+    chat = msgspec.structs.replace(plan.chat, max_completion_tokens=1, min_tokens=None)
+    builder = ResponseBuilder(plan.frame)
+    async with open_turn(host, exchange, chat, streaming=False) as turn:
+        usage = (await turn.collect()).usage
+    told = builder.begin()
+    usage = msgspec.structs.replace(usage, completion_tokens=0, reasoning_tokens=0)
+    whole = msgspec.structs.replace(
+        builder.response, status="completed", completed_at=host.now(), usage=usage_of(usage)
+    )
+    async with open_events(exchange, 0) as events:
+        done = ResponseCompleted(sequence_number=len(told), response=whole)
+        await events.finish(encoded([*told, done]), b"")
+
+
+class _Frames:
+    """Turns the messages of an HTTP answer into text frames: one for each event, or one for an error."""
+
+    def __init__(self, send: Send) -> None:
+        self.last: dict[str, Any] | None = None
+        """The response of the last event that had one."""
+        self._send = send
+        self._status = 0
+        self._streams = False
+        self._rest = b""
+        self._error: dict[str, Any] | None = None
+        """An error event of the stream. It is sent where no failed response follows: clients stop at the first."""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._streams = (b"content-type", EVENTS) in message["headers"]
+            return
+        self._rest += message.get("body", b"")
+        if self._streams:
+            *blocks, self._rest = self._rest.split(b"\n\n")
+            for block in blocks:
+                await self._event(block.partition(b"\ndata: ")[2])
+        if message.get("more_body"):
+            return
+        if not self._streams:
+            await self._fail(msgspec.json.decode(self._rest).get("error"))
+        elif self._error is not None and self.last is None:
+            self._status = 500
+            await self._fail({name: self._error.get(name) for name in ("code", "message", "param")})
+
+    async def _event(self, data: bytes) -> None:
+        """Nothing where the block was a sign of life."""
+        if data.startswith(_ERROR):
+            self._error = msgspec.json.decode(data)
+            return
+        if data.startswith(_ENDS):
+            self.last = msgspec.json.decode(data)["response"]
+        if data:
+            await self._send({"type": "websocket.send", "text": data.decode()})
+
+    async def _fail(self, error: object) -> None:
+        body = {"type": "error", "status": self._status, "error": error}
+        await self._send({"type": "websocket.send", "text": msgspec.json.encode(body).decode()})
