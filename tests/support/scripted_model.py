@@ -1,17 +1,15 @@
 """A tiny random model whose answers follow a script: a logits processor that every request has forces them.
 
-The script's name and the client's folder stand in the prompt, as `[script NAME FOLDER]`; the step is the number of tool
-results so far. A summary of the conversation carries both on, as `[results so far: N]`.
+`client_scripts` has the scripts.
 """
 
 import json
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from client_scripts import SCRIPTS, SUMMARY_ASKED
+from client_scripts import answer_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,13 +29,12 @@ TEMPLATE = (
     "{%- elif m.role == 'assistant' %}<|im_start|>assistant\n"
     "{%- if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content or '' }}"
     "{%- for call in m.tool_calls or [] %}"
-    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
+    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "\n</tool_call>"
     "{% endfor %}<|im_end|>\n"
     "{%- elif m.role != 'system' or not loop.first %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
     "{%- endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_SCRIPT = re.compile(r"\[script ([\w-]+) ([^\s\]]+)\]")
-_SO_FAR = re.compile(r"\[results so far: (\d+)\]")
 
 
 def write_scripted_model(folder: Path) -> Path:
@@ -68,24 +65,6 @@ def scripted_settings(folder: Path) -> dict[str, Any]:
     return {"logits_processors": PLUG_IN, "default_logits_processors": (f"scripted={arguments}",)}
 
 
-def answer_of(prompt: str) -> str:
-    """The scripted answer to a rendered prompt."""
-    last = prompt.rpartition(f"{START}user\n")[2]
-    asked = list(_SCRIPT.finditer(prompt))
-    if not asked:
-        return "Ready."
-    name, folder = asked[-1].groups()
-    so_far = list(_SO_FAR.finditer(prompt))
-    known, begin = (int(so_far[-1].group(1)), so_far[-1].end()) if so_far else (0, 0)
-    step = known + prompt.count(RESULT, begin)
-    if any(mark in last for mark in SUMMARY_ASKED):
-        return f"Summary: the files are written. [script {name} {folder}] [results so far: {step}]"
-    if TOOLS not in prompt:
-        return "A short title"
-    steps = SCRIPTS[name](folder)
-    return steps[step] if step < len(steps) else "All done."
-
-
 class Scripted(LogitsProcessor):
     """Allows the script's next token alone."""
 
@@ -112,7 +91,8 @@ class Scripted(LogitsProcessor):
 def forced_ids(folder: str, prompt: list[int]) -> list[int]:
     tokenizer = _loaded(folder)
     text = tokenizer.decode(prompt, skip_special_tokens=False)
-    ids: list[int] = tokenizer.encode(answer_of(text) + END, add_special_tokens=False).ids
+    answer = answer_of(text, user=f"{START}user\n", tools=TOOLS, result=RESULT)
+    ids: list[int] = tokenizer.encode(answer + END, add_special_tokens=False).ids
     return ids
 
 
