@@ -24,6 +24,8 @@ class Agent:
     """Texts by path in the home, of a server's URL."""
     context: int
     """Tokens that the server allows, so that the session overflows once."""
+    exit_code: int = 0
+    """Of a session that has overflowed and gone on."""
 
     def prepare(self, home: Path, url: str) -> dict[str, str]:
         """Write the settings; gives the variables."""
@@ -116,5 +118,6 @@ AGENTS: Mapping[str, Agent] = {
         },
         files=_opencode,
         context=32_000,
+        exit_code=1,
     ),
 }

@@ -1,16 +1,20 @@
 """Answers to recorded requests: whether a stream is what its client reads, and what it says of the prompt."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import openai.types.chat
 import openai.types.responses
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
+from recorded_requests import conversation, num_equal
 
 _MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 _RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(openai.types.responses.ResponseStreamEvent)
+PART = 0.95
+"""Of the prompt of the turn before."""
 
 
 def events_of_any(text: str) -> list[dict[str, Any]]:
@@ -56,3 +60,24 @@ def usage_of(answer: str) -> tuple[int, int]:
         return found["input_tokens"] + cached + (found.get("cache_creation_input_tokens") or 0), cached
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details") or {}
     return found.get("prompt_tokens", found.get("input_tokens", 0)), details.get("cached_tokens") or 0
+
+
+def uncached(turns: Sequence[tuple[Mapping[str, Any], str]]) -> list[str]:
+    """Turns that carry the one before on, and find less of its prompt in the cache than they should.
+
+    Args:
+        turns: bodies of requests and their answers, in order.
+    """
+    found = []
+    for (before, first), (after, second) in pairwise(turns):
+        (prompt, _), (_, cached) = usage_of(first), usage_of(second)
+        if carries_on(before, after) and cached < PART * prompt:
+            found.append(f"{cached} of {prompt} tokens")
+    return found
+
+
+def carries_on(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """The tools are the same, and so is the conversation but for its last two entries, which may get marks."""
+    first, second = conversation(before), conversation(after)
+    same_tools = len(before.get("tools") or ()) == len(after.get("tools") or ()) > 0
+    return same_tools and len(second) > len(first) and num_equal(first, second) >= len(first) - 2 > 0

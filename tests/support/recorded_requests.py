@@ -11,12 +11,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from troupellm.server.exchange import Asgi, Message, Receive, Scope, Send
+from troupellm.server.exchange import PIECES, Asgi, Message, Receive, Scope, Send
 
 FIELDS = ("messages", "input")
 """Of the bodies, which hold the conversation."""
-_DROPPED = re.compile(r"authorization|x-api-key|host|connection|content-length|accept.*|sec-.*")
-"""Headers that are the machine's own."""
+_DROPPED = re.compile(r"authorization|x-api-key|host|connection|content-length|accept.*|sec-.*|x-codex-turn-metadata")
+"""Headers that are the machine's own, or tell the time."""
 _OWN = re.compile(r"Part \d+, line|\[script|\[results so far|x-anthropic-billing-header|Hello from|Summary: ")
 """In lines that this suite or the accounting writes."""
 _KEPT = (
@@ -48,6 +48,7 @@ class Recorder:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
+        scope["extensions"].pop(PIECES, None)  # or pieces of an answer would pass by on their own way
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope["query_string"].decode()
         entry: dict[str, Any] = {"path": scope["path"] + (f"?{query}" if query else ""), "headers": headers}
