@@ -10,7 +10,7 @@ import anyio
 import pytest
 from absence import absent
 from client_agents import AGENTS, MODEL
-from client_scripts import NUM_STEPS, WRITTEN, write_files
+from client_scripts import NUM_STEPS, WRITTEN, question, write_files
 from recorded_answers import check_stream, uncached
 from recorded_requests import Recorder, Scrubber, conversation, write_requests
 from scripted_model import scripted_settings, write_scripted_model
@@ -36,7 +36,8 @@ def scripted(tmp_path_factory):
 @pytest.mark.parametrize("name", AGENTS)
 async def test_a_session_with_an_overflow_ends_well(scripted, tmp_path, name):
     agent = AGENTS[name]
-    if not (ENVIRONMENT / name / "node_modules" / ".bin" / agent.binary).exists():
+    binaries = ENVIRONMENT / name / "node_modules" / ".bin"
+    if not (binaries / agent.binary).exists():
         absent(f"{name} of {ENVIRONMENT.name}", "`make test-clients` installs it where there is a network")
     folder, home = write_files(tmp_path / "work"), tmp_path / "home"
     settings = scripted_settings(scripted) | {"served_model_name": (MODEL,), "device": "cpu"}
@@ -45,9 +46,9 @@ async def test_a_session_with_an_overflow_ends_well(scripted, tmp_path, name):
         app = asgi(engine, config=config)
         recorder = Recorder(app)
         async with served_by(recorder, app.host, config) as url:
-            variables = agent.prepare(home, url) | {"PATH": os.environ["PATH"], "HOME": str(home)}
+            variables = agent.prepare(home, url, f"{binaries}{os.pathsep}{os.environ['PATH']}")
+            command = [str(binaries / agent.binary), *agent.arguments, question(name, folder)]
             with anyio.fail_after(SECONDS):
-                command = agent.command(name, ENVIRONMENT, folder)
                 done = await anyio.run_process(command, check=False, cwd=folder, env=variables, input=b"")
     output = (done.stdout[-3_000:] + done.stderr[-3_000:]).decode(errors="replace")
     assert (done.returncode, output.count("All done.") > 0) == (agent.exit_code, True), output

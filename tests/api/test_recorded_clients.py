@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from client_scripts import NUM_ODD_STEPS
 from recorded_answers import carries_on, check_stream, events_of_any, uncached
@@ -16,27 +17,23 @@ from serving import running_server
 
 from troupellm import Engine
 
-pytestmark = pytest.mark.anyio
-
 RECORDED = sorted((Path(__file__).parent / "clients" / "recorded").glob("*.jsonl"))
 FIRST, BESIDE = NUM_ODD_STEPS + 2, 2
 """Requests that are replayed: those of the odd steps, and those on either side of where the conversation was cut."""
 
 
 @pytest.fixture(scope="module")
-def anyio_backend():
-    return ("asyncio", {"use_uvloop": True})
-
-
-@pytest.fixture(scope="module")
-async def replayed(tmp_path_factory):
+def replayed(tmp_path_factory):
     """The requests of every client, each with the answer that it gets; the clients run side by side."""
-    folder = write_scripted_model(tmp_path_factory.mktemp("scripted"))
+    return anyio.run(replay, write_scripted_model(tmp_path_factory.mktemp("scripted")))
+
+
+async def replay(folder: Path) -> dict[str, list[tuple[dict[str, Any], httpx.Response]]]:
     settings = scripted_settings(folder) | {"served_model_name": ("troupe",), "device": "cpu", "num_threads": 1}
-    found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+    found: dict[str, list[tuple[dict[str, Any], httpx.Response]]] = {}
     async with Engine(folder, **settings, kv_cache_memory_bytes=64 * 2**20) as engine, running_server(engine) as served:
 
-        async def replay(path: Path) -> None:
+        async def ask(path: Path) -> None:
             answers = found[path.stem] = []
             async with served.client() as client:
                 for request in chosen(read_requests(path)):
@@ -45,7 +42,7 @@ async def replayed(tmp_path_factory):
 
         async with anyio.create_task_group() as group:
             for path in RECORDED:
-                group.start_soon(replay, path)
+                group.start_soon(ask, path)
     return found
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client_scripts import question
 
 MODEL = "troupe"
 
@@ -27,13 +26,18 @@ class Agent:
     exit_code: int = 0
     """Of a session that has overflowed and gone on."""
 
-    def prepare(self, home: Path, url: str) -> dict[str, str]:
-        """Write the settings; gives the variables."""
+    def prepare(self, home: Path, url: str, programs: str) -> dict[str, str]:
+        """Write the settings; gives the variables.
+
+        Args:
+            programs: folders in which programs are found, beside the agent's own.
+        """
         home.mkdir()
         for path, text in self.files(url).items():
             (home / path).parent.mkdir(parents=True, exist_ok=True)
             (home / path).write_text(text)
-        return {name: value.replace("HOME", str(home)) for name, value in self.variables(url).items()}
+        variables = {name: value.replace("HOME", str(home)) for name, value in self.variables(url).items()}
+        return variables | {"HOME": str(home), "PATH": programs}
 
     def command(self, name: str, environment: Path, folder: Path) -> list[str]:
         """

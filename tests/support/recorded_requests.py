@@ -19,18 +19,12 @@ _DROPPED = re.compile(r"authorization|x-api-key|host|connection|content-length|a
 """Headers that are the machine's own, or tell the time."""
 _OWN = re.compile(r"Part \d+, line|\[script|\[results so far|x-anthropic-billing-header|Hello from|Summary: ")
 """In lines that this suite or the accounting writes."""
-_KEPT = (
-    "type",
-    "role",
-    "name",
-    "id",
-    "call_id",
-    "tool_call_id",
-    "tool_use_id",
-    "data",
-    "encrypted_content",
-    "arguments",
-)
+_KEPT = frozenset(
+    {
+        "type", "role", "name", "id", "call_id", "tool_call_id", "tool_use_id", "data", "encrypted_content", "signature",
+        "arguments", "include", "enum", "required", "model", "tool_choice", "effort",
+    }
+)  # fmt: skip
 """Keys whose texts stay as they are."""
 _IDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|(?<![0-9A-Za-z])[0-9a-f]{16,}(?![0-9A-Za-z])")
 LONGEST_LINE = 24
