@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 MODEL = "troupe"
 
 
@@ -22,7 +21,9 @@ class Agent:
     files: Callable[[str], Mapping[str, str]] = field(default=lambda url: {})
     """Texts by path in the home, of a server's URL."""
     context: int
-    """Tokens that the server allows, so that the session overflows once."""
+    """Tokens that the server allows."""
+    overflows: bool = True
+    """The session is longer than that, and goes on with a summary."""
     exit_code: int = 0
     """Of a session that has overflowed and gone on."""
 
@@ -39,17 +40,9 @@ class Agent:
         variables = {name: value.replace("HOME", str(home)) for name, value in self.variables(url).items()}
         return variables | {"HOME": str(home), "PATH": programs}
 
-    def command(self, name: str, environment: Path, folder: Path) -> list[str]:
-        """
-        Args:
-            environment: where the clients are installed, each in a folder of its name.
-            folder: where the agent works.
-        """
-        return [
-            str(environment / name / "node_modules" / ".bin" / self.binary),
-            *self.arguments,
-            question(name, folder),
-        ]
+    def arguments_in(self, home: Path) -> list[str]:
+        """Those of the command, before the question."""
+        return [argument.replace("HOME", str(home)) for argument in self.arguments]
 
 
 def _claude(url: str) -> dict[str, str]:
@@ -100,6 +93,35 @@ def _opencode(url: str) -> dict[str, str]:
     return {"opencode.json": json.dumps(settings)}
 
 
+def _pi(url: str) -> dict[str, str]:
+    model = {"id": MODEL, "reasoning": True, "input": ["text", "image"], "contextWindow": 131_072, "maxTokens": 8_192}
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [model]}
+    return {".pi/agent/models.json": json.dumps({"providers": {MODEL: provider}})}
+
+
+def _qwen_code(url: str) -> dict[str, str]:
+    settings = {
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "general": {"enableAutoUpdate": False},
+        "security": {"auth": {"selectedType": "openai"}},
+    }
+    return {".qwen/settings.json": json.dumps(settings)}
+
+
+def _cn(url: str) -> dict[str, str]:
+    model = {
+        "name": MODEL,
+        "model": MODEL,
+        "provider": "openai",
+        "apiBase": f"{url}/v1",
+        "apiKey": "none",
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+    }
+    return {"config.yaml": json.dumps({"name": MODEL, "version": "1.0.0", "schema": "v1", "models": [model]})}
+
+
 AGENTS: Mapping[str, Agent] = {
     "claude-code": Agent(
         binary="claude", arguments=("--allowedTools=Read,Write", "-p"), variables=_claude, context=30_000
@@ -123,5 +145,28 @@ AGENTS: Mapping[str, Agent] = {
         files=_opencode,
         context=32_000,
         exit_code=1,
+    ),
+    "qwen-code": Agent(
+        binary="qwen",
+        arguments=("-y", "-p"),
+        variables=lambda url: {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_MODEL": MODEL},
+        files=_qwen_code,
+        context=131_072,
+        overflows=False,
+    ),
+    "cn": Agent(
+        binary="cn",
+        arguments=("--config=HOME/config.yaml", "--auto", "-p"),
+        variables=lambda url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files=_cn,
+        context=131_072,
+        overflows=False,
+    ),
+    "pi": Agent(
+        binary="pi",
+        arguments=("--provider", MODEL, "--model", MODEL, "-p"),
+        variables=lambda url: {"PI_OFFLINE": "1"},
+        files=_pi,
+        context=24_000,
     ),
 }

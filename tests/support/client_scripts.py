@@ -113,12 +113,26 @@ def codex(folder: str) -> list[str]:
     ]
 
 
+def cline(folder: str) -> list[str]:
+    def read(name: str) -> dict[str, Any]:
+        return {"files": [{"path": f"{folder}/{name}"}]}
+
+    parts = range(NUM_STEPS - NUM_ODD_STEPS)
+    return [
+        call("editor", "A file is wanted.", path=f"{folder}/hello.txt", new_text=WRITTEN),
+        call("read_files", "The picture helps.", "I look at the picture.", **read("dot.png")),
+        raw_call('{"name": "read_files", "arguments": {"files": [{"path": '),
+        call("read_files", wrong=f"{folder}/hello.txt"),
+        *[call("read_files", f"Part {part} comes.", **read(f"part{part}.txt")) for part in parts],
+    ]
+
+
 SCRIPTS: Mapping[str, Callable[[str], list[str]]] = {
     "claude-code": file_tools("Write", "Read", "file_path"),
     "codex": codex,
     "opencode": file_tools("write", "read", "filePath"),
     "qwen-code": file_tools("write_file", "read_file", "file_path"),
     "pi": file_tools("write", "read", "path"),
-    "cline": file_tools("write_to_file", "read_file", "path"),
+    "cline": cline,
     "cn": file_tools("Write", "Read", "filepath"),
 }

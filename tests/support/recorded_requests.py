@@ -21,8 +21,8 @@ _OWN = re.compile(r"Part \d+, line|\[script|\[results so far|x-anthropic-billing
 """In lines that this suite or the accounting writes."""
 _KEPT = frozenset(
     {
-        "type", "role", "name", "id", "call_id", "tool_call_id", "tool_use_id", "data", "encrypted_content", "signature",
-        "arguments", "include", "enum", "required", "model", "tool_choice", "effort",
+        "type", "role", "name", "id", "call_id", "tool_call_id", "tool_use_id", "data", "encrypted_content",
+        "signature", "arguments", "include", "enum", "required", "model", "tool_choice", "effort",
     }
 )  # fmt: skip
 """Keys whose texts stay as they are."""
