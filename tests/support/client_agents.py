@@ -96,7 +96,11 @@ def _opencode(url: str) -> dict[str, str]:
 def _pi(url: str) -> dict[str, str]:
     model = {"id": MODEL, "reasoning": True, "input": ["text", "image"], "contextWindow": 131_072, "maxTokens": 8_192}
     provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [model]}
-    return {".pi/agent/models.json": json.dumps({"providers": {MODEL: provider}})}
+    settings = {"compaction": {"keepRecentTokens": 4_000}}
+    return {
+        ".pi/agent/models.json": json.dumps({"providers": {MODEL: provider}}),
+        ".pi/agent/settings.json": json.dumps(settings),
+    }
 
 
 def _qwen_code(url: str) -> dict[str, str]:

@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-SUMMARY_ASKED = (
-    "create a detailed summary", "CONTEXT CHECKPOINT COMPACTION", "anchored summary", "prior-summary", "state_snapshot",
-)  # fmt: skip
-"""Words by which clients ask for a summary of the conversation."""
+SUMMARY_ASKED = ("create a detailed summary", "CONTEXT CHECKPOINT COMPACTION")
+"""Words by which clients that go on offering tools ask for a summary of the conversation."""
 WRITTEN = "Hello from the script.\n"
 NUM_STEPS = 30
 NUM_ODD_STEPS = 4
@@ -62,10 +60,10 @@ def answer_of(prompt: str, *, user: str, tools: str, result: str) -> str:
     marks = list(_SO_FAR.finditer(prompt))
     known, begin = max(((int(mark.group(1)), mark.end()) for mark in marks), default=(0, 0))
     step = known + prompt.count(result, begin)
-    if any(words in prompt.rpartition(user)[2] for words in SUMMARY_ASKED):
-        return f"Summary: some files were read. [script {name} {folder}] [results so far: {step}]"
-    if tools not in prompt:
+    if tools not in prompt and not step:
         return "A short title"
+    if tools not in prompt or any(words in prompt.rpartition(user)[2] for words in SUMMARY_ASKED):
+        return f"Summary: some files were read. [script {name} {folder}] [results so far: {step}]"
     steps = SCRIPTS[name](folder)
     return steps[step] if step < len(steps) else "All done."
 
