@@ -30,6 +30,7 @@ SPREAD := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 ROWS := $(sort $(wildcard tests/faults/test_[CDEHI]_*.py)) tests/simulation/test_rows.py
 VENV := .venv
 CLIENTS := .venv-clients
+AGENTS := tests/api/clients/agents.txt
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
@@ -87,9 +88,9 @@ clients: $(VENV)/.installed
 agents:
 	@while read -r name packages; do folder=$(CLIENTS)/$$name; \
 		test "$$(cat $$folder/.installed 2>/dev/null)" = "$$packages" || { echo "installing $$packages into $$folder"; \
-		rm -rf $$folder && mkdir -p $$folder && npm install --silent --no-audit --no-fund --prefix $$folder $$packages \
+		rm -rf $$folder && mkdir -p $$folder && npm install --silent --no-audit --no-fund --prefix $$folder $$packages </dev/null \
 		&& echo "$$packages" > $$folder/.installed; } || $(call without,$$name); \
-	done < tests/api/clients/agents.txt
+	done < $(AGENTS)
 
 # Each agent has a session of thirty turns with a server of a tiny model that says a script.
 test-clients: $(VENV)/.tested agents

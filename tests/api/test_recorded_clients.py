@@ -18,7 +18,7 @@ from serving import running_server
 from troupellm import Engine
 
 RECORDED = sorted((Path(__file__).parent / "clients" / "recorded").glob("*.jsonl"))
-FIRST, BESIDE = NUM_ODD_STEPS + 2, 2
+FIRST, BESIDE = NUM_ODD_STEPS + 1, 1
 """Requests that are replayed: those of the odd steps, and those on either side of where the conversation was cut."""
 
 
@@ -68,7 +68,7 @@ def test_each_request_gets_the_events_and_notes_of_its_client(replayed, name):
 @pytest.mark.parametrize("name", [path.stem for path in RECORDED])
 def test_each_turn_finds_the_prompt_of_the_turn_before(replayed, name):
     turns = [(request["body"], answer.text) for request, answer in replayed[name]]
-    assert sum(carries_on(before, after) for (before, _), (after, _) in itertools.pairwise(turns)) > 4
+    assert sum(carries_on(before, after) for (before, _), (after, _) in itertools.pairwise(turns)) >= 3
     assert uncached(turns) == []
 
 
