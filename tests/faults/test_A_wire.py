@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 from contextlib import suppress
 from functools import partial
 
@@ -356,7 +357,7 @@ async def test_A11_streams_that_are_reset_in_the_same_read_are_not_begun(tiny_en
         await client.flush()
         assert (await client.answer(good))[0] == 200
         await client.close()
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("pieces", [(b"\r\n", b""), (b"\r", b"\n")], ids=["at once", "in halves"])

@@ -142,7 +142,7 @@ async def test_B8_B9_conversations(tiny_engine):
 
 async def test_B12_models(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
-        for name in (None, "", "other", "../../x", "x\0y", "m" * 2**20):
+        for name in ("", "other", "../../x", "x\0y", "m" * 2**20):
             await check(attacked, [({"model": name}, "model")], status=404)
         await check(attacked, [({"model": 5}, "model")])
 

@@ -31,7 +31,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 _PARTS = ("image_url", "input_audio", "video_url", "image_embeds", "prompt_embeds", "file")
 _IDS = ("allowed_token_ids", "stop_token_ids", "logprob_token_ids")
-_LABELS = ("user", "safety_identifier", "prompt_cache_key", "session_id")
+_LABELS = ("user", "safety_identifier", "prompt_cache_key")
 _NOT_HERE = (
     "prompt_embeds", "kv_transfer_params", "ec_transfer_params", "media_io_kwargs", "mm_processor_kwargs",
     "prompt_logprob_token_ids", "functions", "function_call", "audio", "web_search_options", "suffix",
@@ -159,6 +159,7 @@ ROWS: dict[str, tuple[Values, ...]] = {
     "B13": (
         Values(fields=("cache_salt",), types=(5, []), ranges=("", "x" * 129, LONG), odd=("ü" * 64, "../..")),
         Values(fields=_LABELS, types=(5, []), ranges=("x" * 513, LONG), odd=("", "\u202e\x00ü", "../../etc")),
+        Values(fields=("session_id",), types=(5, []), odd=("", "\u202e\x00ü", "../../etc", "x" * 513, LONG)),
         Values(fields=("metadata",), types=(5, [], "x"), odd=({"a": 5}, {"user_id": LONG}, {"b": "ü\x00"})),
     ),
     "B14": (

@@ -1,5 +1,6 @@
 """What each client was told, checked against what it should have been told."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -132,6 +133,9 @@ class Record:
                 right = isinstance(error, ContextLengthExceeded) and too_long(ask, scenario)
             case "invalid_value":
                 right = ask.params.use_beam_search and ask.params.num_sequences > scenario.config.scheduler.max_num_seqs
+            case "integer_above_max_value":
+                mine = [tenant for tenant in scenario.config.scheduler.tenants if tenant.name == ask.tenant]
+                right = any(ask.params.num_sequences > (tenant.max_concurrency or math.inf) for tenant in mine)
             case "slow_down":
                 right = not ask.wait
             case "rate_limit_exceeded":

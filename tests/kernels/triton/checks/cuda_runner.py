@@ -86,7 +86,6 @@ def told(pair: Pair, steps: int) -> Script:
     return script
 
 
-@pytest.mark.slow
 def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
     """Norms, rotations, attention, gates, experts and draws of prompts in chunks and of decode steps, replayed ones
     among them."""
