@@ -9,6 +9,7 @@
 #   ALLOW_ABSENT=1          skip tests in `make test-all` that need what cannot be installed here; else they fail
 #   PEERS=<folder>         where `make peers` puts the engines that the benchmarks compare with
 #   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
+#   RECORD=1                `make test-clients` writes the requests that `make test` replays
 #   TIMES=3                 how often `make repeat` runs the rows
 #   PYTHONS="python3.13"    on which interpreters `make pythons` runs the rows of start, drain and stop
 
@@ -23,11 +24,13 @@ TEST_JOBS ?= 2
 TIMES ?= 3
 PYTHONS ?= python3.12 python3.13 python3.14
 ALLOW_ABSENT ?=
+RECORD ?=
 SPREAD := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # Tests of rows of the fault table that must pass time after time: the engine's, its clients' and its processes'.
 ROWS := $(sort $(wildcard tests/faults/test_[CDEHI]_*.py)) tests/simulation/test_rows.py
 VENV := .venv
 CLIENTS := .venv-clients
+AGENTS := tests/api/clients/agents.txt
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
@@ -40,7 +43,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan repeat pythons clients references real-models peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -53,7 +56,7 @@ test: $(VENV)/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
-test-all: $(VENV)/.tested clients references real-models encoder xgrammar torchao
+test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar torchao
 	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )$(BIN)/python -m pytest -q -rs $(SPREAD) $(ARGS)
 
 # The compiled code with AddressSanitizer and UBSan, built in a file of its own: the tests that call it, and 2,000 random
@@ -80,6 +83,19 @@ clients: $(VENV)/.installed
 		-r tests/api/clients/requirements.txt && touch $(CLIENTS)/.installed; } || $(call without,the clients)
 	@test -e $(CLIENTS)/node/node_modules/openai || { mkdir -p $(CLIENTS)/node && \
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai; } || $(call without,openai-node)
+
+# Coding agents, pinned, each in a folder of its own: some 2.5 GB.
+agents:
+	@while read -r name packages; do folder=$(CLIENTS)/$$name; \
+		test "$$(cat $$folder/.installed 2>/dev/null)" = "$$packages" || { echo "installing $$packages into $$folder"; \
+		rm -rf $$folder && mkdir -p $$folder && npm install --silent --no-audit --no-fund --prefix $$folder $$packages </dev/null \
+		&& echo "$$packages" > $$folder/.installed; } || $(call without,$$name); \
+	done < $(AGENTS)
+
+# Each agent has a session of thirty turns with a server of a tiny model that says a script.
+test-clients: $(VENV)/.tested agents
+	$(if $(ALLOW_ABSENT),,TROUPE_NEED_ALL=1 )TROUPE_RECORD=$(RECORD) $(BIN)/python -m pytest -q -rs \
+		tests/api/test_client_agents.py $(ARGS)
 
 # llama.cpp as npm has it, compiled: token ids to compare with, and its quantizer. Only what runs on this machine's CPU.
 references:

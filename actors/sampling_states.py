@@ -28,6 +28,7 @@ class SamplingStates:
         self._tokenizer = tokenizer
         self._limits = limits
         self._processors: Mapping[str, ProcessorInfo] = {info.name: info for info in ready.logits_processors}
+        self._always = tuple((info.name, info.default) for info in ready.logits_processors if info.default is not None)
         self._spellings: dict[str, tuple[tuple[int, ...], ...]] = {}
 
     def check(self, params: SamplingParams) -> None:
@@ -174,15 +175,16 @@ class SamplingStates:
         return tuple(span) or tuple(ids)
 
     def _processors_of(self, params: SamplingParams) -> tuple[tuple[str, bytes], ...]:
-        """Those that the request names, and those that claim an argument which it gives."""
+        """Those of every request but a beam search, those that this one names, and those that claim its arguments."""
         if not params.logits_processors and not params.extra_args:
-            return ()
+            return () if params.use_beam_search else self._always
         named, given = params.logits_processors or {}, params.extra_args or {}
         found: list[tuple[str, bytes]] = []
         for name, info in self._processors.items():
             claimed = {argument: given[argument] for argument in info.arguments if argument in given}
-            if name in named or claimed:
-                arguments: dict[str, Any] = {**claimed, **named.get(name, {})}
+            if name in named or claimed or info.default is not None:
+                default: dict[str, Any] = {} if info.default is None else msgspec.json.decode(info.default)
+                arguments = {**default, **claimed, **named.get(name, {})}
                 found.append((name, msgspec.json.encode(arguments)))
         return tuple(found)
 

@@ -1,7 +1,8 @@
 """Logits processors: plug-ins of the server that change scores before a token is drawn, for the rows that ask for it.
 
 A plug-in is a subclass of `LogitsProcessor`, installed under the entry point group `troupellm.logits_processors` or
-named with `--logits-processors name=module:Class`. A request names it and gives it plain data, never code.
+named with `--logits-processors name=module:Class`. A request names it and gives it plain data, never code; with
+`--default-logits-processors name` every request has it.
 """
 
 from abc import ABC, abstractmethod
@@ -92,8 +93,32 @@ def load_processors(named: Iterable[str], vocab_width: int, device: torch.device
     return found
 
 
-def describe(processors: Processors) -> tuple[ProcessorInfo, ...]:
-    return tuple(ProcessorInfo(name, tuple(processor.arguments)) for name, processor in processors.items())
+def describe(processors: Processors, defaults: Iterable[str] = ()) -> tuple[ProcessorInfo, ...]:
+    """
+    Args:
+        defaults: those that every request has, each as `name` or `name={arguments in JSON}`.
+
+    Raises:
+        ModelLoadError: a default names no plug-in, or has arguments that its plug-in refuses.
+    """
+    always = dict(_default(text, processors) for text in defaults)
+    return tuple(
+        ProcessorInfo(name, tuple(processor.arguments), always.get(name)) for name, processor in processors.items()
+    )
+
+
+def _default(text: str, processors: Processors) -> tuple[str, bytes]:
+    name, _, given = text.partition("=")
+    if name not in processors:
+        offered = ", ".join(processors) or "none"
+        raise ModelLoadError(f"default_logits_processors: {name} is none of the logits processors, which are {offered}")
+    try:
+        arguments = msgspec.json.decode(given or "{}", type=dict[str, Any])
+        processors[name].prepare(dict(arguments))
+    except Exception as error:  # somebody else's code looks at them
+        reason = str(error)[:_LONGEST_REASON] or type(error).__name__
+        raise ModelLoadError(f"default_logits_processors: the arguments of {name} are refused: {reason}") from error
+    return name, msgspec.json.encode(arguments)
 
 
 class RowProcessors:

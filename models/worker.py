@@ -31,7 +31,7 @@ from troupellm.models.hf_config import ConfigReader
 from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.load_notes import attention_note, tell_compiling
-from troupellm.models.logits_processors import describe, load_processors
+from troupellm.models.logits_processors import load_processors
 from troupellm.models.memory import MemoryBudget, model_limit, plan_memory
 from troupellm.models.model_folder import readable
 from troupellm.models.offload.arena import memory_left
@@ -188,7 +188,7 @@ class ModelWorker:
             self._runner.graphs.warm_up(progress)
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=attention_note(attention)))
         ready = decoder_ready(
-            model, budget, config, dtype, perf_counter() - begin, saturation, describe(processors), device=device.type,
+            model, budget, config, dtype, perf_counter() - begin, saturation, processors, device=device.type,
             pooling=ability, fingerprint=same.fingerprint, drafter=drafting.needs, most_drafts=drafter.most,
         )  # fmt: skip
         self._ready = ready if moves is None else moves.described(ready)

@@ -5,13 +5,14 @@ import torch
 from troupellm.kernels.kv_codes import cache_dtype
 from troupellm.models.cache_layout import cache_layout
 from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.logits_processors import Processors, describe
 from troupellm.models.memory import MemoryBudget, drafter_block_bytes
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.speculation.paging import lying_in
 from troupellm.models.weight_count import weight_count
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.pooling import PoolingAbility
-from troupellm.protocol.worker import CacheGroup, ProcessorInfo, WorkerReady
+from troupellm.protocol.worker import CacheGroup, WorkerReady
 
 
 def decoder_ready(
@@ -21,7 +22,7 @@ def decoder_ready(
     dtype: torch.dtype,
     seconds: float,
     saturation: tuple[int, float],
-    processors: tuple[ProcessorInfo, ...],
+    processors: Processors,
     *,
     device: str,
     pooling: PoolingAbility | None,
@@ -31,9 +32,13 @@ def decoder_ready(
 ) -> WorkerReady:
     """
     Args:
+        processors: every plug-in that was loaded.
         saturation: from how many tokens on, and from what time, a step does no more of them per second.
         drafter: what of the blocks and the memory is a drafter's.
         most_drafts: of a row in a step.
+
+    Raises:
+        ModelLoadError: a default of the logits processors cannot hold.
     """
     cached = cache_dtype(config.cache.kv_cache_dtype, dtype)
     drafted = drafter_block_bytes(drafter, config.cache.block_size, cached)
@@ -58,7 +63,7 @@ def decoder_ready(
         saturation_tokens=saturation[0],
         saturation_seconds=saturation[1],
         hidden_size=model.hidden_size,
-        logits_processors=processors,
+        logits_processors=describe(processors, config.worker.default_logits_processors),
         generates=model.head == "lm" and config.model.runner != "pooling",
         pooling=pooling,
         fingerprint=fingerprint,

@@ -16,6 +16,7 @@ from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.kv_events import EventDetail
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
+from troupellm.protocol.sdk_headers import SDK_HEADERS
 from troupellm.protocol.setting_types import (
     Auto,
     Count,
@@ -212,6 +213,10 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...],
         _help("plug-in that requests may use, as name=module:Class, repeatable; beside those installed"),
     ] = ()
+    default_logits_processors: Annotated[
+        tuple[str, ...],
+        _help("plug-in that changes the scores of every request, as name or name={its arguments in JSON}, repeatable"),
+    ] = ()
     step_timeout: Annotated[
         Seconds | None,
         _help(
@@ -283,17 +288,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             text, _, path = with_allowed_values(error, cls).partition(" - at `$.")
             name = path.rstrip("`").rsplit(".", maxsplit=1)[-1]
             raise ConfigError(f"{name}: {text}", param=name) from None
-
-
-SDK_HEADERS = (
-    *("authorization", "content-type", "user-agent", "x-request-id", "idempotency-key"),
-    *("openai-beta", "openai-organization", "openai-project"),
-    *("x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access"),
-    *("x-stainless-arch", "x-stainless-lang", "x-stainless-os", "x-stainless-package-version", "x-stainless-runtime"),
-    *("x-stainless-runtime-version", "x-stainless-retry-count", "x-stainless-timeout", "x-stainless-helper"),
-    *("x-stainless-helper-method", "x-stainless-poll-helper", "x-stainless-custom-poll-interval"),
-)
-"""What OpenAI's and Anthropic's clients send from a browser; a preflight must allow each by name."""
 
 
 class ServerConfig(BodyConfig, frozen=True, kw_only=True):

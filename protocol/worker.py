@@ -268,6 +268,8 @@ class ProcessorInfo(msgspec.Struct, frozen=True):
     name: str
     arguments: tuple[str, ...] = ()
     """Arguments that turn it on wherever a request gives them."""
+    default: bytes | None = None
+    """Its arguments for every request, as a JSON object; a request's own go over them. None: a request must ask."""
 
 
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):

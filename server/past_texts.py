@@ -10,6 +10,8 @@ import msgspec
 
 MEDIA = ("image", "audio", "video", "file")
 _AS_FILES = ("document", "pdf", "attachment")
+_RESULTS = ("tool", "function")
+"""Roles of the results of tools."""
 _FIELDS = {"refusal": "refusal", "tool_reference": "tool_name"}
 """Where parts of a type have their text; those of all others have it in `text`."""
 
@@ -23,13 +25,17 @@ class PastTexts(msgspec.Struct, frozen=True):
 def newest_places(roles: Sequence[str]) -> frozenset[int]:
     """Which messages are the newest turn's own: the user's last message, and the last message of all.
 
+    A message behind the results of tools is neither: clients put the images of results there.
+
     Args:
         roles: of the messages in order; results have tool or function, and other entries an empty text.
     """
-    answered = max((place for place, role in enumerate(roles) if role == "assistant"), default=-1)
+    known = max((place for place, role in enumerate(roles) if role in ("assistant", *_RESULTS)), default=-1)
+    if known >= 0 and roles[known] in _RESULTS:
+        return frozenset()
     users = [place for place, role in enumerate(roles) if role == "user"]
-    others = [place for place, role in enumerate(roles) if role not in ("tool", "function", "")]
-    return frozenset(place for place in (*users[-1:], *others[-1:]) if place > answered)
+    others = [place for place, role in enumerate(roles) if role]
+    return frozenset(place for place in (*users[-1:], *others[-1:]) if place > known)
 
 
 def media_of(kind: str) -> str | None:

@@ -183,6 +183,21 @@ async def test_refusals_name_the_field_on_either_side_of_a_front(tiny_engine):
             assert (await door.generate([5], max_tokens=2)).token_ids
 
 
+async def test_a_default_plug_in_has_every_request_but_a_beam_search(tiny_engine):
+    settings = {"logits_processors": PLUG_INS, "default_logits_processors": ('only={"token": 70, "after": 1}',)}
+    async with tiny_engine(**settings) as engine, front_pair(engine) as pair:
+        for door in (engine, pair.remote):
+            plain = await door.generate([5], max_tokens=3, ignore_eos=True, temperature=0.0)
+            asked = {"only": {"token": 71}}
+            own = await door.generate([5], max_tokens=3, ignore_eos=True, logits_processors=asked)
+            by_argument = await door.generate([5], max_tokens=3, ignore_eos=True, extra_args={"token": 72})
+            beams = await door.generate([5], max_tokens=3, ignore_eos=True, use_beam_search=True, n=2, temperature=0.0)
+            assert (plain.token_ids[0] != 70, plain.token_ids[1:]) == (True, (70, 70))
+            assert own.token_ids[1:] == (71, 71), "the rest of the default's arguments holds"
+            assert by_argument.token_ids[1:] == (72, 72)
+            assert beams.token_ids[1:] != (70, 70)
+
+
 # Over HTTP.
 
 

@@ -66,6 +66,19 @@ def test_they_are_told_of_with_the_arguments_that_turn_them_on():
     assert set(load_processors(("plug_ins:OnlyToken",), VOCAB, CPU)) == {"OnlyToken"}
 
 
+def test_a_default_is_told_of_with_its_arguments():
+    loaded = load_processors(NAMED, VOCAB, CPU)
+    told = {info.name: info.default for info in describe(loaded, ['only={"token": 4}', "broken"])}
+    assert told == {"only": b'{"token":4}', "broken": b"{}"}
+    assert [info.default for info in describe(loaded)] == [None, None]
+
+
+@pytest.mark.parametrize("text", ["missing", "only", "only=4", "only=[]", 'only={"token": -1}', "only={"])
+def test_a_default_that_cannot_hold_ends_the_start_by_name(text):
+    with pytest.raises(ModelLoadError, match=f"default_logits_processors: .*{text.partition('=')[0]}"):
+        describe(load_processors(NAMED, VOCAB, CPU), [text])
+
+
 def test_installed_ones_are_found_by_their_entry_point(tmp_path, monkeypatch):
     folder = tmp_path / "somebody-1.0.dist-info"
     folder.mkdir()

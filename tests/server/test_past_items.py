@@ -185,6 +185,17 @@ def test_only_the_newest_message_of_the_user_is_refused_for_what_it_holds(api, c
     assert shown[-1] == ("user", "question")
 
 
+def test_an_image_behind_the_results_of_tools_is_a_part_of_them():
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    entries = [user(), answer("") | {"tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "seen"}]
+    seen = {"role": "user", "content": [{"type": "text", "text": "Attached:"}, image]}
+    shown, skipped = read("chat", [*entries, seen])
+    assert shown[-1][0] == "user"
+    assert "[image omitted: this model reads text only]" in shown[-1][1]
+    assert skipped == ["part image_url"]
+
+
 def test_effort_and_format_are_those_of_the_last_configuration():
     form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
     update = {"type": "configuration_update", "reasoning": {"effort": "high"}, "text": {"format": form}}

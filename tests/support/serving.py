@@ -13,6 +13,7 @@ from plain_http import NO_TLS
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.app import App, admin_access, asgi
+from troupellm.server.exchange import Asgi
 from troupellm.server.front import HttpFront
 from troupellm.server.guard import guard_of
 from troupellm.server.host import EngineHost
@@ -86,12 +87,25 @@ async def running_server(
     """Serve an open engine until the block ends."""
     config = config or server_config()
     app = app or asgi(engine, config=config)
+    async with _front_of(app, app.host, config) as (front, url):
+        yield Served(app, url, front)
+
+
+@asynccontextmanager
+async def served_by(app: Asgi, host: EngineHost, config: ServerConfig) -> AsyncIterator[str]:
+    """Serve what stands before an app until the block ends; gives the URL."""
+    async with _front_of(app, host, config) as (_, url):
+        yield url
+
+
+@asynccontextmanager
+async def _front_of(app: Asgi, host: EngineHost, config: ServerConfig) -> AsyncIterator[tuple[HttpFront, str]]:
     listener, url = bind(config)
     front = HttpFront(app, config, listener)
-    async with anyio.create_task_group() as group, app.host.running():
+    async with anyio.create_task_group() as group, host.running():
         group.start_soon(front.run)
         try:
-            yield Served(app, url, front)
+            yield front, url
         finally:
             with anyio.CancelScope(shield=True):
                 await front.stop()

@@ -1,0 +1,176 @@
+"""Coding agents as users run them without a screen: their commands, settings and variables, for a server at a URL."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MODEL = "troupe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """How an agent is run. Its home holds nothing but `files`, and its environment nothing but `variables`."""
+
+    binary: str
+    arguments: tuple[str, ...]
+    """Of the command, before the question."""
+    variables: Callable[[str], Mapping[str, str]]
+    """Of a server's URL."""
+    files: Callable[[str], Mapping[str, str]] = field(default=lambda url: {})
+    """Texts by path in the home, of a server's URL."""
+    context: int
+    """Tokens that the server allows."""
+    overflows: bool = True
+    """The session is longer than that, and goes on with a summary."""
+    exit_code: int = 0
+    """Of a session that has overflowed and gone on."""
+
+    def prepare(self, home: Path, url: str, programs: str) -> dict[str, str]:
+        """Write the settings; gives the variables.
+
+        Args:
+            programs: folders in which programs are found, beside the agent's own.
+        """
+        home.mkdir()
+        for path, text in self.files(url).items():
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_text(text)
+        variables = {name: value.replace("HOME", str(home)) for name, value in self.variables(url).items()}
+        return variables | {"HOME": str(home), "PATH": programs}
+
+    def arguments_in(self, home: Path) -> list[str]:
+        """Those of the command, before the question."""
+        return [argument.replace("HOME", str(home)) for argument in self.arguments]
+
+
+def _claude(url: str) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": MODEL,
+        "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_TELEMETRY": "1",
+    }
+
+
+def _codex(url: str) -> dict[str, str]:
+    text = f"""
+model = "{MODEL}"
+model_provider = "{MODEL}"
+model_context_window = 24000
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+[analytics]
+enabled = false
+[model_providers.{MODEL}]
+name = "{MODEL}"
+base_url = "{url}/v1"
+wire_api = "responses"
+"""
+    return {".codex/config.toml": text}
+
+
+def _opencode(url: str) -> dict[str, str]:
+    model = {"reasoning": True, "tool_call": True, "limit": {"context": 131_072, "output": 8_192}}
+    provider: dict[str, Any] = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{url}/v1", "apiKey": "none"},
+        "models": {MODEL: model},
+    }
+    settings = {
+        "autoupdate": False,
+        "share": "disabled",
+        "permission": "allow",
+        "model": f"{MODEL}/{MODEL}",
+        "small_model": f"{MODEL}/{MODEL}",
+        "provider": {MODEL: provider},
+    }
+    return {"opencode.json": json.dumps(settings)}
+
+
+def _pi(url: str) -> dict[str, str]:
+    model = {"id": MODEL, "reasoning": True, "input": ["text", "image"], "contextWindow": 131_072, "maxTokens": 8_192}
+    provider = {"baseUrl": f"{url}/v1", "api": "openai-completions", "apiKey": "none", "models": [model]}
+    settings = {"compaction": {"keepRecentTokens": 4_000}}
+    return {
+        ".pi/agent/models.json": json.dumps({"providers": {MODEL: provider}}),
+        ".pi/agent/settings.json": json.dumps(settings),
+    }
+
+
+def _qwen_code(url: str) -> dict[str, str]:
+    settings = {
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "general": {"enableAutoUpdate": False},
+        "security": {"auth": {"selectedType": "openai"}},
+    }
+    return {".qwen/settings.json": json.dumps(settings)}
+
+
+def _cn(url: str) -> dict[str, str]:
+    model = {
+        "name": MODEL,
+        "model": MODEL,
+        "provider": "openai",
+        "apiBase": f"{url}/v1",
+        "apiKey": "none",
+        "roles": ["chat"],
+        "capabilities": ["tool_use"],
+    }
+    return {"config.yaml": json.dumps({"name": MODEL, "version": "1.0.0", "schema": "v1", "models": [model]})}
+
+
+AGENTS: Mapping[str, Agent] = {
+    "claude-code": Agent(
+        binary="claude", arguments=("--allowedTools=Read,Write", "-p"), variables=_claude, context=30_000
+    ),
+    "codex": Agent(
+        binary="codex",
+        arguments=("exec", "--skip-git-repo-check"),
+        variables=lambda url: {},
+        files=_codex,
+        context=24_000,
+    ),
+    "opencode": Agent(
+        binary="opencode",
+        arguments=("run",),
+        variables=lambda url: {
+            "OPENCODE_CONFIG": "HOME/opencode.json",
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        },
+        files=_opencode,
+        context=32_000,
+        exit_code=1,
+    ),
+    "qwen-code": Agent(
+        binary="qwen",
+        arguments=("-y", "-p"),
+        variables=lambda url: {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_MODEL": MODEL},
+        files=_qwen_code,
+        context=131_072,
+        overflows=False,
+    ),
+    "cn": Agent(
+        binary="cn",
+        arguments=("--config=HOME/config.yaml", "--auto", "-p"),
+        variables=lambda url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        files=_cn,
+        context=131_072,
+        overflows=False,
+    ),
+    "pi": Agent(
+        binary="pi",
+        arguments=("--provider", MODEL, "--model", MODEL, "-p"),
+        variables=lambda url: {"PI_OFFLINE": "1"},
+        files=_pi,
+        context=24_000,
+    ),
+}
