@@ -15,8 +15,8 @@ THERE = (
 )  # fmt: skip
 """What a machine for training has."""
 PACKAGES = (
-    "msgspec", "hypercorn", "llguidance", "python-multipart", "xxhash", "zstandard", "pyyaml", "h2", "hpack", "hyperframe", "priority",
-    "wsproto",
+    "msgspec", "hypercorn", "llguidance", "python-multipart", "xxhash", "zstandard", "pyyaml", "h2", "hpack",
+    "hyperframe", "priority", "wsproto",
 )  # fmt: skip
 PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5))
 
