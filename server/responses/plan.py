@@ -9,7 +9,7 @@ from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import ReasoningEcho, ResponseObject
 from troupellm.protocol.responses import ResponsesRequest
-from troupellm.server.body import is_large
+from troupellm.server.body import declared_bytes, is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
@@ -19,6 +19,7 @@ from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.responses.past import gather
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.responses.translate import ENCRYPTED, Translated, translate
+from troupellm.server.sealed import is_sealed
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +56,15 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
     conversation = await gather(host, exchange, request, owner)
 
     def work() -> tuple[Translated, Items]:
-        before, own = conversation.items()
-        return translate(request, [*before, *own], first=len(before)), _identified(own, name)
+        before, own, room = conversation.items()
+        return translate(request, [*before, *own], first=len(before), room=room), _identified(own, name)
 
+    packed = any(is_sealed(item.get("encrypted_content")) for item in conversation.own)
     if conversation.stored_bytes:
         translated, items = await offload(work, limiter=host.responses.decoding)
     else:
-        translated, items = await offload(work) if is_large(exchange) else work()
+        translated, items = await offload(work) if packed or is_large(exchange) else work()
+    exchange.body_bytes = (declared_bytes(exchange) or 0) + conversation.stored_bytes + translated.unpacked
     host.skipped.report(exchange, translated.skipped)
     text, reasoning = request.text, request.reasoning
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}

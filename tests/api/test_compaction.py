@@ -18,7 +18,7 @@ TALK = [
     {"role": "user", "content": "Three"},
 ]
 TRIGGER = {"type": "compaction_trigger"}
-LAST = "The user's last message: Three"
+LAST = '"user":"Three"}'
 
 
 def events_of(text: str) -> list[dict]:
