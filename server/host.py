@@ -17,6 +17,7 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.admin.actions import Office
 from troupellm.server.background import Background
 from troupellm.server.batches.service import Batches
+from troupellm.server.body import PARALLEL_DECODES
 from troupellm.server.body_room import BodyRoom
 from troupellm.server.counting import Counting
 from troupellm.server.errors import HttpError, not_ready
@@ -69,6 +70,7 @@ class EngineHost:
         self.skipped = Skipped()
         self.volatile_lines = VolatileLines.read(config.volatile_lines)
         self.bodies = BodyRoom(config.max_bodies_bytes, config.max_body_bytes)
+        self.decodes = anyio.CapacityLimiter(PARALLEL_DECODES)
         self.in_flight_elsewhere = 0
         """Exchanges of other processes that serve the same engine."""
         self.told_elsewhere = False

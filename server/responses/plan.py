@@ -9,7 +9,7 @@ from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.response_objects import ReasoningEcho, ResponseObject
 from troupellm.protocol.responses import ResponsesRequest
-from troupellm.server.body import declared_bytes, is_large
+from troupellm.server.body import is_large
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
@@ -60,11 +60,12 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
         return translate(request, [*before, *own], first=len(before), room=room), _identified(own, name)
 
     packed = any(is_sealed(item.get("encrypted_content")) for item in conversation.own)
+    await exchange.add_bytes(conversation.stored_bytes, host.config.body_timeout)
     if conversation.stored_bytes:
         translated, items = await offload(work, limiter=host.responses.decoding)
     else:
         translated, items = await offload(work) if packed or is_large(exchange) else work()
-    exchange.body_bytes = (declared_bytes(exchange) or 0) + conversation.stored_bytes + translated.unpacked
+    await exchange.add_bytes(translated.unpacked, host.config.body_timeout)
     host.skipped.report(exchange, translated.skipped)
     text, reasoning = request.text, request.reasoning
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
