@@ -249,7 +249,7 @@ class App:
                 log_access(made)
 
         await send({"type": "websocket.accept"})
-        await ResponsesSocket(self.host, receive, send, exchange, answered).run()
+        await ResponsesSocket(self.host, first.caller, receive, send, exchange, answered).run()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing but cancellation leaves this method."""

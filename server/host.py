@@ -24,7 +24,7 @@ from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
 from troupellm.server.load_log import LoadLog
-from troupellm.server.messages.threads import Threads
+from troupellm.server.messages.threads import Limits, Threads
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.skipped import Skipped
@@ -86,6 +86,7 @@ class EngineHost:
         self.responses = ResponseStore(config)
         self.batches = Batches(config)
         self.threads = Threads()
+        self.held_limits = Limits(config.max_body_bytes, config.body_timeout, self.decodes)
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
         """Carries out what an admin route asks: see `admin.actions.Office.act`."""
         self.created = self.now()
