@@ -315,6 +315,16 @@ async def test_declared_large_body_is_refused_before_it_is_sent(tiny_engine):
     assert answer.count(b"HTTP/1.1") == 1
 
 
+async def test_a_running_request_has_given_back_the_room_of_its_body(tiny_engine):
+    asked = {"messages": [{"role": "user", "content": "x" * 100}], "max_tokens": 3000, "ignore_eos": True}
+    async with tiny_engine() as engine, running_server(engine) as served:
+        connection = await served.raw(http_request("/v1/chat/completions", asked | {"stream": True}))
+        await connection.read_until(b"data: ")
+        assert served.host.in_flight
+        assert served.host.bodies.num_bytes == 0
+        await connection.close()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_hanging_up_ends_the_request(tiny_engine, stream):
     async with tiny_engine() as engine, running_server(engine) as served:

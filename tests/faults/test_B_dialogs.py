@@ -217,7 +217,7 @@ async def test_B11_tools(tiny_engine):
 
 
 async def test_B12_models(tiny_engine):
-    cases = [({"model": name}, "model") for name in ("nobody", "../../x", "\0", "x" * 2**20, None)]
+    cases = [({"model": name}, "model") for name in ("nobody", "../../x", "\0", "x" * 2**20)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check(attacked, cases, status=404)
 
