@@ -111,7 +111,7 @@ def _one_call_each(messages: Messages) -> Messages:
 
 
 def _key(name: object) -> str:
-    """A name that tells equal ids, of whatever type a client has sent, from others."""
+    """A key that is equal for equal ids, of any type that a client has sent."""
     return name if isinstance(name, str) else f"\0{name!r}"
 
 
