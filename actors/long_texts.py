@@ -11,7 +11,7 @@ import anyio
 from troupellm.actors.guide_turns import MOST_WAITING, TooManyWaiting, Turns
 from troupellm.actors.ports import Clock, Threads
 from troupellm.models.chat_template import SlowTemplate
-from troupellm.protocol.errors import EngineOverloaded
+from troupellm.protocol.errors import RateLimited
 
 T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
@@ -42,14 +42,14 @@ class LongTexts:
             letters: characters of the text.
 
         Raises:
-            EngineOverloaded: too many of the tenant's texts wait already.
+            RateLimited: too many of the tenant's texts wait already.
         """
         short = letters <= LONG_LETTERS
         turns = self._short if short else self._turns
         try:
             ticket = turns.queue(tenant, 0 if short else letters, most=MOST_SHORT if short else MOST_WAITING)
         except TooManyWaiting:
-            raise EngineOverloaded("too many long texts of this key wait to be tokenized; try again later") from None
+            raise RateLimited("too many long texts of this key wait to be tokenized; try again later") from None
         async with turns.turn(ticket):
             with anyio.CancelScope(shield=True):
                 result = await self._threads.run(function, *args)
@@ -59,7 +59,7 @@ class LongTexts:
         """Call `quick`; where its template turns out to be slow, `patient` when the turn of the key has come.
 
         Raises:
-            EngineOverloaded: as `run`.
+            RateLimited: as `run`.
         """
         try:
             return await self.run(tenant, letters, quick)

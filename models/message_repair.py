@@ -97,16 +97,22 @@ def _one_call_each(messages: Messages) -> Messages:
         begin = place
         while place < len(messages) and messages[place]["role"] == "tool":
             place += 1
-        results = messages[begin:place]
+        results: dict[str, Messages] = {}
+        for result in messages[begin:place]:
+            results.setdefault(_key(result.get("tool_call_id")), []).append(result)
         for number, call in enumerate(calls):
             head = message if number == 0 else {"role": "assistant", "content": ""}
             made.append({**head, "tool_calls": [call]})
-            own = [result for result in results if result.get("tool_call_id") == call.get("id")]
-            results = [result for result in results if result.get("tool_call_id") != call.get("id")]
+            own = results.pop(_key(call.get("id")), None)
             named = {"tool_call_id": call["id"]} if "id" in call else {}
             made += own or [{"role": "tool", **named, "name": _function(call).get("name"), "content": NO_RESULT}]
-        made += results
+        made += [result for rest in results.values() for result in rest]
     return made
+
+
+def _key(name: object) -> str:
+    """A key that is equal for equal ids, of any type that a client has sent."""
+    return name if isinstance(name, str) else f"\0{name!r}"
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:

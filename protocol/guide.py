@@ -22,8 +22,8 @@ MOST_PROGRAMS: Final = 64
 long as its program."""
 
 BuildOutcome = Literal["built", "late", "gone", "lost"]
-"""What came of having the worker build a program. built: it has it, or a row will tell why it cannot. late: it took too
-long. gone: there is no worker. lost: the question was not passed on."""
+"""How the building of a program by the worker ended. built: it has it, or a row will tell why it cannot. late: it took
+too long. gone: there is no worker. lost: the question was not passed on."""
 
 BACKENDS: Final = {
     "": "",

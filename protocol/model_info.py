@@ -1,4 +1,4 @@
-"""What GET /v1/models and /tokenizer_info answer. The list has the fields of OpenAI's and those of Anthropic's."""
+"""The answers of GET /v1/models and /tokenizer_info. The list has the fields of OpenAI's and those of Anthropic's."""
 
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     parent: str | None = None
     max_model_len: int
     tasks: list[str]
-    """What it does: generate, embed, classify, score; ours."""
+    """Its uses: generate, embed, classify, score; ours."""
     type: Literal["model"] = "model"
     """From here on the fields of Anthropic's API."""
     display_name: str
@@ -38,7 +38,7 @@ class ModelList(msgspec.Struct, kw_only=True):
 
 
 class TokenizerInfo(msgspec.Struct, kw_only=True):
-    """What vLLM's route of this name tells, as far as it is known."""
+    """Facts about the tokenizer, as vLLM's route of this name gives them; unknown ones are left out."""
 
     vocab_size: int
     """Token ids go up to this one less."""

@@ -373,7 +373,7 @@ class ProbeReport(msgspec.Struct, kw_only=True):
 
 
 class Welcome(msgspec.Struct, kw_only=True):
-    """What GET / says: programs look there whether a server answers at all."""
+    """The answer of GET /, where programs look whether a server answers at all."""
 
     name: str = "troupellm"
     status: Literal["ok"] = "ok"

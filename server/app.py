@@ -37,7 +37,7 @@ from troupellm.server import chat, completions, invocations, models, probes, tok
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
-from troupellm.server.body import PARALLEL_DECODES, decode_body, most_bytes, read_body
+from troupellm.server.body import decode_body, most_bytes, read_body
 from troupellm.server.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.guard import Guard, mounted_guard
@@ -208,7 +208,6 @@ class App:
         self._guard = guard or mounted_guard(host.config)
         self._unknown = UnknownFields()
         self._owned = owned
-        self._decodes = anyio.CapacityLimiter(PARALLEL_DECODES)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -227,7 +226,7 @@ class App:
         try:
             if first.raw_path != f"{self._prefix}/responses".encode():
                 raise no_websockets()
-            self._guard.check(first)
+            self._guard.check(first, own_pages_only=True)
             check_size(first)
             self._check_key(first, self._router.find(first.raw_path))
             self.host.require()
@@ -250,7 +249,7 @@ class App:
                 log_access(made)
 
         await send({"type": "websocket.accept"})
-        await ResponsesSocket(self.host, receive, send, exchange, answered).run()
+        await ResponsesSocket(self.host, first.caller, receive, send, exchange, answered).run()
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request. Nothing but cancellation leaves this method."""
@@ -312,11 +311,12 @@ class App:
         self.host.require()
         limit, timeout = self._config.max_body_bytes, self._config.body_timeout
         with self.host.bodies.reserving(exchange.key, most_bytes(exchange, limit)) as reservation:
+            exchange.room = reservation
             raw = b""
             with exchange.reading:
                 raw = await read_body(exchange, limit=limit, timeout=timeout, reservation=reservation)
             self.host.require()
-            body = await decode_body(raw, route.body, self._unknown, limiter=self._decodes)
+            body = await decode_body(raw, route.body, self._unknown, limiter=self.host.decodes)
             raw = b""  # its memory is free while the request is answered
             await self._run(exchange, route, body)
 

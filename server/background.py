@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskGroup
 
-from troupellm.protocol.errors import EngineOverloaded, InvalidRequest
+from troupellm.protocol.errors import EngineOverloaded, InvalidRequest, RateLimited
 
 logger = logging.getLogger("troupellm.server")
 
@@ -41,6 +41,7 @@ class Background:
         Raises:
             InvalidRequest: this app has no parent for such work.
             EngineOverloaded: as much of it runs as may.
+            RateLimited: the key has its share.
         """
         if self._group is None:
             message = (
@@ -52,7 +53,7 @@ class Background:
         mine = self._by_key[key]
         share = max((self._limit - (self.running - mine)) // 2, 1)
         if key and mine >= share:
-            raise EngineOverloaded(f"{what}: {mine} of this key run already, which is its share now")
+            raise RateLimited(f"{what}: {mine} of this key run already, which is its share now")
         self.running += 1
         self._by_key[key] += 1
         self._group.start_soon(self._run, work, key)

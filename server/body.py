@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -70,6 +71,15 @@ class BodyReader:
         """The timeout begins now."""
         self._until = anyio.current_time() + self._timeout if self._timeout else math.inf
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The time inside the block is the server's, and does not count for the timeout."""
+        began = anyio.current_time()
+        try:
+            yield
+        finally:
+            self._until += anyio.current_time() - began
+
     async def read(self) -> bytes | None:
         """The next piece; None at the end.
 
@@ -120,24 +130,27 @@ def most_bytes(exchange: Exchange, limit: int) -> int:
 
 async def read_body(exchange: Exchange, *, limit: int, timeout: float, reservation: Reservation | None = None) -> bytes:
     """Read the whole body, and decode it where it is compressed. Arguments and errors are those of `BodyReader` and
-    `Reservation.enter`.
+    `Reservation.take`.
 
     Args:
-        reservation: its room, which is waited for before anything is read.
+        reservation: its room, which it takes as its bytes arrive.
 
     Raises:
         InvalidRequest: a compressed body is damaged.
     """
     encoding = encoding_of(exchange.header(b"content-encoding"))
     reader = BodyReader(exchange, limit=limit, timeout=timeout, encoded=encoding is not None)
-    if reservation is not None:
-        await reservation.enter(timeout)
-        reader.begin()
-    pieces = []
+    pieces, size = [], 0
     while (piece := await reader.read()) is not None:
         pieces.append(piece)
+        size += len(piece)
+        if reservation is not None:
+            with reader.paused():
+                await reservation.grow(size, timeout)
     raw = b"".join(pieces)
     if encoding is not None:
+        if reservation is not None:
+            await reservation.enter(timeout)
         raw = await offload(decode, raw, encoding, limit)
     if reservation is not None:
         reservation.shrink(len(raw))

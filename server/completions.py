@@ -110,7 +110,8 @@ async def _stream(
             for stream in streams:
                 group.start_soon(stream.opened)
         exchange.quota = streams[-1].quota
-        exchange.prompt_tokens = writer.prompt_tokens = sum(len(stream.prompt_token_ids) for stream in streams)
+        writer.prompt_tokens = sum(len(stream.prompt_token_ids) for stream in streams)
+        exchange.prompt_made(writer.prompt_tokens)
         echoes = [
             await PromptEcho.of(engine, request, prompt, stream.prompt_token_ids)
             for prompt, stream in zip(prompts, streams, strict=True)

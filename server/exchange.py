@@ -10,6 +10,7 @@ from anyio.lowlevel import checkpoint
 
 from troupellm.protocol.caller import NOBODY, Caller
 from troupellm.protocol.quota import Quota
+from troupellm.server.body_room import Reservation
 from troupellm.server.errors import ClientGone, ErrorAnswer, ErrorShape, Headers, headers_too_large, in_stream
 from troupellm.server.ratelimits import ratelimit_headers
 
@@ -25,6 +26,8 @@ MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
 """What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
+PROMPT_TOKEN_BYTES = 16
+"""So many bytes of a body belong to a token of its prompt at most; those beyond are no text of the conversation."""
 PIECE_BYTES = 32_768
 """Of a whole answer, so that no more of it is copied than its client reads."""
 SWIFT_SENDS = 32
@@ -95,6 +98,8 @@ class Exchange:
         """Ends the whole exchange; used at the end of a drain."""
         self.reading = anyio.CancelScope()
         """Around the reading of the body; a drain that begins meanwhile ends it, since the request will be refused."""
+        self.room: Reservation | None = None
+        """The room of its body; None where the body has none, such as a line of a batch."""
         self._swift_sends = 0
         self._receive = receive
         self._send = send
@@ -118,6 +123,20 @@ class Exchange:
     def header(self, name: bytes) -> str | None:
         values = self.header_values(name)
         return values[0].decode("latin-1") if values else None
+
+    async def add_bytes(self, num_bytes: int, timeout: float) -> None:
+        """Count what the server adds to the body, such as the conversation that it continues, and take room for it.
+        Arguments and errors are those of `Reservation.add`."""
+        self.body_bytes = (self.body_bytes or 0) + num_bytes
+        if self.room is not None and num_bytes:
+            await self.room.add(num_bytes, timeout)
+
+    def prompt_made(self, tokens: int) -> None:
+        """Give back the room of a body whose prompt the engine has, as far as the prompt explains the body's size: the
+        engine bounds its prompts."""
+        self.prompt_tokens = tokens
+        if self.room is not None:
+            self.room.release(tokens * PROMPT_TOKEN_BYTES)
 
     def delivered(self, tokens: int) -> None:
         """For the access line: so many more tokens go to the client now."""

@@ -48,11 +48,13 @@ class Guard:
             (b"access-control-max-age", PREFLIGHT_SECONDS),
         )
 
-    def check(self, exchange: Exchange, *, probe: bool = False) -> Headers:
+    def check(self, exchange: Exchange, *, probe: bool = False, own_pages_only: bool = False) -> Headers:
         """Let a request pass, or refuse it.
 
         Args:
             probe: any host is taken: balancers probe a server by its address.
+            own_pages_only: refuse pages of other origins also where requests of all pages pass. Browsers let every page
+                open a WebSocket without asking the server first.
 
         Returns:
             what its answer must tell the browser.
@@ -68,7 +70,7 @@ class Guard:
         if named is not None and not probe and not self._goes_by(host):  # HTTP/1.0 may name none
             raise misdirected()
         origin = exchange.header(b"origin")
-        if origin is None or not self._own_pages_only:
+        if origin is None or not (self._own_pages_only or own_pages_only):
             return ()
         return self._answer_to(origin.lower(), host)
 

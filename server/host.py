@@ -17,13 +17,14 @@ from troupellm.protocol.worker import LoadProgress
 from troupellm.server.admin.actions import Office
 from troupellm.server.background import Background
 from troupellm.server.batches.service import Batches
+from troupellm.server.body import PARALLEL_DECODES
 from troupellm.server.body_room import BodyRoom
 from troupellm.server.counting import Counting
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.exchange import Exchange
 from troupellm.server.http_counts import UNMATCHED, HttpCounts
 from troupellm.server.load_log import LoadLog
-from troupellm.server.messages.threads import Threads
+from troupellm.server.messages.threads import Limits, Threads
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.served import ServedEngine
 from troupellm.server.skipped import Skipped
@@ -69,6 +70,7 @@ class EngineHost:
         self.skipped = Skipped()
         self.volatile_lines = VolatileLines.read(config.volatile_lines)
         self.bodies = BodyRoom(config.max_bodies_bytes, config.max_body_bytes)
+        self.decodes = anyio.CapacityLimiter(PARALLEL_DECODES)
         self.in_flight_elsewhere = 0
         """Exchanges of other processes that serve the same engine."""
         self.told_elsewhere = False
@@ -84,6 +86,7 @@ class EngineHost:
         self.responses = ResponseStore(config)
         self.batches = Batches(config)
         self.threads = Threads()
+        self.held_limits = Limits(config.max_body_bytes, config.body_timeout, self.decodes)
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
         """Carries out what an admin route asks: see `admin.actions.Office.act`."""
         self.created = self.now()

@@ -56,7 +56,7 @@ class Inside:
 
         scope = {"method": "POST", "path": url, "headers": ((b"content-length", str(len(raw)).encode()),)}
         exchange = Exchange(scope, receive, send, request_id=request_id, write_timeout=0.0)
-        exchange.caller = caller
+        exchange.caller, exchange.body_bytes = caller, len(raw)
         try:
             route, _ = self._router.match("POST", url.encode())
             exchange.route, exchange.error_shape = route.path, route.error_shape
@@ -71,7 +71,7 @@ class Inside:
                 body = msgspec.structs.replace(body, priority=LOW_PRIORITY)
             await route.handler(exchange, body)
         except (Exception, BaseExceptionGroup) as error:
-            # 429 whatever the API: it lets a line wait as long as it takes.
+            # 429 in every API's shape: after it a line waits as long as it takes.
             told = answer(flatten(error), shape=exchange.error_shape, renames=exchange.renames, overload_status=429)
             await exchange.respond_error(told)
         return _answered(sent, request_id)

@@ -115,7 +115,7 @@ def configure(form: str, level: str = "info") -> None:
     writer = LogWriter(sys.stderr.fileno(), notice)
     others = QueuedHandler(writer)
     others.setFormatter(BriefFormatter(formatter))
-    logging.getLogger().addHandler(others)  # without it they would be written at once, whoever waits for that
+    logging.getLogger().addHandler(others)  # without it each would be written at once, on the event loop
     logging.captureWarnings(True)
     handler = QueuedHandler(writer)
     handler.setFormatter(formatter)

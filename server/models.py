@@ -40,7 +40,7 @@ def _card(host: EngineHost, name: str) -> ModelCard:
 
 
 def _capabilities(engine: ServedEngine) -> dict[str, Any]:
-    """What Anthropic's API tells of a model, as far as it is so here."""
+    """The capabilities of a model here, in the form of Anthropic's API."""
     generates = engine.ready.generates
     thinks = generates and engine.speaker.thinks
     yes, no = {"supported": True}, {"supported": False}

@@ -24,16 +24,26 @@ def sealed(text: str) -> str | None:
     return PREFIX + base64.urlsafe_b64encode(zlib.compress(data, _QUICKLY)).decode().rstrip("=")
 
 
-def unsealed(value: object) -> str | None:
-    """The text that `sealed` has packed; None for any other value, however much it would unpack to."""
+def is_sealed(value: object) -> bool:
+    """Whether a value has the form of a text that `sealed` has packed; it may be damaged."""
+    return isinstance(value, str) and value.startswith(PREFIX)
+
+
+def unsealed(value: object, most_bytes: int = MAX_SEALED_BYTES) -> str | None:
+    """The text that `sealed` has packed; None for any other value, however much it would unpack to.
+
+    Args:
+        most_bytes: a text that unpacks to more is refused, beside the bound of every text.
+    """
     if not isinstance(value, str) or not value.startswith(PREFIX) or len(value) > _MAX_LETTERS:
         return None
+    most = min(MAX_SEALED_BYTES, max(most_bytes, 0))
     packed = value.removeprefix(PREFIX)
     unpacking = zlib.decompressobj()
     try:
         data = base64.b64decode(packed + "=" * (-len(packed) % 4), b"-_", validate=True)
-        text = unpacking.decompress(data, MAX_SEALED_BYTES + 1)
-        if len(text) > MAX_SEALED_BYTES or not unpacking.eof or unpacking.unused_data:
+        text = unpacking.decompress(data, most + 1)
+        if len(text) > most or not unpacking.eof or unpacking.unused_data:
             return None
         return text.decode()
     except (binascii.Error, zlib.error, ValueError):

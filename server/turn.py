@@ -43,7 +43,7 @@ class Turn(ParsedTurn):
 
     async def opened(self) -> None:
         await super().opened()
-        self._exchange.prompt_tokens = len(self.prompt_token_ids)
+        self._exchange.prompt_made(len(self.prompt_token_ids))
 
     def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
         events = super()._events(deltas)
@@ -51,6 +51,8 @@ class Turn(ParsedTurn):
         return events
 
     async def collect(self) -> TurnAnswer:
+        if self._exchange.room is not None and is_large(self._exchange):
+            await self.opened()
         answer = await super().collect()
         account(self._exchange, [answer.completion])
         return answer

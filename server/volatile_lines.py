@@ -47,8 +47,10 @@ class VolatileLines:
 
         They stay where they are in a conversation without a message of the user.
         """
+        if not self._patterns:
+            return list(messages)
         user = max((place for place, one in enumerate(messages) if one["role"] == "user"), default=None)
-        if not self._patterns or user is None:
+        if user is None:
             return list(messages)
         made = [*messages]
         found: list[str] = []

@@ -24,7 +24,7 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
-    request, first = await joined(host.threads, exchange, request, host.config.max_body_bytes)
+    request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
         translated = await _translated(host, exchange, request)
         try:
@@ -36,7 +36,7 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
     engine = host.require()
     host.check_model(request.model)
-    request, first = await joined(host.threads, exchange, request, host.config.max_body_bytes)
+    request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
         translated = await _translated(host, exchange, request)
         try:

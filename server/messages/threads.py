@@ -1,7 +1,8 @@
-"""Threads of the messages API: a conversation that the server holds, so that the next request sends its new turn only.
+"""Conversations that the server holds, so that the next request sends its new turn only: threads of the messages API,
+and the last response of each WebSocket.
 
-A thread is a cache in the memory of one process. A client whose thread is gone is told `thread_not_found`, and sends
-the whole conversation again. A response can be continued once: its successor takes its place.
+A thread is a cache in the memory of one process. A client whose thread is gone is told so, and sends the whole
+conversation again. A response can be continued once: its successor takes its place.
 """
 
 import time
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
+import anyio
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -31,10 +33,11 @@ SECONDS = 300.0
 """From a thread's last use to its end."""
 
 RequestT = TypeVar("RequestT", bound=PromptFields)
+HeldT = TypeVar("HeldT")
 
 
 class Conversation(msgspec.Struct, omit_defaults=True):
-    """What a thread holds, as JSON."""
+    """The content of a thread of the messages API, which is held as JSON."""
 
     messages: list[InputMessage]
     system: Any = None
@@ -43,6 +46,7 @@ class Conversation(msgspec.Struct, omit_defaults=True):
 
 class _Held(msgspec.Struct, frozen=True):
     body: bytes
+    seconds: float
     expires: float
 
 
@@ -64,6 +68,8 @@ class Threads:
         """Least recently used first."""
         self._bytes: Counter[str] = Counter()
         """By owner."""
+        self._numbers: Counter[str] = Counter()
+        """By owner."""
         self.num_missed = 0
         self.num_evicted = 0
 
@@ -76,28 +82,44 @@ class Threads:
         return self._bytes.total()
 
     def get(self, owner: str, name: str) -> bytes | None:
-        """A conversation; None where there is none, or another owner's."""
+        """A conversation, whose time begins again; None where there is none, or another owner's."""
         self._expire()
         held = self._held.get((owner, name))
         if held is None:
             self.num_missed += 1
             return None
+        self._held[owner, name] = _Held(held.body, held.seconds, self._now() + held.seconds)
         self._held.move_to_end((owner, name))
         return held.body
 
-    def put(self, owner: str, name: str, body: bytes, previous: str | None) -> None:
-        """Hold a conversation in the place of the one that it continues."""
+    def put(self, owner: str, name: str, body: bytes, previous: str | None, seconds: float = SECONDS) -> None:
+        """Hold a conversation in the place of the one that it continues.
+
+        Args:
+            seconds: from its last use to its end.
+        """
         self._expire()
         if previous is not None:
-            self._drop((owner, previous))
+            self.drop(owner, previous)
+        self.drop(owner, name)
         if len(body) > self._size:
             return
-        self._held[owner, name] = _Held(body, self._now() + SECONDS)
+        self._held[owner, name] = _Held(body, seconds, self._now() + seconds)
         self._bytes[owner] += len(body)
-        while len(self._held) > self._threads or self.size > self._size:
-            heaviest, _ = self._bytes.most_common(1)[0]
-            self._drop(next(key for key in self._held if key[0] == heaviest))
-            self.num_evicted += 1
+        self._numbers[owner] += 1
+        while len(self._held) > self._threads:
+            self._evict(self._numbers)
+        while self.size > self._size:
+            self._evict(self._bytes)
+
+    def drop(self, owner: str, name: str) -> None:
+        """Hold a conversation no longer. Idempotent."""
+        held = self._held.pop((owner, name), None)
+        if held is not None:
+            for counter, amount in ((self._bytes, len(held.body)), (self._numbers, 1)):
+                counter[owner] -= amount
+                if not counter[owner]:
+                    del counter[owner]
 
     def metrics(self) -> bytes:
         """Prometheus' text format."""
@@ -108,14 +130,13 @@ class Threads:
     def _expire(self) -> None:
         now = self._now()
         for key in [key for key, held in self._held.items() if held.expires <= now]:
-            self._drop(key)
+            self.drop(*key)
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._bytes[key[0]] -= len(held.body)
-            if not self._bytes[key[0]]:
-                del self._bytes[key[0]]
+    def _evict(self, counter: Counter[str]) -> None:
+        """The least recently used thread of the owner that has most."""
+        most, _ = counter.most_common(1)[0]
+        self.drop(*next(key for key in self._held if key[0] == most))
+        self.num_evicted += 1
 
 
 class _ThreadCollector(Collector):
@@ -124,7 +145,7 @@ class _ThreadCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         threads = self._threads
-        yield GaugeMetricFamily("troupellm_message_threads", "Threads of the messages API.", len(threads))
+        yield GaugeMetricFamily("troupellm_message_threads", "Conversations that are held.", len(threads))
         yield GaugeMetricFamily("troupellm_message_threads_bytes", "Bytes of these.", threads.size)
         missed = "Requests that named no thread that is held."
         yield CounterMetricFamily("troupellm_message_threads_missed", missed, threads.num_missed)
@@ -132,12 +153,38 @@ class _ThreadCollector(Collector):
         yield CounterMetricFamily("troupellm_message_threads_evicted", evicted, threads.num_evicted)
 
 
-async def joined(threads: Threads, exchange: Exchange, request: RequestT, most_bytes: int) -> tuple[RequestT, int]:
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of what a request continues."""
+
+    most_bytes: int
+    """Of the request and the conversation that it continues, together."""
+    timeout: float
+    """Seconds in which there must be room for both; 0 waits for ever."""
+    decodes: anyio.CapacityLimiter
+    """How many large bodies are decoded at once."""
+
+
+async def read_held(exchange: Exchange, body: bytes, kind: type[HeldT], limits: Limits) -> HeldT:
+    """A conversation that is held, which counts from now on as if the client had sent it.
+
+    Raises:
+        HttpError: 413, it is too large together with the request; 503, there is no room for both.
+        RateLimited: there is no room for both among the bodies of the key.
+    """
+    exchange.body_bytes = declared_bytes(exchange) or 0
+    if exchange.body_bytes + len(body) > limits.most_bytes:
+        raise too_large(limits.most_bytes)
+    await exchange.add_bytes(len(body), limits.timeout)
+    read = partial(msgspec.json.decode, body, type=kind)
+    return await offload(read, limiter=limits.decodes) if is_large(exchange) else read()
+
+
+async def joined(threads: Threads, exchange: Exchange, request: RequestT, limits: Limits) -> tuple[RequestT, int]:
     """The request with the conversation that it continues, and how many messages of it come from there.
 
     Raises:
         InvalidRequest: it continues, and does not say what.
-        HttpError: 404, there is no such thread; 413, it is larger than `most_bytes` together with the request.
+        HttpError: 404, there is no such thread; else see `read_held`.
     """
     thread = request.thread
     if thread is None or thread.type == "create":
@@ -148,11 +195,7 @@ async def joined(threads: Threads, exchange: Exchange, request: RequestT, most_b
     body = threads.get(exchange.owner, thread.previous_message_id)
     if body is None:
         raise _not_found()
-    exchange.body_bytes = (declared_bytes(exchange) or 0) + len(body)
-    if exchange.body_bytes > most_bytes:
-        raise too_large(most_bytes)
-    read = partial(msgspec.json.decode, body, type=Conversation)
-    before = await offload(read) if is_large(exchange) else read()
+    before = await read_held(exchange, body, Conversation, limits)
     whole = msgspec.structs.replace(
         request,
         messages=[*before.messages, *request.messages],

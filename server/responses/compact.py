@@ -11,29 +11,34 @@ import msgspec
 
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.openai import ChatMessage, ChatRequest
+from troupellm.protocol.openai_tools import AllowedTools, ChosenTool, ToolChoiceBody
 from troupellm.protocol.outputs import Usage
 from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
-from troupellm.server.sealed import MAX_SEALED_BYTES, sealed
+from troupellm.server.responses.summaries import START, said, sealed_summary
+from troupellm.server.sealed import MAX_SEALED_BYTES
 from troupellm.server.turn import open_turn, prepare
 
 TRIGGER = "compaction_trigger"
 COMPACTION = "compaction"
+_SYSTEM = ("system", "developer")
 MAX_SUMMARY_TOKENS = 4_096
-MAX_LAST_BYTES = 32_768
-"""Of the user's last message, which stands in the summary as it is; a longer one does not."""
+MAX_NEWEST_BYTES = 65_536
+"""Of the user's newest message, which the item keeps word for word; of a longer one it has the summary only."""
 PROMPT = (
     "Summarize the conversation above for an assistant that continues it and sees nothing but your summary. Keep the "
     "user's goals and wishes, decisions, facts, names of files and functions, commands and their results, the state of "
-    "the work, and the next steps. Write only the summary."
+    "the work, and the next steps. Write only the summary, and call no tool."
 )
 
 
 class Summary(msgspec.Struct, frozen=True):
     text: str
+    newest: str | None
+    """The user's newest message; None where there is none."""
     sealed: str
-    """The text as `encrypted_content` of an item."""
+    """Both as `encrypted_content` of an item."""
     usage: Usage
     """Of writing it."""
 
@@ -88,29 +93,56 @@ async def summarize(host: EngineHost, exchange: Exchange, chat: ChatRequest) -> 
     """Have the model write a summary.
 
     Raises:
-        TroupeError: the request was refused, or failed.
+        TroupeError: the request was refused or failed, or the summary is empty: the conversation is not lost over it.
     """
-    async with open_turn(host, exchange, _question(host, chat), streaming=False) as turn:
+    question = _question(host, chat)
+    written, usage = await _written(host, exchange, question)
+    if not written and chat.tools:  # the model has called a tool instead
+        written, further = await _written(host, exchange, msgspec.structs.replace(question, tool_choice="none"))
+        usage = together(usage, further)
+    return summary_of(chat.messages, written, usage)
+
+
+async def _written(host: EngineHost, exchange: Exchange, question: ChatRequest) -> tuple[str, Usage]:
+    async with open_turn(host, exchange, question, streaming=False) as turn:
         answer = await turn.collect()
-    written = (answer.choices[0].content or "").strip()
-    for text in (_with_last(written, chat.messages), written):
-        packed = sealed(text)
-        if packed is not None:
-            return Summary(text, packed, answer.usage)
-    raise RequestFailed(f"the summary has more than {MAX_SEALED_BYTES} bytes")
+    return (answer.choices[0].content or "").strip(), answer.usage
+
+
+def summary_of(messages: Sequence[ChatMessage], written: str, usage: Usage) -> Summary:
+    """
+    Args:
+        messages: the conversation.
+        written: by the model, about it.
+
+    Raises:
+        RequestFailed: the text is empty, or too long.
+    """
+    if not written:
+        raise RequestFailed("the model has written an empty summary; the conversation is unchanged", code="no_summary")
+    newest = _newest(messages)
+    kept = newest if newest is not None and len(newest.encode("utf-8", "replace")) <= MAX_NEWEST_BYTES else None
+    packed = sealed_summary(written, kept) or sealed_summary(written, None)
+    if packed is None:
+        raise RequestFailed(f"the summary has more than {MAX_SEALED_BYTES} bytes")
+    return Summary(written, newest, packed, usage)
 
 
 def compacted(chat: ChatRequest, summary: Summary) -> ChatRequest:
-    """The chat with its summary in the place of the conversation."""
+    """The chat with its summary and the user's newest message in the place of the conversation."""
     first = _leading_system(chat.messages)
-    said = ChatMessage(role="user", content=f"Summary so far: {summary.text}")
-    return msgspec.structs.replace(chat, messages=[*chat.messages[:first], said])
+    shown = [ChatMessage(role="user", content=text) for text in said(summary.text, summary.newest)]
+    return msgspec.structs.replace(chat, messages=[*chat.messages[:first], *shown])
 
 
 def after_compaction(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a conversation that the server keeps still consists of: its last compaction, and what follows."""
+    """The items that still count: the system's messages at the start, the last compaction, and the items behind it."""
     places = [place for place, item in enumerate(items) if item.get("type") == COMPACTION]
-    return items[places[-1] :] if places else items
+    if not places:
+        return items
+    system = (item.get("type", "message") == "message" and item.get("role") in _SYSTEM for item in items)
+    first = next((place for place, leads in enumerate(system) if not leads), 0)
+    return [*items[:first], *items[places[-1] :]]
 
 
 def together(one: Usage, other: Usage) -> Usage:
@@ -125,7 +157,9 @@ def together(one: Usage, other: Usage) -> Usage:
 
 
 def _question(host: EngineHost, chat: ChatRequest) -> ChatRequest:
-    """A chat that asks for the summary, in plain text."""
+    """A chat that asks for the summary, in plain text and without thinking."""
+    thinking = host.require().speaker.dialect.thinking
+    switches = thinking.switches if thinking else ()
     most = min(MAX_SUMMARY_TOKENS, max(1, host.require().limits.max_model_len // 4))
     messages = list(chat.messages)
     if len(messages) > 1 and messages[-1].role == "user" and not messages[-1].content:
@@ -134,7 +168,9 @@ def _question(host: EngineHost, chat: ChatRequest) -> ChatRequest:
         chat,
         messages=[*messages, ChatMessage(role="user", content=PROMPT)],
         max_completion_tokens=most,
-        tool_choice="none" if chat.tools else None,
+        tool_choice=optional_choice(chat.tool_choice),
+        chat_template_kwargs={**(chat.chat_template_kwargs or {}), **dict.fromkeys(switches, False)} or None,
+        thinking_token_budget=None,
         response_format=None,
         structured_outputs=None,
         stop=None,
@@ -147,13 +183,23 @@ def _question(host: EngineHost, chat: ChatRequest) -> ChatRequest:
     )
 
 
+def optional_choice(choice: str | ToolChoiceBody | None) -> str | ToolChoiceBody | None:
+    """A choice that shows the same tools and requires no call, so that the prompt comes from the prefix cache."""
+    if choice is None or isinstance(choice, str):
+        return "auto" if choice == "required" else choice
+    if choice.allowed_tools is not None:
+        allowed = msgspec.structs.replace(choice.allowed_tools, mode="auto")
+    else:
+        allowed = AllowedTools(mode="auto", tools=[ChosenTool(type="function", function=choice.function)])
+    return ToolChoiceBody(type="allowed_tools", allowed_tools=allowed)
+
+
 def _leading_system(messages: Sequence[ChatMessage]) -> int:
     return next((place for place, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
-def _with_last(written: str, messages: Sequence[ChatMessage]) -> str:
-    """A summary with what the user has said last, word for word."""
-    said = next((message.content for message in reversed(messages) if message.role == "user" and message.content), None)
-    if not isinstance(said, str) or len(said.encode("utf-8", "replace")) > MAX_LAST_BYTES:
-        return written
-    return f"{written}\n\nThe user's last message: {said}"
+def _newest(messages: Sequence[ChatMessage]) -> str | None:
+    """The newest text of the user that is no summary."""
+    texts = (message.content for message in reversed(messages) if message.role == "user" and message.content)
+    found = next(texts, None)
+    return found if isinstance(found, str) and not found.startswith(START) else None

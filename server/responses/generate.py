@@ -7,10 +7,11 @@ import msgspec
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ErrorObject
 from troupellm.protocol.response_events import ResponseEvent
-from troupellm.protocol.response_objects import ResponseObject
+from troupellm.protocol.response_objects import CompactionItem, ResponseObject
 from troupellm.server.errors import HttpError, answer, flatten
 from troupellm.server.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
+from troupellm.server.responses.compact import COMPACTION
 from troupellm.server.responses.plan import Plan
 from troupellm.server.responses.rows import StoredResponse
 from troupellm.server.responses.store import ResponseStore
@@ -34,6 +35,12 @@ async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> Re
     return response if kept else msgspec.structs.replace(response, store=False)
 
 
+def _is_compacted(plan: Plan, response: ResponseObject) -> bool:
+    """Whether the turns that `truncation: auto` has left out are gone from the conversation that is kept."""
+    own = any(item.get("type") == COMPACTION for item in plan.items)
+    return own or any(isinstance(item, CompactionItem) for item in response.output)
+
+
 def stored_form(plan: Plan, response: ResponseObject) -> StoredResponse:
     return StoredResponse(
         id=response.id,
@@ -43,5 +50,5 @@ def stored_form(plan: Plan, response: ResponseObject) -> StoredResponse:
         logged=plan.background and plan.streaming,
         body=msgspec.json.encode(response),
         items=msgspec.json.encode(plan.items),
-        border=plan.border,
+        border=0 if _is_compacted(plan, response) else plan.border,
     )

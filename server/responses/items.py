@@ -16,12 +16,15 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.billing import without_billing
 from troupellm.server.past_texts import newest_places, past_texts
 from troupellm.server.responses.past_calls import CALLS, OUTPUTS, Item, call_id_of, past_call, past_output
+from troupellm.server.responses.summaries import said_of
 from troupellm.server.sealed import unsealed
 from troupellm.server.skipped import skipped_names
 
 Items = list[dict[str, Any]]
 
 MAX_ITEMS = 10_000
+MAX_UNPACKED_BYTES = 8 * 2**20
+"""Of the packed texts of one conversation, where its caller does not say."""
 
 _SYSTEM = ("system", "developer")
 _ROLES = ("user", "assistant", *_SYSTEM)
@@ -41,6 +44,8 @@ class Conversation(msgspec.Struct):
     effort: object = None
     """The last one that an item has set."""
     format: object = None
+    unpacked: int = 0
+    """Bytes of the texts that its items had packed; see `sealed`."""
 
     def skip(self, noun: str, kinds: Sequence[str]) -> None:
         self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
@@ -67,17 +72,20 @@ def item_type(item: Item) -> str:
     return "message" if kind is None else str(kind)
 
 
-def conversation_of(items: Sequence[Item], instructions: str | None, *, first: int = 0) -> Conversation:
+def conversation_of(
+    items: Sequence[Item], instructions: str | None, *, first: int = 0, room: int = MAX_UNPACKED_BYTES
+) -> Conversation:
     """
     Args:
         items: the past ones and the input, in this order.
         first: where the input begins in `items`, so that errors count as the client does.
+        room: bytes that packed texts of all items may unpack to; items with more are skipped.
 
     Raises:
         InvalidRequest: a fault of the newest turn; names `input[i]` and the fault.
     """
     newest = newest_places([_turn(item) for item in items])
-    transcript = _Transcript(instructions)
+    transcript = _Transcript(instructions, room)
     for position, item in enumerate(items):
         if position == first:
             transcript.made.skipped.clear()
@@ -97,8 +105,9 @@ def _turn(item: Item) -> str:
 class _Transcript:
     """Texts that grow are lists of their pieces until `finish`."""
 
-    def __init__(self, instructions: str | None) -> None:
+    def __init__(self, instructions: str | None, room: int) -> None:
         self.made = Conversation()
+        self._room = room
         self.messages = self.made.messages
         if instructions and (text := without_billing(instructions)):
             self.messages.append({"role": "system", "content": [text]})
@@ -182,7 +191,7 @@ class _Transcript:
         texts = past_texts(item.get("content", item.get("text"))).texts
         sent = item.get("encrypted_content")
         if not any(texts):
-            own = unsealed(sent)
+            own = self._unsealed(sent)
             texts = [own] if own else past_texts(item.get("summary")).texts
         text = "\n".join(texts)
         if not text:
@@ -225,11 +234,20 @@ class _Transcript:
             self._user(f"Message from {_named(item, 'author')} to {_named(item, 'recipient')}: {text}")
 
     def _summary(self, item: Item, kind: str) -> None:
-        text = unsealed(item.get("encrypted_content"))
+        text = self._unsealed(item.get("encrypted_content"))
         if text is None:
             self.made.skip("item", [kind])
-        else:
-            self._user(f"Summary so far: {text}")
+            return
+        for said in said_of(text):
+            self._user(said)
+
+    def _unsealed(self, value: object) -> str | None:
+        text = unsealed(value, self._room)
+        if text is not None:
+            size = len(text.encode())
+            self._room -= size
+            self.made.unpacked += size
+        return text
 
     def _offer(self, item: Item) -> None:
         tools = item.get("tools")

@@ -45,8 +45,9 @@ class Conversation(msgspec.Struct, frozen=True):
     def stored_bytes(self) -> int:
         return _bytes_of([*self.past, *self.referred.values()])
 
-    def items(self) -> tuple[Items, Items]:
-        """The items before the request, and its own with those in place of references that they refer to. Slow.
+    def items(self) -> tuple[Items, Items, int]:
+        """The items before the request, its own with those in place of references that they refer to, and the bytes
+        of `room` that are left. Slow.
 
         References to items that are not kept, or not any more, stay.
 
@@ -68,7 +69,7 @@ class Conversation(msgspec.Struct, frozen=True):
             if room < 0:
                 raise _too_much("input", "the items that it refers to")
             own.append(known[name])
-        return before, own
+        return before, own, room
 
 
 async def gather(host: EngineHost, exchange: Exchange, request: ResponsesRequest, owner: str) -> Conversation:

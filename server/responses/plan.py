@@ -19,6 +19,7 @@ from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.responses.past import gather
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.responses.translate import ENCRYPTED, Translated, translate
+from troupellm.server.sealed import is_sealed
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +56,16 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
     conversation = await gather(host, exchange, request, owner)
 
     def work() -> tuple[Translated, Items]:
-        before, own = conversation.items()
-        return translate(request, [*before, *own], first=len(before)), _identified(own, name)
+        before, own, room = conversation.items()
+        return translate(request, [*before, *own], first=len(before), room=room), _identified(own, name)
 
+    packed = any(is_sealed(item.get("encrypted_content")) for item in conversation.own)
+    await exchange.add_bytes(conversation.stored_bytes, host.config.body_timeout)
     if conversation.stored_bytes:
         translated, items = await offload(work, limiter=host.responses.decoding)
     else:
-        translated, items = await offload(work) if is_large(exchange) else work()
+        translated, items = await offload(work) if packed or is_large(exchange) else work()
+    await exchange.add_bytes(translated.unpacked, host.config.body_timeout)
     host.skipped.report(exchange, translated.skipped)
     text, reasoning = request.text, request.reasoning
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}

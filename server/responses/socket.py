@@ -1,25 +1,32 @@
 """The responses API over a WebSocket: `response.create` as a text frame, and each event of its stream as another one.
 
-A connection makes one response after another. It remembers the last one, so that a client that stores nothing sends
-only what is new, with `previous_response_id`.
+A connection makes one response after another. The server holds its last one, as it holds threads of the messages API,
+so that a client that stores nothing sends only its new items, with `previous_response_id`.
 """
 
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
 
+from troupellm.protocol.caller import Caller
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.response_events import ResponseCompleted
 from troupellm.protocol.responses import ResponsesRequest
-from troupellm.server.body import decode_body
+from troupellm.server.body import decode_body, is_large
+from troupellm.server.body_room import Reservation, no_room
 from troupellm.server.errors import ClientGone, answer, flatten
 from troupellm.server.exchange import EVENTS, Exchange, Message
 from troupellm.server.host import EngineHost
+from troupellm.server.messages.threads import read_held
+from troupellm.server.offload import offload
 from troupellm.server.responses import create
 from troupellm.server.responses.builder import ResponseBuilder, encoded, usage_of
+from troupellm.server.responses.compact import after_compaction
 from troupellm.server.responses.items import Items, as_items
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.plan import make_plan
@@ -48,12 +55,21 @@ class SocketRequest(ResponsesRequest, kw_only=True):
     """False: only put the prompt into the prefix cache."""
 
 
+class _Waiting(msgspec.Struct, eq=False):
+    """A frame that was read."""
+
+    raw: bytes | None
+    """None: there was no room for it."""
+    room: Reservation
+
+
 class ResponsesSocket:
     """Serves one connection that has been accepted."""
 
     def __init__(
         self,
         host: EngineHost,
+        caller: Caller,
         receive: Callable[[], Awaitable[Message]],
         send: Send,
         make_exchange: Callable[[Callable[[], Awaitable[Message]], Send], Exchange],
@@ -65,6 +81,7 @@ class ResponsesSocket:
             answered: told of each exchange when it has ended.
         """
         self._host = host
+        self._caller = caller
         self._receive = receive
         self._send = send
         self._make_exchange = make_exchange
@@ -72,24 +89,49 @@ class ResponsesSocket:
         self._jobs = Jobs(host)
         self._unknown = UnknownFields()
         self._gone = anyio.Event()
-        self._last: tuple[str, Items] | None = None
-        """Id and conversation of the last response, its output included."""
+        self._name = secrets.token_hex(16)
+        """Of the connection, among those whose last responses are held."""
+        self._last: str | None = None
+        """Id of the last response, if its conversation is held, its output included."""
+        self._waiting: set[_Waiting] = set()
+        """The frame that is answered, and those behind it."""
 
     async def run(self) -> None:
         """Until the client leaves, or sends what is no request."""
-        sender, receiver = anyio.create_memory_object_stream[str](MAX_WAITING)
+        try:
+            await self._serve()
+        finally:
+            self._forget()
+            for frame in self._waiting:
+                frame.room.leave()
+        if not self._gone.is_set():
+            await self._close(NORMAL)
+
+    async def _serve(self) -> None:
+        sender, receiver = anyio.create_memory_object_stream[_Waiting](MAX_WAITING)
         async with anyio.create_task_group() as group, sender, receiver:
             group.start_soon(self._read, sender)
             while True:
-                text: str | None = None
+                frame: _Waiting | None = None
                 with anyio.move_on_after(IDLE_SECONDS), contextlib.suppress(anyio.EndOfStream):
-                    text = await receiver.receive()
-                if text is None:
+                    frame = await receiver.receive()
+                if frame is None:
                     break
-                await self._answer(text)
+                try:
+                    await self._answer(frame)
+                finally:
+                    self._waiting.discard(frame)
+                    frame.room.leave()
             group.cancel_scope.cancel()
-        if not self._gone.is_set():
-            await self._close(NORMAL)
+
+    def _kept(self, text: str) -> _Waiting:
+        """A frame that was read. One that waits behind another takes room at once, or is not kept: it would hold the
+        room that others wait for as long as the answer before it takes."""
+        raw = text.encode("utf-8", "surrogatepass")
+        room = self._host.bodies.reservation(self._caller.name, len(raw))
+        frame = _Waiting(raw if not self._waiting or room.take_now(len(raw)) else None, room)
+        self._waiting.add(frame)
+        return frame
 
     async def _read(self, sender: Any) -> None:
         with sender:
@@ -103,7 +145,7 @@ class ResponsesSocket:
                     if text is None:
                         await self._close(BINARY)
                         return
-                    sender.send_nowait(text)
+                    sender.send_nowait(self._kept(text))
                 except anyio.WouldBlock:
                     await self._close(POLICY)
                     return
@@ -112,13 +154,14 @@ class ResponsesSocket:
         self._gone.set()
         await self._send({"type": "websocket.close", "code": code})
 
-    async def _answer(self, text: str) -> None:
+    async def _answer(self, frame: _Waiting) -> None:
         frames = _Frames(self._send)
         exchange = self._make_exchange(self._until_gone, frames.send)
+        exchange.room = frame.room
         self._host.enter(exchange)
         try:
             with exchange.cancel_scope:
-                await self._respond(exchange, frames, text)
+                await self._respond(exchange, frames, frame)
         except (Exception, BaseExceptionGroup) as error:
             cause = flatten(error)
             if not isinstance(cause, ClientGone):
@@ -131,21 +174,22 @@ class ResponsesSocket:
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
-    async def _respond(self, exchange: Exchange, frames: "_Frames", text: str) -> None:
+    async def _respond(self, exchange: Exchange, frames: "_Frames", frame: _Waiting) -> None:
         self._host.require()
-        raw = text.encode("utf-8", "surrogatepass")
-        exchange.body_bytes = len(raw)
-        with self._host.bodies.reserving(exchange.key, len(raw)) as reservation:
-            await reservation.enter(self._host.config.body_timeout)
-            await self._make(exchange, frames, raw)
+        if frame.raw is None:
+            raise no_room()
+        exchange.body_bytes = len(frame.raw)
+        await frame.room.enter(self._host.config.body_timeout)
+        request = await decode_body(frame.raw, SocketRequest, self._unknown, limiter=self._host.decodes)
+        frame.raw = None  # its memory is free while the request is answered
+        await self._make(exchange, frames, request)
 
-    async def _make(self, exchange: Exchange, frames: "_Frames", raw: bytes) -> None:
-        request = await decode_body(raw, SocketRequest, self._unknown)
+    async def _make(self, exchange: Exchange, frames: "_Frames", request: SocketRequest) -> None:
         if request.type != _CREATE:
             raise InvalidRequest(f"type must be {_CREATE}", param="type")
         if request.background:
             raise InvalidRequest("background: a WebSocket has no background responses", param="background")
-        request, items = self._joined(request)
+        request, items = await self._joined(exchange, request)
         asked = msgspec.structs.replace(request, stream=True)
         work = create.create if request.generate is not False else _prewarm
         failure: Exception | BaseExceptionGroup[BaseException] | None = None
@@ -158,24 +202,41 @@ class ResponsesSocket:
             group.cancel_scope.cancel()
         if failure is not None:
             raise failure
-        self._remember(frames.last, items)
+        await self._remember(exchange, frames.last, items)
 
-    def _joined(self, request: SocketRequest) -> tuple[SocketRequest, Items]:
-        """The request with the conversation that this connection remembers, and all of its input."""
+    async def _joined(self, exchange: Exchange, request: SocketRequest) -> tuple[SocketRequest, Items]:
+        """The request with the conversation of this connection, and all of its input.
+
+        Raises:
+            HttpError, RateLimited: see `read_held`.
+        """
         items = as_items(request.input)
-        if self._last is None or request.previous_response_id != self._last[0]:
+        if self._last is None or request.previous_response_id != self._last:
             return request, items
-        items = [*self._last[1], *items]
+        held = self._host.threads.get(self._caller.owner, self._held(self._last))
+        if held is None:
+            return request, items
+        items = [*await read_held(exchange, held, Items, self._host.held_limits), *items]
         return msgspec.structs.replace(request, input=items, previous_response_id=None), items
 
-    def _remember(self, last: Mapping[str, Any] | None, items: Items) -> None:
-        """Keep what a response that is stored nowhere consists of, as far as a body may be."""
-        self._last = None
+    async def _remember(self, exchange: Exchange, last: Mapping[str, Any] | None, items: Items) -> None:
+        """Hold the items of a response that is not stored, up to the size of a body."""
+        self._forget()
         if last is None or last.get("store") or last.get("status") == "failed":
             return
-        whole = [*items, *last["output"]]
-        if len(msgspec.json.encode(whole)) <= self._host.config.max_body_bytes:
-            self._last = last["id"], whole
+        encode = partial(msgspec.json.encode, after_compaction([*items, *last["output"]]))
+        body = await offload(encode) if is_large(exchange) else encode()
+        if len(body) <= self._host.config.max_body_bytes:
+            self._last = last["id"]
+            self._host.threads.put(self._caller.owner, self._held(last["id"]), body, None, IDLE_SECONDS)
+
+    def _forget(self) -> None:
+        if self._last is not None:
+            self._host.threads.drop(self._caller.owner, self._held(self._last))
+        self._last = None
+
+    def _held(self, response_id: str) -> str:
+        return f"{self._name}/{response_id}"
 
 
 async def _prewarm(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:

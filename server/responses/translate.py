@@ -11,7 +11,7 @@ from troupellm.protocol.responses import ResponsesRequest
 from troupellm.protocol.tools import Effort
 from troupellm.server.body import invalid_field
 from troupellm.server.relabel import Names, relabel
-from troupellm.server.responses.items import Conversation, conversation_of
+from troupellm.server.responses.items import MAX_UNPACKED_BYTES, Conversation, conversation_of
 from troupellm.server.responses.past_calls import Item
 from troupellm.server.responses.tools import ChosenTools
 from troupellm.server.skipped import skipped_names
@@ -64,20 +64,25 @@ class Translated(msgspec.Struct, frozen=True):
     """What its errors call the fields, and what the client does; see `relabel`."""
     skipped: list[str]
     """Parts that the model does not get as they were sent."""
+    unpacked: int
+    """Bytes of the texts that its items had packed."""
 
 
-def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 0) -> Translated:
+def translate(
+    request: ResponsesRequest, items: Sequence[Item], *, first: int = 0, room: int = MAX_UNPACKED_BYTES
+) -> Translated:
     """Pure, and linear in the size of the request.
 
     Args:
         items: the whole conversation, see `conversation_of`.
         first: where the request's own input begins in it.
+        room: bytes that its packed texts may unpack to, see `conversation_of`.
 
     Raises:
         InvalidRequest: names the field, as this API calls it.
     """
     refuse_unsupported(request)
-    conversation = conversation_of(items, request.instructions, first=first)
+    conversation = conversation_of(items, request.instructions, first=first, room=room)
     tools = ChosenTools.of(request.tools or [], request.tool_choice, conversation.tools)
     names: Names = [*_NAMES, *tools.names]
     values: dict[str, Any] = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
@@ -90,7 +95,8 @@ def translate(request: ResponsesRequest, items: Sequence[Item], *, first: int = 
         chat = msgspec.convert(values, ChatRequest)
     except msgspec.ValidationError as error:
         raise relabel(invalid_field(error, ChatRequest, "the request"), names) from None
-    return Translated(chat, tools, names, [*skipped_names("tool", tools.skipped), *conversation.skipped])
+    skipped = [*skipped_names("tool", tools.skipped), *conversation.skipped]
+    return Translated(chat, tools, names, skipped, conversation.unpacked)
 
 
 _NAMES: Names = [

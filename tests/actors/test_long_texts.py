@@ -8,7 +8,7 @@ import pytest
 from troupellm.actors.guide_turns import MOST_WAITING
 from troupellm.actors.long_texts import LONG_LETTERS, PARALLEL, PARALLEL_SHORT, LongTexts
 from troupellm.models.chat_template import SlowTemplate
-from troupellm.protocol.errors import EngineOverloaded
+from troupellm.protocol.errors import RateLimited
 
 pytestmark = pytest.mark.anyio
 
@@ -108,7 +108,7 @@ async def test_more_texts_of_one_key_than_may_wait_are_refused(texts, threads):
         for _ in range(PARALLEL + MOST_WAITING):
             group.start_soon(texts.run, "key", LONG, lambda: "")
         await anyio.wait_all_tasks_blocked()
-        with pytest.raises(EngineOverloaded, match="wait to be tokenized"):
+        with pytest.raises(RateLimited, match="wait to be tokenized"):
             await texts.run("key", LONG, lambda: "")
         threads.gate.set()
 

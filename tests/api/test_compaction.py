@@ -18,7 +18,7 @@ TALK = [
     {"role": "user", "content": "Three"},
 ]
 TRIGGER = {"type": "compaction_trigger"}
-LAST = "The user's last message: Three"
+LAST = '"user":"Three"}'
 
 
 def events_of(text: str) -> list[dict]:
@@ -101,3 +101,16 @@ async def test_a_conversation_that_is_too_long_to_summarize_says_so(tiny_engine)
     for refused in (route, whole):
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert streamed[-1]["response"]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_the_prompt_of_a_summary_comes_from_the_prefix_cache_with_its_tools(builtin_engine, choice):
+    tools = [{"type": "function", "name": "look", "description": "x" * 200, "parameters": {"type": "object"}}]
+    body = GREEDY | {"input": TALK, "tools": tools}
+    async with builtin_engine() as engine, running_server(engine) as served, served.client() as client:
+        answer = (await client.post("/v1/responses", json=body)).json()
+        asked = body | {"input": [*TALK, TRIGGER], "tool_choice": choice}
+        compacted = (await client.post("/v1/responses", json=asked)).json()
+    assert [item["type"] for item in compacted["output"]] == ["compaction"]
+    cached = compacted["usage"]["input_tokens_details"]["cached_tokens"]
+    assert cached > answer["usage"]["input_tokens"] - 32 > 200

@@ -46,6 +46,39 @@ async def test_a_connection_remembers_its_last_response(tiny_engine):
         assert (frames[0]["status"], frames[0]["error"]["code"]) == (400, "previous_response_not_found")
 
 
+async def test_a_conversation_is_held_as_bytes_until_its_connection_ends(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served:
+        async with open_socket(served) as socket:
+            first = (await socket.ask(input="One", **GREEDY))[-1]["response"]
+            await socket.ask(input="Two", previous_response_id=first["id"], **GREEDY)
+            assert len(served.host.threads) == 1
+        await eventually(lambda: not len(served.host.threads))
+
+
+async def test_a_connection_goes_on_from_a_compaction(tiny_engine):
+    talk = [{"role": "developer", "content": "Rules"}, {"role": "user", "content": "x" * 200}]
+    async with tiny_engine() as engine, running_server(engine) as served, open_socket(served) as socket:
+        first = (await socket.ask(input=[*talk, {"type": "compaction_trigger"}], **GREEDY))[-1]["response"]
+        then = (await socket.ask(input="Go", previous_response_id=first["id"], **GREEDY))[-1]["response"]
+        whole = [talk[0], *first["output"], {"role": "user", "content": "Go"}]
+        same = (await socket.ask(input=whole, **GREEDY))[-1]["response"]
+    assert [item["type"] for item in first["output"]] == ["compaction"]
+    assert then["usage"]["input_tokens"] == same["usage"]["input_tokens"]
+
+
+async def test_a_frame_that_waits_takes_room_at_once_or_is_refused(tiny_engine):
+    config = server_config(max_bodies_bytes=1)
+    async with tiny_engine() as engine, running_server(engine, config) as served, open_socket(served) as socket:
+        await socket.send({"type": "response.create", "input": "Hi", **GREEDY, "max_output_tokens": 200})
+        await socket.receive()
+        await socket.send({"type": "response.create", "input": "Hi", **GREEDY})
+        assert (await socket.until_end())[-1]["type"] == "response.incomplete"
+        (refused,) = await socket.until_end()
+        assert (refused["status"], refused["error"]["code"]) == (503, "server_is_overloaded")
+        assert (await socket.ask(input="Hi", **GREEDY))[-1]["type"] == "response.incomplete"
+        assert served.host.bodies.num_bytes == 0
+
+
 async def test_a_prompt_is_computed_ahead(tiny_engine):
     long = "x" * 200
     async with tiny_engine() as engine, running_server(engine) as served, open_socket(served) as socket:

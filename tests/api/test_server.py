@@ -242,6 +242,34 @@ async def test_other_scopes_are_ignored_and_websockets_refused(tiny_engine):
     assert sent == ["websocket.close"]
 
 
+@pytest.mark.parametrize(
+    ("origin", "answered"),
+    [
+        (None, "websocket.accept"),
+        (b"http://localhost:8000", "websocket.accept"),
+        (b"https://friend.example", "websocket.accept"),
+        (b"https://evil.example", "websocket.close"),
+        (b"null", "websocket.close"),
+    ],
+)
+async def test_pages_of_other_origins_open_no_websocket_to_a_mounted_app(tiny_engine, origin, answered):
+    async with tiny_engine() as engine:
+        plain = asgi(engine)
+        allowing = asgi(engine, config=server_config(allowed_origins=("https://friend.example",)))
+        messages, sent = iter(["websocket.connect", "websocket.disconnect"]), []
+
+        async def receive():
+            return {"type": next(messages)}
+
+        async def send(message):
+            sent.append(message["type"])
+
+        headers = [(b"host", b"localhost:8000"), *([] if origin is None else [(b"origin", origin)])]
+        app = allowing if origin == b"https://friend.example" else plain
+        await app({"type": "websocket", "path": "/v1/responses", "headers": headers}, receive, send)
+    assert sent == [answered]
+
+
 async def test_a_websocket_is_refused_as_any_request_is(tiny_engine):
     asked = (
         b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -285,6 +313,16 @@ async def test_declared_large_body_is_refused_before_it_is_sent(tiny_engine):
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"request_too_large" in answer
     assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_a_running_request_has_given_back_the_room_of_its_body(tiny_engine):
+    asked = {"messages": [{"role": "user", "content": "x" * 100}], "max_tokens": 3000, "ignore_eos": True}
+    async with tiny_engine() as engine, running_server(engine) as served:
+        connection = await served.raw(http_request("/v1/chat/completions", asked | {"stream": True}))
+        await connection.read_until(b"data: ")
+        assert served.host.in_flight
+        assert served.host.bodies.num_bytes == 0
+        await connection.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -4,7 +4,7 @@ import pytest
 from template_kinds import KINDS
 
 from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.message_repair import TemplateTraits
+from troupellm.models.message_repair import TemplateTraits, repaired
 from troupellm.models.template_process import RendersHere, TemplateRefused
 from troupellm.models.template_traits import probed
 from troupellm.protocol.errors import InvalidRequest
@@ -146,3 +146,27 @@ def test_an_answer_goes_on_from_its_beginning_in_any_form_of_turns(name):
     conversation = [user(), calls("c"), result("c"), user(), calls("d"), user("b"), answer("So ")]
     text = template(name).render(conversation, add_generation_prompt=False, continue_final_message=True)
     assert text.endswith("<assistant>So ")
+
+
+def test_results_find_their_calls_in_linear_time():
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other):
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    number = 200
+    names = [f"c{place}" for place in range(number)]
+    conversation = [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": Name(name)} for name in names]},
+        *({"role": "tool", "tool_call_id": Name(name), "content": name} for name in reversed(names)),
+        {"role": "tool", "tool_call_id": "other", "content": "late"},
+    ]
+    made = repaired(conversation, TemplateTraits(parallel_calls=False))
+    assert [message["content"] for message in made if message["role"] == "tool"] == [*names, "late"]
+    assert compared <= 4 * number

@@ -12,11 +12,17 @@ from troupellm.server.exchange import Exchange
 class Wire:
     """Plays the ASGI server: gives the body's pieces, then silence, and keeps what was sent."""
 
-    def __init__(self, pieces: Iterable[bytes] = (b"",), *, stalled: bool = False) -> None:
+    def __init__(self, pieces: Iterable[bytes] = (b"",), *, stalled: bool = False, stops: bool = False) -> None:
+        """
+        Args:
+            stalled: nothing can be sent.
+            stops: the body has no end.
+        """
         self._messages: list[dict[str, Any]] = [
             {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
         ]
-        self._messages.append({"type": "http.request", "body": b"", "more_body": False})
+        if not stops:
+            self._messages.append({"type": "http.request", "body": b"", "more_body": False})
         self.taken = 0
         self.sent: list[dict[str, Any]] = []
         self.stalled = stalled

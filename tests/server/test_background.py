@@ -5,7 +5,7 @@ import logging
 import anyio
 import pytest
 
-from troupellm.protocol.errors import EngineOverloaded, InvalidRequest
+from troupellm.protocol.errors import EngineOverloaded, InvalidRequest, RateLimited
 from troupellm.server.background import Background
 
 pytestmark = pytest.mark.anyio
@@ -83,7 +83,7 @@ async def test_a_key_has_its_share_again_once_its_work_has_ended():
 
     async with background.open():
         background.start(done.wait, "background", "a")
-        with pytest.raises(EngineOverloaded, match="share"):
+        with pytest.raises(RateLimited, match="share"):
             background.start(anyio.sleep_forever, "background", "a")
         done.set()
         await anyio.wait_all_tasks_blocked()

@@ -27,6 +27,11 @@ def test_a_text_that_is_too_long_is_not_packed():
     assert sealed("é" * (MAX_SEALED_BYTES // 2 + 1)) is None
 
 
+def test_a_text_beyond_the_room_that_is_left_is_not_unpacked():
+    sent = sealed("x" * 10)
+    assert (unsealed(sent, 10), unsealed(sent, 9), unsealed(sent, -1)) == ("x" * 10, None, None)
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -63,3 +63,8 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     for name in ("nothing", "bytes", "."):
         with pytest.raises(ConfigError, match="volatile_lines: cannot be read"):
             VolatileLines.read(str(tmp_path / name))
+
+
+def test_without_expressions_no_message_is_looked_at():
+    messages = [{}]
+    assert VolatileLines(()).moved(messages) == messages

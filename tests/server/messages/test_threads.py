@@ -1,9 +1,12 @@
+import anyio
 import msgspec
 import pytest
 
 from troupellm.protocol.anthropic import InputMessage
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.messages.threads import SECONDS, Conversation, Threads, counted_from
+from troupellm.server.body_room import BodyRoom
+from troupellm.server.errors import HttpError
+from troupellm.server.messages.threads import SECONDS, Conversation, Limits, Threads, counted_from, read_held
 
 
 class Clock:
@@ -44,6 +47,47 @@ def test_the_owner_of_most_bytes_loses_the_thread_that_was_not_used_for_longest(
     assert threads.get("large", "m2") is None
     assert all(threads.get(*key) for key in (("large", "m1"), ("large", "m3"), ("small", "s"), ("small", "t")))
     assert threads.num_evicted == 1
+
+
+def test_the_time_of_a_thread_begins_again_with_each_use():
+    clock = Clock()
+    threads = Threads(now=clock)
+    threads.put("a", "short", b"{}", None)
+    threads.put("a", "long", b"{}", None, 3 * SECONDS)
+    for _ in range(3):
+        clock.seconds += SECONDS - 1
+        assert threads.get("a", "short") == b"{}"
+    clock.seconds += SECONDS
+    assert [threads.get("a", name) for name in ("short", "long")] == [None, None]
+    threads.put("a", "long", b"{}", None, 3 * SECONDS)
+    clock.seconds += 2 * SECONDS
+    assert threads.get("a", "long") == b"{}"
+
+
+def test_the_owner_of_most_threads_makes_room_where_they_are_too_many():
+    threads = Threads(threads=3)
+    threads.put("heavy", "h", b"x" * 100, None)
+    for name in ("m1", "m2", "m3"):
+        threads.put("many", name, b"x", None)
+    assert threads.get("heavy", "h") is not None
+    assert [threads.get("many", name) for name in ("m1", "m2", "m3")] == [None, b"x", b"x"]
+    threads.drop("heavy", "h")
+    threads.drop("heavy", "h")
+    assert (len(threads), threads.size) == (2, 2)
+
+
+@pytest.mark.anyio
+async def test_a_conversation_that_is_held_counts_as_a_part_of_the_body(make_wire, make_exchange):
+    room = BodyRoom(16 * 2**20, 2**20)
+    exchange = make_exchange(make_wire(), headers={"content-length": "40"})
+    body = b'["' + b"x" * 96 + b'"]'
+    with room.reserving("", 40) as exchange.room:
+        assert await read_held(exchange, body, list[str], Limits(140, 1.0, anyio.CapacityLimiter(1))) == ["x" * 96]
+        assert (exchange.body_bytes, room.num_bytes) == (140, 100)
+    exchange.body_bytes = None
+    with pytest.raises(HttpError) as caught:
+        await read_held(exchange, body, list[str], Limits(139, 1.0, anyio.CapacityLimiter(1)))
+    assert caught.value.status == 413
 
 
 def test_threads_are_bounded_by_number_and_by_size():

@@ -1,21 +1,31 @@
+import msgspec
 import pytest
 
-from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.openai import ChatMessage, ChatRequest
+from troupellm.protocol.openai_tools import ChosenFunction, ToolChoiceBody
 from troupellm.protocol.outputs import Usage
+from troupellm.protocol.response_objects import CompactionItem, ResponseObject
 from troupellm.protocol.responses import ContextManagement, ResponsesRequest
+from troupellm.server.history import tool_use_of
 from troupellm.server.responses.compact import (
-    Summary,
+    MAX_NEWEST_BYTES,
     after_compaction,
     compacted,
+    optional_choice,
+    summary_of,
     threshold_of,
     together,
     without_trigger,
 )
+from troupellm.server.responses.generate import stored_form
+from troupellm.server.responses.items import conversation_of
+from troupellm.server.responses.plan import Plan
 
 TRIGGER = {"type": "compaction_trigger"}
 SAID = {"role": "user", "content": "Hi"}
 KEPT = {"type": "compaction", "encrypted_content": "trp1.x"}
+USAGE = Usage(prompt_tokens=1, completion_tokens=1)
 
 
 def test_the_trigger_is_taken_from_the_end():
@@ -55,13 +65,47 @@ def test_the_first_threshold_counts():
 
 def test_the_summary_stands_behind_the_system_messages():
     messages = [ChatMessage(role=role, content=role) for role in ("system", "system", "user", "assistant", "user")]
-    summary = Summary("short", "trp1.x", Usage(prompt_tokens=1, completion_tokens=1))
-    chat = compacted(ChatRequest(messages=messages), summary)
+    chat = compacted(ChatRequest(messages=messages), summary_of(messages, "short", USAGE))
     assert [(message.role, message.content) for message in chat.messages] == [
         ("system", "system"),
         ("system", "system"),
         ("user", "Summary so far: short"),
+        ("user", "user"),
     ]
+
+
+@pytest.mark.parametrize("newest", ["Three", "x" * (MAX_NEWEST_BYTES + 1)])
+def test_the_item_gives_the_newest_message_back_as_one_of_its_own(newest):
+    messages = [ChatMessage(role=role, content=text) for role, text in (("user", newest), ("assistant", "Four"))]
+    summary = summary_of(messages, "short", USAGE)
+    made = conversation_of([{"type": "compaction", "encrypted_content": summary.sealed}], None)
+    kept = [newest] if len(newest) <= MAX_NEWEST_BYTES else []
+    assert [message["content"] for message in made.messages] == ["Summary so far: short", *kept]
+    assert [message.content for message in compacted(ChatRequest(messages=messages), summary).messages][1] == newest
+
+
+def test_a_summary_of_a_summary_does_not_keep_the_first_one_as_a_message():
+    messages = [ChatMessage(role="user", content="Summary so far: old")]
+    assert summary_of(messages, "new", USAGE).newest is None
+
+
+def test_an_empty_summary_is_refused():
+    with pytest.raises(RequestFailed, match="empty summary"):
+        summary_of([ChatMessage(role="user", content="Hi")], "", USAGE)
+
+
+def test_a_summary_needs_no_call_and_is_shown_the_same_tools():
+    chosen = ToolChoiceBody(function=ChosenFunction(name="f"))
+    tools = [{"type": "function", "function": {"name": name}} for name in "fg"]
+    shown = {}
+    for choice in (None, "none", "auto", "required", chosen):
+        chat = msgspec.convert({"messages": [], "tools": tools}, ChatRequest)
+        chat = msgspec.structs.replace(chat, tool_choice=choice)
+        asked = msgspec.structs.replace(chat, tool_choice=optional_choice(choice))
+        use, before = tool_use_of(asked), tool_use_of(chat)
+        assert (use.tools, use.required) == (before.tools, False), choice
+        shown[str(choice)] = len(use.tools)
+    assert shown == {"None": 2, "none": 0, "auto": 2, "required": 2, str(chosen): 1}
 
 
 def test_a_kept_conversation_begins_at_its_last_compaction():
@@ -69,8 +113,29 @@ def test_a_kept_conversation_begins_at_its_last_compaction():
     assert after_compaction([SAID, SAID]) == [SAID, SAID]
 
 
+def test_a_kept_conversation_keeps_the_systems_first_messages():
+    rules = [{"type": "message", "role": "developer", "content": "Rules"}, {"role": "system", "content": "More"}]
+    later = {"role": "developer", "content": "Later"}
+    assert after_compaction([*rules, SAID, later, KEPT, SAID]) == [*rules, KEPT, SAID]
+    assert after_compaction([*rules, KEPT]) == [*rules, KEPT]
+
+
 def test_the_usage_of_both_passes_is_added():
     one = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=3)
     other = Usage(prompt_tokens=4, completion_tokens=5, cached_tokens=1)
     both = together(one, other)
     assert (both.prompt_tokens, both.completion_tokens, both.cached_tokens) == (14, 7, 4)
+
+
+@pytest.mark.parametrize(("items", "border"), [([SAID], 3), ([KEPT, SAID], 0)])
+def test_a_response_with_a_compaction_is_kept_without_the_border_of_truncation(items, border):
+    frame = ResponseObject(
+        id="resp_1", created_at=0, status="completed", model="m", store=True, temperature=1.0, top_p=1.0
+    )
+    plan = Plan(
+        owner="", chat=ChatRequest(messages=[]), names=[], namespaced={}, frame=frame, items=items, background=False,
+        streaming=False, sealing=False, border=3,
+    )  # fmt: skip
+    assert stored_form(plan, frame).border == border
+    made = msgspec.structs.replace(frame, output=[CompactionItem(id="cmp_1", encrypted_content="trp1.x")])
+    assert stored_form(plan, made).border == 0

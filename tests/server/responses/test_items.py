@@ -4,6 +4,7 @@ import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.responses.items import as_items, conversation_of
+from troupellm.server.sealed import sealed
 
 
 def messages_of(items, instructions, **more):
@@ -154,3 +155,12 @@ def test_texts_are_put_together_once_however_many_items_they_come_in(role, lengt
     (message,) = messages_of([{"role": role, "content": Counted("word ")}] * 2_000, None)
     assert len(message["content"]) == length
     assert Counted.copied == 0
+
+
+def test_all_packed_texts_of_a_conversation_share_one_room():
+    own = {"encrypted_content": sealed("x" * 100)}
+    items = [{"type": kind, **own} for kind in ("reasoning", "compaction")]
+    made = conversation_of([*items, *items, {"role": "user", "content": "Hi"}], None, room=250)
+    assert made.unpacked == 200
+    assert list(made.skipped) == ["item reasoning", "item compaction"]
+    assert len(made.messages) == 3

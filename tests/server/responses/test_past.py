@@ -28,9 +28,10 @@ def item(text):
 def test_references_and_the_past_become_items():
     kept = stored(item("x"), output=[{"type": "message", "id": "msg_1"}])
     conversation = Conversation([{"id": ITEM}, {"role": "user", "content": "y"}], [kept], {NAME: kept}, 10**6)
-    before, own = conversation.items()
+    before, own, room = conversation.items()
     assert before == [item("x"), {"type": "message", "id": "msg_1"}]
     assert own == [item("x"), {"role": "user", "content": "y"}]
+    assert room == 10**6 - len(msgspec.json.encode(item("x")))
     assert conversation.stored_bytes == 2 * (len(kept.items) + len(kept.body))
 
 
@@ -45,7 +46,7 @@ def test_an_item_counts_as_often_as_it_is_referred_to():
 
 
 def test_a_reference_to_an_item_that_is_not_kept_is_skipped_and_named():
-    _, own = Conversation([{"id": "msg_none"}, {"role": "user", "content": "x"}], (), {}, 10).items()
+    _, own, _ = Conversation([{"id": "msg_none"}, {"role": "user", "content": "x"}], (), {}, 10).items()
     made = conversation_of(own, None)
     assert made.messages == [{"role": "user", "content": "x"}]
     assert list(made.skipped) == ["item item_reference"]
