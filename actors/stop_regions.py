@@ -50,11 +50,11 @@ class RegionText:
                 continue
             parts.append((text[position : found.start()], True))
             firsts, closes = self._regions.by_mark[found[0]]
-            following = text[found.end() :].lstrip()[:1] if firsts else ""
+            following = text[found.end() : found.end() + MOST_SPACES].lstrip()[:1] if firsts else ""
             if firsts and not following and len(text) - found.end() < MOST_SPACES:
                 self._held = text[found.start() :]
                 break
-            counts = bool(firsts) and following not in firsts
+            counts = bool(firsts) and (not following or following not in firsts)
             parts.append((found[0], counts))
             position, self._ends = found.end(), None if counts else closes
         return [part for part in parts if part[0]]

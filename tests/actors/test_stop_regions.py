@@ -43,6 +43,8 @@ def counted(parsers: tuple[str, str], pieces: list[str], *, inside: bool) -> tup
         (("openai", "openai_gptoss"), "<|channel|>commentary to=functions.now<|message|>STOP<|call|>",
          "<|channel|>commentary ", False),
         (("none", "minimax_m2"), "a STOP</think>b", "b", True),
+        (("hermes", "none"), "<tool_call>" + " " * 300 + "STOP", "<tool_call>" + " " * 300 + "STOP", False),
+        (("hermes", "none"), "<tool_call>" + " " * 300 + WEATHER, "<tool_call>" + " " * 300 + WEATHER, False),
     ],
 )  # fmt: skip
 def test_stop_strings_count_in_content_only(parsers: tuple[str, str], text: str, outside: str, inside: bool):
