@@ -142,3 +142,21 @@ def test_tenants_take_turns_in_the_queue_of_builds() -> None:
         del occupied[program_key(ask.program)]
     queue.add("b", program("b2"))
     assert [ask.program.text for ask in queue.take(occupied)][:2] == ["a12", "b2"]
+
+
+def test_the_guide_of_a_suspect_is_built_although_others_take_all_the_room() -> None:
+    harness = harness_of()
+    harness.submit(guided(1, "suspect"))
+    harness.submit(submission(2, [1, 2, 3]))
+    harness.step()
+    answer(harness, harness.core.take_builds()[0])
+    for number in range(3, 60):
+        harness.submit(guided(number, f"grammar {number}"))
+    harness.plan()
+    harness.lose(fault=True)
+    for _ in range(200):
+        for ask in harness.core.take_builds():
+            answer(harness, ask)
+        harness.step()
+    assert set(harness.reader.closed) == set(range(1, 60))
+    harness.assert_idle()
