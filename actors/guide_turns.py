@@ -1,5 +1,6 @@
 """Whose guide is compiled next: everybody gets a turn, whatever others have compiled."""
 
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -35,6 +36,44 @@ class Ticket(msgspec.Struct, eq=False):
     turn: anyio.Event
 
 
+class _Line:
+    """The tickets of one client: those of about one size in a queue of their own."""
+
+    __slots__ = ("_queues", "size")
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[int, bool], deque[Ticket]] = {}
+        """By the bits of their sizes, and whether they are large; no queue is empty."""
+        self.size = 0
+
+    def add(self, ticket: Ticket) -> None:
+        self._queues.setdefault(_kind(ticket), deque()).append(ticket)
+        self.size += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        queue = self._queues[_kind(ticket)]
+        queue.remove(ticket)
+        self.size -= 1
+        if not queue:
+            del self._queues[_kind(ticket)]
+
+    def first(self, now: float, *, with_large: bool) -> "tuple[int, float, Ticket] | None":
+        """The next ticket behind the bits of its size, zero where it has waited long, and when it came."""
+        best: tuple[int, float, Ticket] | None = None
+        for (bits, large), queue in self._queues.items():
+            if large and not with_large:
+                continue
+            ticket = queue[0]
+            rank = bits if now - ticket.since < PATIENCE else 0, ticket.since
+            if best is None or rank < best[:2]:
+                best = *rank, ticket
+        return best
+
+
+def _kind(ticket: Ticket) -> tuple[int, bool]:
+    return ticket.size.bit_length(), ticket.size > SMALL_BYTES
+
+
 class Turns:
     """Clients that have used less time lately go first, then small guides, then those that came first."""
 
@@ -44,13 +83,14 @@ class Turns:
         self._free_large = max(1, parallel - for_small)
         """Turns that large guides may still take."""
         self._clock = clock
-        self._waiting: list[Ticket] = []
+        self._lines: dict[str, _Line] = {}
+        """By client; no line is empty."""
         self._used: dict[str, tuple[float, float]] = {}
         """Seconds, and when that was so; by client."""
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._waiting)
+        return sum(line.size for line in self._lines.values())
 
     def queue(self, tenant: str, size: int, *, most: int = MOST_WAITING) -> Ticket:
         """Begin to wait; `turn` must follow.
@@ -63,10 +103,13 @@ class Turns:
         Raises:
             TooManyWaiting: the client has enough of them.
         """
-        if tenant and sum(other.tenant == tenant for other in self._waiting) >= most:
+        line = self._lines.get(tenant)
+        if tenant and line is not None and line.size >= most:
             raise TooManyWaiting
+        if line is None:
+            line = self._lines[tenant] = _Line()
         ticket = Ticket(tenant, size, self._clock.now(), anyio.Event())
-        self._waiting.append(ticket)
+        line.add(ticket)
         self._grant()
         return ticket
 
@@ -87,25 +130,36 @@ class Turns:
                 self._free_large += ticket.size > SMALL_BYTES
                 self._grant()
             else:
-                self._waiting.remove(ticket)
+                self._remove(ticket)
+
+    def _remove(self, ticket: Ticket) -> None:
+        line = self._lines[ticket.tenant]
+        line.remove(ticket)
+        if not line.size:
+            del self._lines[ticket.tenant]
 
     def _grant(self) -> None:
         """Turns to those that are first."""
         while self._free:
-            now = self._clock.now()
-            able = [ticket for ticket in self._waiting if ticket.size <= SMALL_BYTES or self._free_large]
-            if not able:
+            first = self._first(self._clock.now())
+            if first is None:
                 return
-            first = min(able, key=lambda waiting: self._rank(waiting, now))
-            self._waiting.remove(first)
+            self._remove(first)
             self._free -= 1
             self._free_large -= first.size > SMALL_BYTES
             first.turn.set()
 
-    def _rank(self, waiting: Ticket, now: float) -> tuple[int, int, float]:
-        used = int(self._used_by(waiting.tenant, now) / ALIKE)
-        size = waiting.size.bit_length() if now - waiting.since < PATIENCE else 0  # to a power of two
-        return used, size, waiting.since
+    def _first(self, now: float) -> Ticket | None:
+        best: tuple[int, int, float] | None = None
+        found: Ticket | None = None
+        for tenant, line in self._lines.items():
+            first = line.first(now, with_large=self._free_large > 0)
+            if first is None:
+                continue
+            rank = int(self._used_by(tenant, now) / ALIKE), *first[:2]
+            if best is None or rank < best:
+                best, found = rank, first[2]
+        return found
 
     def _used_by(self, tenant: str, now: float) -> float:
         seconds, then = self._used.get(tenant, (0.0, now))

@@ -4,14 +4,16 @@ Long texts have turns of their own, so that shorter ones overtake them.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import TypeVar, TypeVarTuple, Unpack
 
 import anyio
 
-from troupellm.actors.guide_turns import MOST_WAITING, TooManyWaiting, Turns
+from troupellm.actors.guide_turns import TooManyWaiting, Turns
+from troupellm.actors.plain_turns import PlainTurns
 from troupellm.actors.ports import Clock, Threads
 from troupellm.models.chat_template import SlowTemplate
-from troupellm.protocol.errors import RateLimited
+from troupellm.protocol.errors import EngineOverloaded, RateLimited
 
 T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
@@ -22,8 +24,9 @@ PARALLEL = 2
 """Of them at once. The threads are more, so that shorter texts overtake."""
 PARALLEL_SHORT = 4
 """Shorter texts at once. A chat is short, too, and its template may take a third of a second."""
+
 MOST_SHORT = 65_536
-"""Short texts of one key that wait. Admission lets fewer requests in."""
+"""Short texts that wait. Admission lets fewer requests in."""
 
 
 class LongTexts:
@@ -32,7 +35,7 @@ class LongTexts:
     def __init__(self, threads: Threads, clock: Clock) -> None:
         self._threads = threads
         self._turns = Turns(PARALLEL, clock)
-        self._short = Turns(PARALLEL_SHORT, clock)
+        self._short = PlainTurns(PARALLEL_SHORT)
 
     async def run(self, tenant: str, letters: int, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
         """Call on a thread, when its turn has come.
@@ -42,18 +45,25 @@ class LongTexts:
             letters: characters of the text.
 
         Raises:
-            RateLimited: too many of the tenant's texts wait already.
+            RateLimited: too many of the tenant's long texts wait already.
+            EngineOverloaded: too many short texts wait already.
         """
-        short = letters <= LONG_LETTERS
-        turns = self._short if short else self._turns
-        try:
-            ticket = turns.queue(tenant, 0 if short else letters, most=MOST_SHORT if short else MOST_WAITING)
-        except TooManyWaiting:
-            raise RateLimited("too many long texts of this key wait to be tokenized; try again later") from None
-        async with turns.turn(ticket):
+        if letters > LONG_LETTERS:
+            turn = self._long_turn(tenant, letters)
+        elif len(self._short) < MOST_SHORT:
+            turn = self._short.turn(tenant)
+        else:
+            raise EngineOverloaded("too many texts wait to be tokenized; try again later")
+        async with turn:
             with anyio.CancelScope(shield=True):
                 result = await self._threads.run(function, *args)
         return result
+
+    def _long_turn(self, tenant: str, letters: int) -> AbstractAsyncContextManager[None]:
+        try:
+            return self._turns.turn(self._turns.queue(tenant, letters))
+        except TooManyWaiting:
+            raise RateLimited("too many long texts of this key wait to be tokenized; try again later") from None
 
     async def run_twice(self, tenant: str, letters: int, quick: Callable[[], T], patient: Callable[[], T]) -> T:
         """Call `quick`; where its template turns out to be slow, `patient` when the turn of the key has come.

@@ -1,7 +1,7 @@
 """What a request may ask of sampling beside a distribution: a budget for thinking, an end to repetition, plug-ins."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,7 +38,16 @@ class StopRegion(msgspec.Struct, frozen=True, kw_only=True):
     closes: tuple[str, ...] = ()
     """Marks of which the first one ends it; without any it goes on to the end of the text."""
     firsts: str = ""
-    """Characters of which one must follow the opening mark and white space; "" allows all."""
+    """Characters of which one must follow the opening mark and white space; without any, and without names, all may."""
+    names: tuple[str, ...] = ()
+    """Names of which one may follow instead."""
+    at: Literal["any", "start", "answer"] = "any"
+    """Where the opening mark counts. start: where nothing but white space has come. answer: where nothing but white
+    space and thoughts has."""
+    header: str = ""
+    """The mark that ends the header of a message. "": there is none, and stop strings count nowhere in the region."""
+    silent: str = ""
+    """A regular expression of headers, with the opening mark; stop strings count in the messages of others."""
 
 
 class StopScope(msgspec.Struct, frozen=True, kw_only=True):

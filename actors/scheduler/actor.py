@@ -147,7 +147,7 @@ class Scheduler:
             if self._guide is not None and not self._guide.closed:
                 self._guide.control(ask)
             else:
-                outcome: BuildOutcome = "built"  # nobody is left to ask: the row builds it
+                outcome: BuildOutcome = "built"  # the guide actor has ended: the row builds it
                 self._inbox.control(GuideBuilt(ask.program, ask.engine_epoch, outcome))
 
     def _send_stats(self) -> None:

@@ -67,8 +67,8 @@ class SchedulerCore:
         Args:
             speculative: how drafts are to be made, by a worker that verifies them.
             offload: of the tiers behind the device, where the worker has any.
-            kv_events: hears what can be found in the prefix cache; whoever drives this flushes it.
-            builds_guides: whoever drives this has the worker build what `take_builds` names, and calls `guide_built`.
+            kv_events: hears what can be found in the prefix cache; the driver flushes it.
+            builds_guides: the driver has the worker build the programs of `take_builds`, and calls `guide_built`.
         """
         self.kv_events = kv_events
         self._config = config

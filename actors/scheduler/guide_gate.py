@@ -1,27 +1,47 @@
 """Guided sequences wait outside the batch until the worker has built their guides: no step ever builds one.
 
-The worker keeps the programs that it was given last. The gate keeps half as many in the same order, so each program
-that it knows as built is still there when a plan names it. A lost worker has none of them.
+The worker keeps the programs that it built or started a row with last. The gate keeps half as many in the same order.
+A program that sequences wait to start with is not dropped meanwhile, but it counts as built no longer once the worker
+has built so many others that it may have dropped it. A lost worker has none of them.
 """
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final, NamedTuple
 
+from troupellm.actors.scheduler.build_queue import (
+    MOST_OPEN,
+    MOST_OPEN_BYTES,
+    BuildQueue,
+    ProgramKey,
+    program_key,
+)
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import Sequence, State
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
+from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, GuideProgram
 from troupellm.protocol.guided import BuildGuide
 from troupellm.protocol.scheduler import GuideBuilt
+from troupellm.protocol.worker import NewRow
 
 MOST_READY: Final = MOST_PROGRAMS // 2
 MOST_READY_BYTES: Final = MOST_TEXT_BYTES // 2
-MOST_ASKED: Final = 1024
-"""Programs that wait to be built. The next sequence keeps its place in the waiting room meanwhile."""
+_MOST_SINCE: Final = MOST_PROGRAMS - MOST_READY - MOST_OPEN
+"""Programs that the worker may build until one that it was given before them counts as dropped. Meanwhile it may start
+rows with all others that are ready, and build all that are open."""
+_MOST_BYTES_SINCE: Final = MOST_TEXT_BYTES - MOST_READY_BYTES - MOST_OPEN_BYTES
 
 _LATE = "the model worker took too long to build the guide of this output"
-_Key = tuple[str, str, str, EarlyEnd | None, str]
+_Rows = dict[int, Sequence]
+
+
+class _Built(NamedTuple):
+    """What the worker has built so far."""
+
+    programs: int
+    num_bytes: int
 
 
 class GuideGate:
@@ -30,12 +50,19 @@ class GuideGate:
     def __init__(self, residents: Residents, ledger: Ledger) -> None:
         self._residents = residents
         self._ledger = ledger
-        self._ready: OrderedDict[_Key, None] = OrderedDict()
-        """Least recently used first."""
+        ledger.on_end = self._drop
+        self._built = _Built(0, 0)
+        self._ready: OrderedDict[ProgramKey, _Built] = OrderedDict()
+        """Least recently used first, with what had been built when it was used."""
         self._ready_bytes = 0
-        self._waiting: dict[_Key, dict[int, Sequence]] = {}
-        """By row. Sequences that have ended meanwhile stay until the answer comes."""
-        self._asks: list[BuildGuide] = []
+        self._waiting: dict[ProgramKey, _Rows] = {}
+        """By row; no entry is empty."""
+        self._starting: dict[ProgramKey, _Rows] = {}
+        """Sequences whose guide was built and that have not started with it yet, as far as is known."""
+        self._queue = BuildQueue()
+        self._asked: dict[ProgramKey, str] = {}
+        """Tenants of the programs that the worker was asked for."""
+        self._urgent: list[BuildGuide] = []
 
     @property
     def held(self) -> list[Sequence]:
@@ -47,42 +74,51 @@ class GuideGate:
     def num_held(self) -> int:
         return len(self.held) if self._waiting else 0
 
-    @property
-    def full(self) -> bool:
-        return len(self._waiting) >= MOST_ASKED
-
     def lacks(self, sequence: Sequence) -> bool:
         """Whether the worker must build a sequence's guide before it is admitted."""
         program = sequence.sampling.guide
         if program is None:
             return False
-        key = _key(program)
-        if key in self._ready:
-            self._ready.move_to_end(key)
-            return False
-        return True
+        used = self._ready.get(program_key(program))
+        if used is None:
+            return True
+        others, num_bytes = self._built.programs - used.programs, self._built.num_bytes - used.num_bytes
+        return others > _MOST_SINCE or num_bytes > _MOST_BYTES_SINCE
 
-    def hold(self, sequence: Sequence) -> None:
-        """Move a sequence out of the waiting room and ask for its guide, once per program."""
+    def hold(self, sequence: Sequence, *, urgent: bool = False) -> None:
+        """Move a sequence out of the waiting room and have its guide built, once per program.
+
+        Args:
+            urgent: sequences that are ready to start wait for this one, so their programs leave no room for it.
+        """
         program = sequence.sampling.guide
         assert program is not None
         self._residents.hold(sequence)
-        waiting = self._waiting.get(_key(program))
-        if waiting is None:
-            waiting = self._waiting[_key(program)] = {}
-            self._asks.append(BuildGuide(program, sequence.request.tenant))
-        waiting[sequence.row] = sequence
+        key, tenant = program_key(program), sequence.request.tenant
+        self._starting.get(key, {}).pop(sequence.row, None)
+        self._waiting.setdefault(key, {})[sequence.row] = sequence
+        if key in self._asked:
+            return
+        if urgent:
+            self._queue.remove(tenant, key)
+            self._ask_now(program, tenant)
+        else:
+            self._queue.add(tenant, program)
 
     def take_asks(self) -> list[BuildGuide]:
-        """The programs to build that nobody was asked for yet."""
-        asks, self._asks = self._asks, []
-        return asks
+        """The programs to build that were not asked for yet, as far as the worker has room for them."""
+        urgent, self._urgent = self._urgent, []
+        asks = self._queue.take(self._starters() | self._asked)
+        self._asked |= {program_key(ask.program): ask.tenant for ask in asks}
+        return urgent + asks
 
     def answer(self, built: GuideBuilt) -> None:
         """The sequences that waited go back to the waiting room, or end where the worker took too long."""
-        key = _key(built.program)
+        key = program_key(built.program)
+        self._asked.pop(key, None)
         if built.outcome == "lost":
-            self._ask_again(built.program)
+            for sequence in islice(self._waiting.get(key, {}).values(), 1):
+                self._ask_now(built.program, sequence.request.tenant)
             return
         if built.outcome == "built":
             self._keep(key)
@@ -92,37 +128,87 @@ class GuideGate:
             if built.outcome == "late":
                 self._ledger.end_request(sequence.request, EngineStopped(_LATE, code="server_is_overloaded"))
             elif sequence.state is State.HELD and not sequence.request.paused:
+                self._starting.setdefault(key, {})[sequence.row] = sequence
                 self._residents.let_go(sequence)
 
-    def _keep(self, key: _Key) -> None:
-        if key not in self._ready:
-            self._ready[key] = None
-            self._ready_bytes += len(key[1])
-        while len(self._ready) > 1 and (len(self._ready) > MOST_READY or self._ready_bytes > MOST_READY_BYTES):
-            (_, text, _, _, _), _ = self._ready.popitem(last=False)
-            self._ready_bytes -= len(text)
+    def started(self, rows: Iterable[NewRow]) -> None:
+        """A plan makes rows known to the worker, which uses their programs now."""
+        for row in rows:
+            if row.sampling.guide is None:
+                continue
+            key = program_key(row.sampling.guide)
+            self._starting.get(key, {}).pop(row.row, None)
+            if key in self._ready:
+                self._ready[key] = self._built
+                self._ready.move_to_end(key)
 
-    def _ask_again(self, program: GuideProgram) -> None:
-        waiting = [sequence for sequence in self._waiting.get(_key(program), {}).values() if not sequence.ended]
-        if waiting:
-            self._asks.append(BuildGuide(program, waiting[0].request.tenant))
-        else:
-            self._waiting.pop(_key(program), None)
+    def _starters(self) -> dict[ProgramKey, str]:
+        """Tenants of the programs with which sequences are about to start."""
+        found: dict[ProgramKey, str] = {}
+        for key, rows in list(self._starting.items()):
+            for row, sequence in list(rows.items()):
+                if _about_to_start(sequence):
+                    found[key] = sequence.request.tenant
+                    break
+                del rows[row]
+            if not rows:
+                del self._starting[key]
+        return found
+
+    def _keep(self, key: ProgramKey) -> None:
+        self._built = _Built(self._built.programs + 1, self._built.num_bytes + len(key[1]))
+        if key not in self._ready:
+            self._ready_bytes += len(key[1])
+        self._ready[key] = self._built
+        self._ready.move_to_end(key)
+        kept = self._starters().keys() | {key}
+        others = iter([other for other in self._ready if other not in kept])
+        while len(self._ready) > MOST_READY or self._ready_bytes > MOST_READY_BYTES:
+            other = next(others, None)
+            if other is None:
+                return
+            del self._ready[other]
+            self._ready_bytes -= len(other[1])
+
+    def _drop(self, sequence: Sequence) -> None:
+        """A sequence has ended. What no other one waits for is not built, unless the worker was asked already."""
+        program = sequence.sampling.guide
+        if program is None:
+            return
+        key = program_key(program)
+        self._starting.get(key, {}).pop(sequence.row, None)
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            return
+        waiting.pop(sequence.row, None)
+        if not waiting:
+            del self._waiting[key]
+            self._queue.remove(sequence.request.tenant, key)
+
+    def _ask_now(self, program: GuideProgram, tenant: str) -> None:
+        """However many programs are open."""
+        self._asked[program_key(program)] = tenant
+        self._urgent.append(BuildGuide(program, tenant))
 
     def forget(self) -> None:
         """The worker is lost with all that it had built."""
         self._ready.clear()
         self._ready_bytes = 0
-        self._asks.clear()
+        self._starting.clear()
+        self._asked.clear()
+        self._urgent.clear()
+        self._queue.clear()
 
     def renew(self) -> None:
         """There is another worker: ask it for every program that sequences wait for."""
-        self._asks.clear()
-        for waiting in list(self._waiting.values()):
-            program = next(iter(waiting.values())).sampling.guide
-            if program is not None:
-                self._ask_again(program)
+        self.forget()
+        for waiting in self._waiting.values():
+            for sequence in islice(waiting.values(), 1):
+                if sequence.sampling.guide is not None:
+                    self._queue.add(sequence.request.tenant, sequence.sampling.guide)
 
 
-def _key(program: GuideProgram) -> _Key:
-    return program.backend, program.text, program.after, program.early_end, program.tenant
+def _about_to_start(sequence: Sequence) -> bool:
+    """Whether nothing but its turn, or blocks, keep a sequence from starting with its guide."""
+    away = sequence.ended or sequence.known_to_worker or sequence.state is State.HELD
+    return not away and not sequence.request.paused

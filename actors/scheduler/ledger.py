@@ -3,6 +3,8 @@
 Plans in flight may name it still, and its blocks come back with them; nothing that they produce for it is shown.
 """
 
+from collections.abc import Callable
+
 from troupellm.actors.scheduler.flight import Flights
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.residents import Residents
@@ -29,6 +31,8 @@ class Ledger:
         self.failed: list[RowFailed] = []
         self.closed: list[RequestClosed] = []
         self.stats: list[RequestStats] = []
+        self.on_end: Callable[[Sequence], None] | None = None
+        """Is told of each sequence that ends."""
 
     def open(self, request: Request) -> None:
         """Let a request in. Its other sequences wait for the first to compute their prompt."""
@@ -84,6 +88,8 @@ class Ledger:
 
     def end(self, sequence: Sequence, event: Event) -> None:
         released = self._residents.end(sequence, event)
+        if self.on_end is not None:
+            self.on_end(sequence)
         request = sequence.request
         request.num_going -= 1
         if not request.num_going:

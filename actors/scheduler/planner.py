@@ -299,9 +299,7 @@ class Planner:
             if sequence is None or not self._allowed(sequence.num_wanted, draft) or not draft.holds(sequence):
                 return
             if self.guides is not None and self.guides.lacks(sequence):
-                if self.guides.full:
-                    return
-                self.guides.hold(sequence)
+                self.guides.hold(sequence, urgent=self._quarantine.members is not None)
                 continue
             if offload is not None and offload.asks_first(sequence):
                 if not offload.may_ask:
@@ -377,6 +375,8 @@ class Planner:
             lookups=lookups,
             cancelled=cancelled,
         )
+        if self.guides is not None:
+            self.guides.started(plan.new_rows)
         self._residents.retired.clear()
         self._residents.forks.clear()
         self._flights.launch(flight)

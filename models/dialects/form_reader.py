@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from troupellm.models.dialects.element_tags import ElementsReader
 from troupellm.models.dialects.json_arguments import json_arguments
 from troupellm.models.dialects.json_calls import json_calls
-from troupellm.models.dialects.json_text import json_dump, json_whole
+from troupellm.models.dialects.json_dump import json_dump
+from troupellm.models.dialects.json_text import json_whole
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.pairs import PairsReader
 from troupellm.models.dialects.plan import Form, Plan

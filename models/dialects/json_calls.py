@@ -1,7 +1,8 @@
 """{json}: objects with a name and arguments; {named}: objects with the name as their key. One, several, or a list."""
 
 from troupellm.models.dialects.json_arguments import ArgumentEnds, json_arguments
-from troupellm.models.dialects.json_text import json_dump, json_value, json_whole, without_surrogates
+from troupellm.models.dialects.json_dump import json_dump, without_surrogates
+from troupellm.models.dialects.json_text import json_value, json_whole
 from troupellm.models.dialects.offer import Offer
 from troupellm.models.dialects.source import NotACall, Reading, Source, peek, spaces
 from troupellm.models.dialects.syntax import CallSyntax

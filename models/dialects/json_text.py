@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from troupellm.models.dialects.source import NotACall, Reading, Source, more
 
@@ -18,7 +18,6 @@ _OUTSIDE: Final = re.compile(r'["{}\[\]]')
 _IN_STRING: Final = re.compile(r'["\\]')
 _SCALAR_END: Final = re.compile(r'[\s,:;"{}\[\]()<]')
 _PARTNER: Final = {"}": "{", "]": "["}
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 class JsonScanner:
@@ -127,20 +126,6 @@ def json_whole(source: Source) -> Reading[object]:
         return json.loads(text, strict=False, parse_float=_finite, parse_constant=str)
     except (ValueError, RecursionError):
         raise NotACall from None
-
-
-def json_dump(value: Any) -> str:
-    """A value as JSON that can be encoded.
-
-    Raises:
-        ValueError: it holds a number that JSON cannot hold.
-    """
-    return without_surrogates(json.dumps(value, ensure_ascii=False, allow_nan=False))
-
-
-def without_surrogates(text: str) -> str:
-    """JSON in which halves of surrogate pairs, which no encoding has, are escaped as the model wrote them."""
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _finite(text: str) -> float | str:

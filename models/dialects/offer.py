@@ -20,6 +20,8 @@ class Offer:
             tools: as the API has them, or only their functions.
         """
         self._parameters: dict[str, Mapping[str, Any]] = {}
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
+        """Of the parameters that were asked for, by function and name."""
         for tool in tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
@@ -35,7 +37,13 @@ class Offer:
 
     def types(self, name: str, key: str) -> frozenset[str]:
         """The JSON types that an argument may have; empty when nothing is said."""
-        return schema_types(self._properties(name).get(key), self.schema(name))
+        found = self._types.get((name, key))
+        if found is None:
+            properties = self._properties(name)
+            if key not in properties:
+                return frozenset()
+            found = self._types[name, key] = schema_types(properties[key], self.schema(name))
+        return found
 
     def key(self, name: str, position: int) -> str:
         """The name of an argument that was written without one."""

@@ -25,7 +25,7 @@ _CONSTANTS: Final = {"True": True, "False": False, "None": None, "true": True, "
 
 
 def to_json(text: str) -> str:
-    """A literal of Python as JSON; whatever else it is, as a text."""
+    """A literal of Python as JSON; another text as a JSON string."""
     try:
         return json.dumps(python_value(text), ensure_ascii=False, allow_nan=False)
     except (ValueError, TypeError, OverflowError):

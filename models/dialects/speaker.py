@@ -1,5 +1,6 @@
 """What a served model speaks: its dialect, and what one request makes of it."""
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,13 +26,14 @@ from troupellm.models.message_repair import text_of
 from troupellm.models.model_documents import read_json
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import ModelConfig
-from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.errors import ConfigError, InvalidRequest
 from troupellm.protocol.guide import GuideSpec
 from troupellm.protocol.intake import ChatPrompt
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.sampling_extras import StopScope, ThinkingMarks
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
+logger = logging.getLogger("troupellm.models")
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
 Begins = Callable[[Sequence[int]], tuple[Start, str]]
@@ -270,7 +272,10 @@ class Speaker:
     def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
         """Where a rendered prompt leaves off, and the channel of the message that it ends with."""
         thinking, channels = self.dialect.thinking, self.dialect.channels
-        marks = [channels.message] if channels else [*thinking.opens, *thinking.closes] if thinking else []
+        if channels is not None:
+            marks = [channels.start, channels.channel, channels.constrain, channels.message]
+        else:
+            marks = [*thinking.opens, *thinking.closes] if thinking else []
         if not marks or not prompt.add_generation_prompt:
             return "free", ""
         ending = rendered_ending(self.tokenizer, token_ids, prompt.messages, marks)
@@ -308,7 +313,7 @@ def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate,
         folder: of the tokenizer, where mostly there is a config.json too.
 
     Raises:
-        ConfigError: a name that nobody has.
+        ConfigError: a name that does not exist, or a `response_template` that was asked for and cannot be read.
     """
     kind = read_json(folder / "config.json").get("model_type")
     texts = "\n".join(template.sources.values())
@@ -316,12 +321,18 @@ def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate,
         model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts
     )
     settings = read_json(folder / "tokenizer_config.json")
-    own = None
+    suffix = _suffix(settings, tokenizer)
     if "response_template" in settings and (HF in (tools, thoughts) or (tools == NONE and AUTO in _asked(model))):
-        own = compiled(settings["response_template"])
-        tools = HF if tools == NONE and model.tool_call_parser == AUTO else tools
-        thoughts = HF if thoughts == NONE and model.reasoning_parser == AUTO else thoughts
-    return Speaker(dialect_named(tools, thoughts, _suffix(settings, tokenizer), own), tokenizer, template)
+        own_tools = HF if tools == NONE and model.tool_call_parser == AUTO else tools
+        own_thoughts = HF if thoughts == NONE and model.reasoning_parser == AUTO else thoughts
+        try:
+            own = compiled(settings["response_template"])
+            return Speaker(dialect_named(own_tools, own_thoughts, suffix, own), tokenizer, template)
+        except ConfigError as error:
+            if HF in _asked(model):
+                raise
+            logger.warning("the tokenizer's response_template is not used: %s", error)
+    return Speaker(dialect_named(tools, thoughts, suffix), tokenizer, template)
 
 
 def _asked(model: ModelConfig) -> tuple[str | None, str | None]:

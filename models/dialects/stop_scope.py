@@ -1,14 +1,17 @@
 """The parts of an answer in which stop strings do not count, as marks tell them in the text."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from typing import Final, Literal
 
 from troupellm.models.dialects.plan import Form, plan_of
-from troupellm.models.dialects.syntax import Channels, Dialect, Hole, Maybe, Word
+from troupellm.models.dialects.syntax import Channels, Dialect, Hole, Word
 from troupellm.protocol.sampling_extras import StopRegion, StopScope
-from troupellm.protocol.tools import Tool
+from troupellm.protocol.tools import NAME, Tool
 
-_ANY = ""
+Place = Literal["any", "start", "answer"]
+_ADDRESS: Final = "to="
 _FIRSTS = {"json": "{[", "named": "{[", "arguments": "{", "python": "["}
 
 
@@ -20,17 +23,20 @@ def stop_scope(dialect: Dialect, tools: Sequence[Tool], *, inside: bool | None) 
     """
     thinking = dialect.thinking
     if dialect.channels is not None:
-        return StopScope(regions=tuple(_of_channels(dialect.channels)))
+        return StopScope(regions=tuple(_of_channels(dialect.channels, tools)))
     regions: dict[str, StopRegion] = {}
     if thinking is not None:
-        regions |= {opens: StopRegion(opens=opens, closes=thinking.closes) for opens in thinking.opens}
+        at: Place = "any" if thinking.anywhere or thinking.header else "start"
+        regions |= {opens: StopRegion(opens=opens, closes=thinking.closes, at=at) for opens in thinking.opens}
     for region in _of_calls(dialect, tools):
         regions.setdefault(region.opens, region)
-    found = [mark for mark in regions if not any(mark != other and mark in other for other in regions)]
+    marks = [region.opens for region in regions.values() if region.at == "any"]
+    parts = {mark for mark in marks if any(mark != other and mark in other for other in marks)}
+    found = [region for region in regions.values() if region.opens not in parts]
     if not found:
         return None
     return StopScope(
-        regions=tuple([regions[mark] for mark in found]),
+        regions=tuple(found),
         opens=thinking.opens if thinking else (),
         closes=thinking.closes if thinking else (),
         always=thinking is not None and thinking.begins == "always",
@@ -38,44 +44,64 @@ def stop_scope(dialect: Dialect, tools: Sequence[Tool], *, inside: bool | None) 
     )
 
 
-def _of_channels(channels: Channels) -> Iterator[StopRegion]:
-    for channel in channels.thoughts:
-        yield StopRegion(opens=f"{channels.channel}{channel}", closes=channels.ends)
-    yield StopRegion(opens=f"to={channels.recipient}", closes=channels.ends)
-    yield StopRegion(opens=f"{channels.channel}final", closes=(channels.message,))
+def _of_channels(channels: Channels, tools: Sequence[Tool]) -> Iterator[StopRegion]:
+    """Messages, whose headers may begin without a mark where the prompt has begun them."""
+    silent = _silent_headers(channels, [tool["function"]["name"] for tool in tools])
+    body = (channels.start, channels.channel, *channels.ends)
+    places: list[tuple[str, Place]] = [(channels.start, "any"), (channels.channel, "any"), (_ADDRESS, "start")]
+    for opens, at in places:
+        yield StopRegion(opens=opens, closes=body, at=at, header=channels.message, silent=silent)
+
+
+def _silent_headers(channels: Channels, names: Sequence[str]) -> str:
+    """A pattern of the headers of thoughts, and of calls if there are tools."""
+    mark, constrain = re.escape(channels.channel), re.escape(channels.constrain)
+    thoughts = "|".join(map(re.escape, channels.thoughts))
+    patterns = [rf"{mark}\s*(?:{thoughts})(?=\s|$)(?!.*{mark})"]
+    if names:
+        prefix, known = re.escape(channels.recipient), "|".join(map(re.escape, names))
+        patterns.append(rf"\b{_ADDRESS}(?:{prefix}{NAME.pattern}|(?:{known})(?:json)?)(?=\s|$|{mark}|{constrain})")
+    return "|".join(patterns)
 
 
 def _of_calls(dialect: Dialect, tools: Sequence[Tool]) -> Iterator[StopRegion]:
     calls = dialect.calls
     if calls is None:
         return
+    names = [tool["function"]["name"] for tool in tools]
     for opens, closes in [*([calls.section] if calls.section else []), *calls.sections]:
         yield StopRegion(opens=opens, closes=(closes,))
     plan = plan_of(dialect)
     for lead in sorted(plan.leads):
         forms = [form for form in plan.forms if form.lead == lead]
         closers = sorted(frozenset[str]().union(*(form.closers for form in forms)))
-        yield StopRegion(opens=lead, closes=tuple(closers), firsts=_firsts(forms))
+        firsts, named = _beginnings(forms)
+        yield StopRegion(opens=lead, closes=tuple(closers), firsts=firsts, names=tuple(names) if named else ())
     if plan.bare is None:
         return
-    for tool in tools:
-        name = tool["function"]["name"]
+    at: Place = "any" if calls.bare_lines else "answer"
+    for name in names:
         if calls.bare == "{python}":
-            yield StopRegion(opens=f"[{name}(", closes=(")]",))
+            yield StopRegion(opens=f"[{name}(", closes=(")]",), at=at)
         elif calls.bare == "{json}":
             for gap in ("", " "):
-                yield StopRegion(opens=f'{{"{calls.name_keys[0]}":{gap}{json.dumps(name)}')
+                yield StopRegion(opens=f'{{"{calls.name_keys[0]}":{gap}{json.dumps(name)}', at=at)
         else:
-            yield StopRegion(opens=f"{name}\n{{")
+            yield StopRegion(opens=f"{name}\n{{", at=at)
 
 
-def _firsts(forms: Sequence[Form]) -> str:
-    """The characters with which what follows a lead may begin; empty where any may."""
-    found = ""
+def _beginnings(forms: Sequence[Form]) -> tuple[str, bool]:
+    """The characters with which what follows a lead may begin, and whether it may be a name; neither where anything may
+    follow."""
+    found, named = "", False
     for form in forms:
-        parts = form.rest
-        first = parts[0]
-        if isinstance(first, Maybe) or (isinstance(first, Hole) and first.name not in _FIRSTS):
-            return _ANY
-        found += first.text[0] if isinstance(first, Word) else _FIRSTS[first.name]
-    return found
+        first = form.rest[0]
+        if isinstance(first, Word):
+            found += first.text[0]
+        elif isinstance(first, Hole) and first.name == "name":
+            named = True
+        elif isinstance(first, Hole) and first.name in _FIRSTS:
+            found += _FIRSTS[first.name]
+        else:
+            return "", False
+    return found, named

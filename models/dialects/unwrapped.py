@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
+
+from troupellm.models.dialects.json_dump import json_dump, without_surrogates
 
 WRAPPERS: Final = ("arguments", "input", "properties")
 _LONGEST: Final = 64 * 1024
@@ -67,10 +69,22 @@ def _unwrapped(text: str, keys: Collection[str]) -> str:
         outer = json.loads(text)
         inner = next(iter(outer.values()))
         value = json.loads(inner) if isinstance(inner, str) else inner
+        if len(outer) != 1 or not isinstance(value, dict) or not value.keys() <= set(keys):
+            return text
+        return without_surrogates(inner) if isinstance(inner, str) else _written(text, value)
     except (ValueError, RecursionError):
         return text
-    if len(outer) != 1 or not isinstance(value, dict) or not value.keys() <= set(keys):
-        return text
-    if isinstance(inner, str):
-        return inner
-    return text[text.index(":") + 1 : text.rindex("}")].strip()
+
+
+def _written(text: str, value: dict[str, Any]) -> str:
+    """The inner object as the model wrote it; where the wrapper's key stands twice, the last one's value.
+
+    Raises:
+        ValueError: the value has a number that JSON cannot hold.
+    """
+    written = text[text.index(":") + 1 : text.rindex("}")].strip()
+    try:
+        json.loads(written)
+    except ValueError:
+        return json_dump(value)
+    return written

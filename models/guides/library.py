@@ -48,11 +48,14 @@ class GuideLibrary:
 
     @property
     def mask_words(self) -> int:
-        """int32 words of a mask. Reads the tokenizer if need be."""
+        """int32 words of a mask, known as soon as one program is built. Reads the tokenizer if need be."""
         if not self._words:
             with self._making:
-                self._words = mask_words(self._tokens(), self.vocab_width)
+                self._count_words()
         return self._words
+
+    def _count_words(self) -> None:
+        self._words = mask_words(self._tokens(), self.vocab_width)
 
     @property
     def num_built(self) -> int:
@@ -105,8 +108,10 @@ class GuideLibrary:
             mark = self._marks.get(key)
             if mark is not None:
                 return mark
-        with self._making:
-            tokenizer = self._tokens()
+        tokenizer = self._tokenizer  # without a lock: a step must not wait for a backend that is made
+        if tokenizer is None:
+            with self._making:
+                tokenizer = self._tokens()
         mark = Mark(program.after, tokenizer, self.vocab_width, early_end=program.early_end)
         with self._lock:
             if len(self._marks) >= _MOST_MARKS:
@@ -117,6 +122,7 @@ class GuideLibrary:
     def _backend(self, name: str) -> Backend:
         backend = self._backends.get(name)
         if backend is None:
+            self._count_words()  # here, so that no step waits for `_making` to know it
             backend = make_backend(name, self._tokens(), self.vocab_width, self._num_threads)
             self._backends[name] = backend
         return backend

@@ -1,10 +1,13 @@
 """Whose guide is compiled next."""
 
+import sys
+
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
 from troupellm.actors.guide_turns import HALF_LIFE, MOST_WAITING, PATIENCE, SMALL_BYTES, TooManyWaiting, Turns
+from troupellm.actors.plain_turns import PlainTurns
 
 pytestmark = pytest.mark.anyio
 
@@ -102,3 +105,35 @@ async def test_large_guides_leave_one_turn_to_a_small_one():
     async with turns.turn(large[0]):
         assert not large[1].turn.is_set()
     assert large[1].turn.is_set()
+
+
+async def _take(turns: Turns, tenant: str) -> None:
+    async with turns.turn(turns.queue(tenant, 20)):
+        await checkpoint()
+
+
+async def _take_plainly(turns: PlainTurns, tenant: str) -> None:
+    async with turns.turn(tenant):
+        await checkpoint()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_turn_costs_no_more_where_a_client_has_many_waiting(plain):
+    async def calls(count: int) -> int:
+        """Of functions, until all have had their turn."""
+        turns, seen = PlainTurns(2) if plain else Turns(2, HandClock()), 0
+
+        def see(frame, event, argument):
+            nonlocal seen
+            seen += event == "call"
+
+        async with anyio.create_task_group() as group:
+            sys.setprofile(see)
+            for number in range(count):
+                group.start_soon(_take_plainly if plain else _take, turns, f"client {number % 2}")
+        sys.setprofile(None)
+        assert len(turns) == 0
+        return seen
+
+    await calls(1)
+    assert await calls(100) < 5 * await calls(25)

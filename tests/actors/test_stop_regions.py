@@ -11,6 +11,7 @@ from troupellm.actors.stop_regions import RegionText, StopRegions
 from troupellm.models.dialects.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
 from troupellm.models.dialects.stop_scope import stop_scope
 
+OSS = ("openai", "openai_gptoss")
 WEATHER = '{"name": "get_weather", "arguments": {"city": "STOP"}}'
 
 
@@ -38,11 +39,31 @@ def counted(parsers: tuple[str, str], pieces: list[str], *, inside: bool) -> tup
         (("llama3_json", "none"), f"a\n{WEATHER}", "a\n", False),
         (("llama3_json", "none"), '{"city": "STOP"}', '{"city": "STOP"}', False),
         (("pythonic", "none"), "[get_weather(city='STOP')]b", "b", False),
-        (("openai", "openai_gptoss"), ("<|channel|>analysis<|message|>STOP<|end|><|start|>assistant<|channel|>final"
-         "<|message|>b STOP"), "<|start|>assistantb STOP", False),
-        (("openai", "openai_gptoss"), "<|channel|>commentary to=functions.now<|message|>STOP<|call|>",
-         "<|channel|>commentary ", False),
+        (OSS, ("<|channel|>analysis<|message|>STOP<|end|><|start|>assistant<|channel|>final"
+         "<|message|>b STOP"), "b STOP", False),
+        (OSS, "<|channel|>commentary to=functions.now<|message|>STOP<|call|>",
+         "", False),
+        (OSS, "<|channel|>commentary to=now <|constrain|>json<|message|>STOP<|call|>", "", False),
+        (OSS, " to=now<|channel|>commentary<|message|>STOP<|end|><|start|>assistant<|message|>b",
+         " b", False),
+        (OSS, "<|channel|>final<|message|>to=functions.now STOP", "to=functions.now STOP", False),
+        (OSS, "<|channel|>commentary to=else<|message|>a STOP", "a STOP", False),
+        (OSS, "a to=functions.now STOP", "a to=functions.now STOP", False),
+        (("hermes", "qwen3"), "Use <think> and STOP", "Use <think> and STOP", False),
+        (("hermes", "qwen3"), "\n<think>STOP</think>Use <think> and STOP", "\nUse <think> and STOP", False),
+        (("none", "inkling"), "a<|content_thinking|>STOP<|end_message|>b", "ab", False),
+        (("qwen3_coder", "none"), "Use <function=x> and STOP", "Use <function=x> and STOP", False),
+        (("qwen3_coder", "none"), "Use <function=nowhere>STOP", "Use <function=nowhere>STOP", False),
+        (("qwen3_coder", "none"), "a<function=now>STOP</function>b", "ab", False),
+        (("glm45", "none"), "a<tool_call>now\nSTOP</tool_call>b", "ab", False),
+        (("glm45", "none"), "Use <tool_call> and STOP", "Use <tool_call> and STOP", False),
+        (("glm4", "none"), "now\n{STOP", "", False),
+        (("glm4", "none"), "Not now\n{STOP", "Not now\n{STOP", False),
+        (("glm4", "qwen3"), "<think>STOP</think>\nnow\n{STOP", "\n", False),
+        (("pythonic", "none"), "See [now(STOP)]", "See [now(STOP)]", False),
         (("none", "minimax_m2"), "a STOP</think>b", "b", True),
+        (("hermes", "none"), "<tool_call>" + " " * 300 + "STOP", "<tool_call>" + " " * 300 + "STOP", False),
+        (("hermes", "none"), "<tool_call>" + " " * 300 + WEATHER, "<tool_call>" + " " * 300 + WEATHER, False),
     ],
 )  # fmt: skip
 def test_stop_strings_count_in_content_only(parsers: tuple[str, str], text: str, outside: str, inside: bool):
@@ -65,6 +86,14 @@ def test_every_format_has_regions_that_can_be_told_apart(name: str):
         assert dialect.thinking is None
         assert dialect.calls is None
         return
-    text = RegionText(StopRegions(scope.regions, None))
-    mark = scope.regions[0].opens
-    assert text.split(f"a{mark}")[0] == ("a", True)
+    region = scope.regions[0]
+    parts = RegionText(StopRegions(scope.regions, None)).split(f"{'a' if region.at == 'any' else ''}{region.opens}")
+    assert parts[0] == (("a", True) if region.at == "any" else (region.opens, False))
+
+
+def test_a_name_that_is_part_of_another_one_begins_a_region():
+    tools: Any = [{"function": {"name": name, "parameters": {}}} for name in ("get", "forget")]
+    scope = stop_scope(dialect_named("glm4", "qwen3"), tools, inside=False)
+    assert scope is not None
+    for name, text in (("get", "get\n{STOP"), ("forget", "forget\n{STOP")):
+        assert RegionText(StopRegions(scope.regions, None)).split(text) == [(f"{name}\n{{", False), ("STOP", False)]

@@ -1,37 +1,14 @@
 """Guided sequences wait outside the batch until the worker has built their guides."""
 
 import pytest
-from oracle import Harness, ready, stream_of, submission
+from guided_requests import PROMPT, answer, guided, harness_of
+from oracle import Harness, stream_of, submission
 
-from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.guide_gate import MOST_READY
-from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.guide import MOST_PROGRAMS, BuildOutcome, GuideProgram
-from troupellm.protocol.guided import BuildGuide
-from troupellm.protocol.scheduler import GuideBuilt, SubmitRequest
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.guide import MOST_PROGRAMS, BuildOutcome
 
-PROMPT = [1, 2, 3, 4, 5]
 WHOLE = stream_of(PROMPT, 0, 8, frozenset())
-
-
-def harness_of(**config: object) -> Harness:
-    config = {"max_plans_in_flight": 1} | config
-    core = SchedulerCore(
-        SchedulerConfig(**config), ready(), enable_prefix_caching=False, hash_key=b"k" * 32, builds_guides=True
-    )
-    return Harness(core)
-
-
-def guided(request: int, text: str = "grammar", *, rows: int = 1, **fields: object) -> SubmitRequest:
-    sampling = SamplingState(guide=GuideProgram(backend="llguidance", text=text))
-    return submission(request, PROMPT, rows=rows, sampling=sampling, **fields)
-
-
-def answer(harness: Harness, ask: BuildGuide, outcome: BuildOutcome = "built") -> None:
-    harness.core.guide_built(GuideBuilt(ask.program, ask.engine_epoch, outcome))
-    harness.core.assert_invariants()
 
 
 def planned(harness: Harness) -> set[int]:
@@ -135,10 +112,22 @@ def test_a_request_that_ends_while_its_guide_is_built_leaves_nothing() -> None:
     harness = harness_of()
     harness.submit(guided(1))
     harness.run()
+    (ask,) = harness.core.take_builds()
     harness.abort(1)
-    answer(harness, harness.core.take_builds()[0])
+    answer(harness, ask)
     harness.run()
     harness.assert_idle()
+
+
+def test_a_guide_is_not_built_for_a_request_that_has_ended() -> None:
+    harness = harness_of()
+    harness.submit(guided(1))
+    harness.run()
+    harness.abort(1)
+    assert harness.core.take_builds() == []
+    harness.submit(guided(2))
+    harness.run()
+    assert len(harness.core.take_builds()) == 1
 
 
 def test_a_paused_reader_and_a_guide_that_is_built_are_waited_for_together() -> None:

@@ -125,6 +125,27 @@ def test_a_model_folder_brings_its_template(tmp_path: Path, names: dict[str, str
     assert speaker.dialect.thinking is not None
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tool_calls": {"open_pattern": "(a|b)+", "content": "json"}},
+        {"thinking": {"open": "<a>", "close": "<a>b"}, "tool_calls": {"open": "<a", "content": "json"}},
+    ],
+)
+def test_a_template_that_cannot_be_used_stops_only_those_that_ask_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any]
+):
+    folder = write_tiny_model(tmp_path / "m")
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(settings | {"response_template": spec_of(fields)}), encoding="utf-8")
+    tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder, None)
+    assert speaker_of(ModelConfig(model=str(folder)), tokenizer, template, folder).dialect.calls is None
+    assert caplog.text.count("response_template is not used") == 1
+    with pytest.raises(ConfigError):
+        speaker_of(ModelConfig(model=str(folder), tool_call_parser=HF), tokenizer, template, folder)
+
+
 def test_marks_with_a_suffix_are_found_in_the_vocabulary(tmp_path: Path):
     folder = write_tiny_model(tmp_path / "m")
     path = folder / "tokenizer_config.json"

@@ -14,6 +14,7 @@ from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.catalog import dialect_named
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.protocol.dialect import Content
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.intake import ChatPrompt
@@ -255,6 +256,41 @@ def test_the_rendered_prompt_tells_whether_an_answer_begins_in_thoughts(speaker,
     parser = voice.new_parser(ids)
     pieces = parser.feed("Hm.</think>Hi.") + parser.finish()
     assert [type(piece).__name__ for piece in pieces] == (["Reasoning", "Content"] if thinks else ["Content"])
+
+
+WITH_CALLS = CHAT_TEMPLATE.replace(
+    "{{ message.content }}",
+    "{{ message.reasoning_content or '' }}{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize("template", [WITH_CALLS, WITH_CALLS.replace("<|im_start|>", "# ").replace("<|im_end|>", "")])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tool_calls": [{"function": {"name": "write", "arguments": {"text": "open with\n<think> é here"}}}]},
+        {"tool_calls": [{"function": {"name": "write", "arguments": '{"text": "open with <think>"}'}}]},
+        {"reasoning_content": "The mark is <think>."},
+    ],
+)
+def test_marks_in_earlier_calls_and_thoughts_say_nothing_of_the_answer(speaker, template, said):
+    made = speaker("hermes", "qwen3", template)
+    messages = [*USER, {"role": "assistant", "content": None} | said, {"role": "tool", "content": "ok"}]
+    ids = made.tokenizer.encode(made.template.render(messages, add_generation_prompt=True), add_special_tokens=False)
+    parser = voice_of(made, messages=messages).new_parser(ids)
+    assert parser.feed("The file is written.") + parser.finish() == [Content("The file is written.")]
+
+
+def test_a_mark_before_the_last_special_token_says_nothing_of_the_answer(speaker):
+    """It stands in a text that no message has."""
+    told = CHAT_TEMPLATE.replace("{% if add_", "<|im_start|>system\nUse <think>.<|im_end|>\n{% if add_")
+    made = speaker("hermes", "qwen3", told)
+    assert made.tokenizer.added_tokens["<|im_start|>"] in made.tokenizer.special_token_ids
+    messages = [{"role": "user", "content": "Hi."}]
+    ids = made.tokenizer.encode(made.template.render(messages, add_generation_prompt=True), add_special_tokens=False)
+    parser = voice_of(made, messages=messages).new_parser(ids)
+    assert parser.feed("Hi.") + parser.finish() == [Content("Hi.")]
 
 
 def test_stop_strings_of_a_chat_count_in_content_only(speaker):

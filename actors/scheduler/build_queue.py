@@ -1,0 +1,71 @@
+"""Guides that are to be built: one of each tenant in turn, and none of them takes all the room."""
+
+from collections import Counter, OrderedDict
+from typing import Final
+
+from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
+from troupellm.protocol.guided import BuildGuide
+
+MOST_OPEN: Final = MOST_PROGRAMS // 4
+"""Programs that are being built, or are built and wait for a sequence to start with them."""
+MOST_OPEN_BYTES: Final = MOST_TEXT_BYTES // 4
+_SHARE: Final = 3
+"""A tenant has at most so many open programs for each place that it leaves free."""
+
+ProgramKey = tuple[str, str, str, EarlyEnd | None, str]
+
+
+def program_key(program: GuideProgram) -> ProgramKey:
+    return program.backend, program.text, program.after, program.early_end, program.tenant
+
+
+class BuildQueue:
+    """No longer than the waiting sequences are many, and empty where none waits."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[str, dict[ProgramKey, GuideProgram]] = OrderedDict()
+        """By tenant; the next turn's first. No line is empty."""
+
+    def add(self, tenant: str, program: GuideProgram) -> None:
+        """A program that is there already keeps its place."""
+        self._lines.setdefault(tenant, {}).setdefault(program_key(program), program)
+
+    def remove(self, tenant: str, key: ProgramKey) -> None:
+        """Idempotent."""
+        line = self._lines.get(tenant, {})
+        line.pop(key, None)
+        if not line:
+            self._lines.pop(tenant, None)
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def take(self, occupied: dict[ProgramKey, str]) -> list[BuildGuide]:
+        """The next programs, as many as there is room for.
+
+        Args:
+            occupied: tenants of the open programs; those that are taken are added.
+        """
+        asks: list[BuildGuide] = []
+        if not self._lines:
+            return asks
+        counts = Counter(occupied.values())
+        num_bytes = sum(len(text) for _, text, _, _, _ in occupied)
+        waiting = list(self._lines)
+        while waiting:
+            still: list[str] = []
+            for tenant in waiting:
+                key, program = next(iter(self._lines[tenant].items()))
+                fits = not occupied or num_bytes + len(program.text) <= MOST_OPEN_BYTES
+                if not fits or counts[tenant] >= _SHARE * (MOST_OPEN - len(occupied)):
+                    continue
+                asks.append(BuildGuide(program, tenant))
+                occupied[key] = tenant
+                counts[tenant] += 1
+                num_bytes += len(program.text)
+                self._lines.move_to_end(tenant)
+                self.remove(tenant, key)
+                if tenant in self._lines:
+                    still.append(tenant)
+            waiting = still
+        return asks
