@@ -194,7 +194,7 @@ def cases(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", cases(SERVED, ("graphs", "fp8_cache", "swap")))
+@pytest.mark.parametrize("name", cases(SERVED, ("graphs", "fp8_cache")))
 async def test_together(folder: Path, gpu: Gpu, name: str) -> None:
     async with Engine(str(folder), **settings(**SERVED[name])) as engine:
         await ask(engine, MIXED)

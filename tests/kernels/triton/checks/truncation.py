@@ -63,7 +63,7 @@ OPTIONS = {
     "cold and few": Asked(6, 0.9, 0.0, 0.003),
     "hot and few": Asked(4, 0.5, 0.1, 3.0),
 }
-QUICK = ("few and top_p", "all three", "hot")
+QUICK = ("all three", "hot")
 
 
 @pytest.mark.parametrize("spread", [3.0, pytest.param(0.5, marks=pytest.mark.slow)])
