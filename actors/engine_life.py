@@ -98,7 +98,7 @@ class EngineLife:
 
     @classmethod
     async def open(cls, model: str | os.PathLike[str] | None = None, **settings: Any) -> Self:
-        """Start outside a block, in a task of its own; whoever opens must `aclose`.
+        """Start outside a block, in a task of its own; the caller that opens it must `aclose`.
 
         Raises:
             WrongEventLoop: no event loop of asyncio runs here.

@@ -26,7 +26,7 @@ def engine_class() -> Any:
 
 
 class _Late(type):
-    """What one asks of the class is asked of `Engine`, which is imported for it at once."""
+    """Attributes of the class come from `Engine`, which the look-up imports at once."""
 
     def __new__(cls, name: str, bases: tuple[type, ...], body: dict[str, Any]) -> Any:
         if not bases:

@@ -98,7 +98,7 @@ class RegionText:
         return [part for part in parts if part[0]]
 
     def rest(self) -> list[tuple[str, bool]]:
-        """What is held at the end of the text."""
+        """The held part at the end of the text."""
         held, self._held = self._held, ""
         return [(held, self._ends is None)] if held else []
 
@@ -115,7 +115,7 @@ class RegionText:
         self._header = self._ends = None
         if header is not None and mark == header.header and header.silent.search(self._said):
             self._ends = header.closes
-        end = edge if mark in self._regions.by_mark else found.end()  # what begins another part is looked at again
+        end = edge if mark in self._regions.by_mark else found.end()  # a mark that begins another part is read again
         parts.append((text[position:end], False))
         return end
 

@@ -115,7 +115,7 @@ def _default(text: str, processors: Processors) -> tuple[str, bytes]:
     try:
         arguments = msgspec.json.decode(given or "{}", type=dict[str, Any])
         processors[name].prepare(dict(arguments))
-    except Exception as error:  # somebody else's code looks at them
+    except Exception as error:  # the plug-in's own code checks them
         reason = str(error)[:_LONGEST_REASON] or type(error).__name__
         raise ModelLoadError(f"default_logits_processors: the arguments of {name} are refused: {reason}") from error
     return name, msgspec.json.encode(arguments)

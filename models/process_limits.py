@@ -1,4 +1,4 @@
-"""What the system lets this process take: limits of its own and of the control groups it is in."""
+"""The limits of this process on memory: its own and of the control groups it is in."""
 
 import os
 import resource
@@ -36,7 +36,7 @@ def _machine_room(root: Path) -> int:
 
 
 def _address_room(root: Path) -> Iterator[int]:
-    """What `ulimit -v` leaves of addresses."""
+    """Bytes of addresses that `ulimit -v` leaves."""
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     if most == resource.RLIM_INFINITY:
         return
@@ -48,7 +48,7 @@ def _address_room(root: Path) -> Iterator[int]:
 
 
 def _group_rooms(root: Path) -> Iterator[int]:
-    """What each control group with a limit leaves, from this process's own up to the top one."""
+    """Bytes that each control group with a limit leaves, from this process's own up to the top one."""
     groups = root / "sys/fs/cgroup"
     for folder in _chain(groups, _group_of(root, "")):
         yield from _room(folder / "memory.max", folder / "memory.current", "")

@@ -8,4 +8,4 @@ SDK_HEADERS = (
     *("x-stainless-runtime-version", "x-stainless-retry-count", "x-stainless-timeout", "x-stainless-helper"),
     *("x-stainless-helper-method", "x-stainless-poll-helper", "x-stainless-custom-poll-interval"),
 )
-"""What OpenAI's and Anthropic's clients send from a browser; a preflight must allow each by name."""
+"""Headers of OpenAI's and Anthropic's clients in a browser; a preflight must allow each by name."""

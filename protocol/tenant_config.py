@@ -1,4 +1,4 @@
-"""What one tenant of the engine may use."""
+"""The limits of one tenant of the engine."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from troupellm.protocol.setting_types import PositiveInt
 
 
 class TenantConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant (one API key) may use. Limits are for this tenant alone; None is no limit."""
+    """The limits of one tenant (one API key), for this tenant alone; None is no limit."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^(?!.*\n)[A-Za-z0-9._-]+$")]
     """Shows in logs and metrics."""

@@ -38,7 +38,7 @@ _Rows = dict[int, Sequence]
 
 
 class _Built(NamedTuple):
-    """What the worker has built so far."""
+    """The programs that the worker has built so far."""
 
     programs: int
     num_bytes: int

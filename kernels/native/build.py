@@ -70,7 +70,7 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
             give_up(target)
             continue  # the disk may be full there
         except (OSError, subprocess.SubprocessError) as error:
-            said = said or str(error)  # nobody may write there, for example
+            said = said or str(error)  # the folder may not be writable, for example
             continue
         return target, built
     if said:

@@ -1,4 +1,4 @@
-"""What the keys of `bench hostile` send: a stream that is watched, floods, and the short requests of another key."""
+"""Requests of the keys of `bench hostile`: a watched stream, floods, and short requests of another key."""
 
 import asyncio
 import random

@@ -28,7 +28,7 @@ _HOLES: Final = {"name": "{name}", "key": "{key}", "value": "{value}"}
 
 
 class ResponseTemplate(msgspec.Struct, frozen=True):
-    """What a response template says of calls and thoughts."""
+    """The calls and thoughts that a response template describes."""
 
     calls: CallSyntax | Channels | None
     thinking: Thinking | Channels | None

@@ -340,7 +340,7 @@ def _asked(model: ModelConfig) -> tuple[str | None, str | None]:
 
 
 def _suffix(settings: Mapping[str, Any], tokenizer: Tokenizer) -> str:
-    """What a tokenizer adds to the names of its marks, as it says itself, or as its vocabulary shows."""
+    """The suffix of the marks of a tokenizer: its own `token_suffix`, else the one in its vocabulary."""
     said = settings.get("token_suffix")
     if isinstance(said, str):
         return said

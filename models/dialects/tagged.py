@@ -71,7 +71,7 @@ class TaggedParameter:
         return self._following(self.head, index)
 
     def closes(self, ending: str) -> Marks:
-        """What ends a value: its mark, a special token, or where a model has left both out a mark such as <|...|> of
+        """The ends of a value: its mark, a special token, or where a model has left both out a mark such as <|...|> of
         the next part, or a line that goes on with another mark.
 
         Args:

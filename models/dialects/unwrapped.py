@@ -48,7 +48,7 @@ class Unwrapping:
         return self._given_up()
 
     def rest(self, *, whole: bool) -> str:
-        """What is held at the end of the arguments.
+        """The held part at the end of the arguments.
 
         Args:
             whole: they have come completely.

@@ -190,7 +190,7 @@ def new_name() -> str:
 
 
 def create_private(path: Path) -> BinaryIO:
-    """A new file that nobody else may read, whatever the umask."""
+    """A new file that only its owner may read, with any umask."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 

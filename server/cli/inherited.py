@@ -1,4 +1,4 @@
-"""What a process inherits and a server cannot do with: closed standard streams, blocked and ignored signals."""
+"""Inherited state that a server cannot use: closed standard streams, blocked and ignored signals."""
 
 import os
 import signal

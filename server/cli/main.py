@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; see `exit_codes`.
 
     Args:
-        argv: the command; None is that of the process, which then is made usable whatever it was started with.
+        argv: the command; None is that of the process, and its inherited state is made usable first.
     """
     if argv is None:
         make_usable()

@@ -64,7 +64,7 @@ def connection_limit(config: ServerConfig) -> int:
 
 
 def few_descriptors(config: ServerConfig) -> str | None:
-    """What to tell an operator whose limit on descriptors leaves few connections, or fewer than are configured."""
+    """The warning where the limit on descriptors leaves few connections, or fewer than are configured."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return None

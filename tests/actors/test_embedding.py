@@ -19,7 +19,7 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 def host_says(case: str, model: Path) -> Any:
-    """What a fresh process reports; see `host_loop`."""
+    """The report of a fresh process; see `host_loop`."""
     environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "host_loop", case, str(model)],

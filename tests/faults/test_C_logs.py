@@ -1,4 +1,4 @@
-"""Row C10 of the fault table on the real server process: nobody reads its log while clients reset their connections."""
+"""Row C10 of the fault table on the real server process: its log is not read while clients reset their connections."""
 
 import socket
 import struct

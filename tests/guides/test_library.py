@@ -1,4 +1,4 @@
-"""What a step asks a library of guides for, once a guide is built."""
+"""Look-ups of a step in a library of guides, once a guide is built."""
 
 from troupellm.models.guides.library import GuideLibrary
 from troupellm.protocol.guide import GuideProgram

@@ -1,4 +1,4 @@
-"""What the scripted model says to each client, step by step: the step is the number of tool results so far."""
+"""The answers of the scripted model to each client, step by step: the step is the number of tool results so far."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def _red_square(side: int) -> bytes:
 
 
 def question(name: str, folder: Path) -> str:
-    """What the client is asked; it names the script."""
+    """The question for the client; it names the script."""
     return f"[script {name} {folder}] Write the file and read the others."
 
 

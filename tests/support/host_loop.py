@@ -43,7 +43,7 @@ async def held(model: str) -> dict[str, float]:
 
 
 async def late(model: str) -> dict[str, Any]:
-    """What holds of the class that the loop finds before the engine is imported."""
+    """Facts of the class that the loop finds before the engine is imported."""
     late_class = troupellm.Engine
     engine = late_class(model, worker=ECHO)
     before = isinstance(engine, late_class), "troupellm.actors.engine" in sys.modules
@@ -79,7 +79,7 @@ async def inherited(model: str) -> dict[str, Any]:
 
 
 async def forked(model: str) -> dict[str, str]:
-    """What a fork hears of the engine and of the `LLM` of its parent, which go on."""
+    """Errors that a fork gets from the engine and the `LLM` of its parent, which go on."""
     from troupellm import LLM
 
     with LLM(model, worker=ECHO) as llm:
