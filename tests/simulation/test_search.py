@@ -19,11 +19,11 @@ from simulator.multipliers import draw_whole
 from simulator.runner import digest, run_scenario, run_seed, run_seeds
 from simulator.workload import draw_scenario
 
-SEEDS_IN_CI, SECONDS_IN_CI = 800, 20.0
+SEEDS_IN_CI, SECONDS_IN_CI = 400, 14.0
 """As many as fit in the time, on a quick machine no more than these."""
-LEAST_SEEDS_IN_CI = 100
+LEAST_SEEDS_IN_CI = 80
 RARE_TARGETS = {"pool"}
-"""100 seeds may do without a fault of these."""
+"""80 seeds may do without a fault of these."""
 CHUNK = 10
 KEPT_SEEDS = (
     61, 390, 494, 588, 752, 959, 1157, 1564, 2109, 2143, 2638, 3163, 7704, 10936, 13724, 16408, 18155, 18477,

@@ -178,10 +178,10 @@ class Serving(Steps):
 ASKED = (
     *KINDS, SamplingState(temperature=0.7, min_p=0.1, logprobs=2), SamplingState(temperature=0.7, top_k=9, logprobs=3),
 )  # fmt: skip
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("experts", "8b", "int8", "int4")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("varied", "8b", "int8", "int4")]
 
 
-@pytest.mark.parametrize("name", ["varied", "fp8", *SLOW])
+@pytest.mark.parametrize("name", ["experts", "fp8", *SLOW])
 def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
     runner, launches, _ = serve(name)
     before = {key for found in keys(launches).values() for key in found}
