@@ -142,12 +142,15 @@ class Resolver:
         self.process.communicate(timeout=30)
 
 
-def until_written(blobs: Path, etag: str) -> int:
-    """Wait until another process has written bytes of a file that stalls; how many there are."""
+def until_written(blobs: Path, etag: str) -> Path:
+    """Wait until another process has written bytes of a file that stalls.
+
+    The partial file is returned, not its size: the other process may write more until it is ended.
+    """
     part = blobs / f"{etag}.partial"
     while not part.exists() or not part.stat().st_size:
         os.sched_yield()
-    return part.stat().st_size
+    return part
 
 
 def clean_environment() -> dict[str, str]:

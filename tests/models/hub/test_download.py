@@ -115,8 +115,9 @@ def test_a_killed_process_is_resumed_by_the_next_one_and_nothing_is_fetched_twic
     killed = Resolver({"HF_ENDPOINT": tiny.url, "HF_HOME": str(tmp_path / "home")})
     killed.begin(REPO, {})
     tiny.until_stalled()
-    left = until_written(tmp_path / "home" / "hub" / blobs(tmp_path).relative_to(tmp_path / "cache"), DIGEST)
+    part = until_written(tmp_path / "home" / "hub" / blobs(tmp_path).relative_to(tmp_path / "cache"), DIGEST)
     killed.kill()
+    left = part.stat().st_size
     before = tiny.downloads()
     next_one = Resolver({"HF_ENDPOINT": tiny.url, "HF_HUB_CACHE": str(tmp_path / "home" / "hub")})
     next_one.begin(REPO, {})
