@@ -36,7 +36,7 @@ def scripted(tmp_path_factory):
 @pytest.mark.parametrize("name", AGENTS)
 async def test_a_session_with_an_overflow_ends_well(scripted, tmp_path, name):
     agent = AGENTS[name]
-    binaries = ENVIRONMENT / name / "node_modules" / ".bin"
+    binaries = agent.binaries(ENVIRONMENT / name)
     if not (binaries / agent.binary).exists():
         absent(f"{name} of {ENVIRONMENT.name}", "`make test-clients` installs it where there is a network")
     folder, home = write_files(tmp_path / "work"), tmp_path / "home"

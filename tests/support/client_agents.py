@@ -40,6 +40,10 @@ class Agent:
         variables = {name: value.replace("HOME", str(home)) for name, value in self.variables(url).items()}
         return variables | {"HOME": str(home), "PATH": programs}
 
+    def binaries(self, folder: Path) -> Path:
+        """Where the programs lie of an agent that npm or an environment of Python has in a folder."""
+        return next(folder.glob("node_modules/.bin"), folder / "bin")
+
     def arguments_in(self, home: Path) -> list[str]:
         """Those of the command, before the question."""
         return [argument.replace("HOME", str(home)) for argument in self.arguments]
@@ -126,6 +130,74 @@ def _cn(url: str) -> dict[str, str]:
     return {"config.yaml": json.dumps({"name": MODEL, "version": "1.0.0", "schema": "v1", "models": [model]})}
 
 
+def _cline(url: str) -> dict[str, str]:
+    settings = {"provider": "openai-compatible", "model": MODEL, "apiKey": "none", "baseUrl": f"{url}/v1"}
+    entry = {"settings": settings, "tokenSource": "manual", "updatedAt": "2026-01-01T00:00:00.000Z"}
+    known = {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": entry}}
+    return {".cline/data/settings/providers.json": json.dumps(known)}
+
+
+def _llm(url: str) -> dict[str, str]:
+    model = {
+        "model_id": MODEL,
+        "model_name": MODEL,
+        "api_base": f"{url}/v1",
+        "supports_tools": True,
+        "can_stream": True,
+    }
+    return {"llm/extra-openai-models.yaml": json.dumps([model]), "tools.py": LLM_TOOLS}
+
+
+def _vibe(url: str) -> dict[str, str]:
+    text = f"""
+active_model = "{MODEL}"
+enable_telemetry = false
+enable_update_checks = false
+enable_auto_update = false
+[[providers]]
+name = "{MODEL}"
+api_base = "{url}/v1"
+[[models]]
+name = "{MODEL}"
+provider = "{MODEL}"
+alias = "{MODEL}"
+max_context_length = 131072
+"""
+    return {".vibe/config.toml": text}
+
+
+def _kimi(url: str) -> dict[str, str]:
+    text = f"""
+default_model = "{MODEL}"
+telemetry = false
+[providers.{MODEL}]
+type = "openai_legacy"
+base_url = "{url}/v1"
+api_key = "none"
+[models.{MODEL}]
+provider = "{MODEL}"
+model = "{MODEL}"
+max_context_size = 131072
+"""
+    return {".kimi/config.toml": text}
+
+
+LLM_TOOLS = '''
+from pathlib import Path
+
+
+def write(path: str, content: str) -> str:
+    """Write a file."""
+    Path(path).write_text(content)
+    return "written"
+
+
+def read(path: str) -> str:
+    """Read a file."""
+    return Path(path).read_text()
+'''
+"""The functions that `llm` offers."""
+
 AGENTS: Mapping[str, Agent] = {
     "claude-code": Agent(
         binary="claude", arguments=("--allowedTools=Read,Write", "-p"), variables=_claude, context=30_000
@@ -172,5 +244,44 @@ AGENTS: Mapping[str, Agent] = {
         variables=lambda url: {"PI_OFFLINE": "1"},
         files=_pi,
         context=24_000,
+    ),
+    "cline": Agent(
+        binary="cline",
+        arguments=("--auto-approve", "true", "--json"),
+        variables=lambda url: {"CLINE_NO_AUTO_UPDATE": "1"},
+        files=_cline,
+        context=131_072,
+        overflows=False,
+    ),
+    "llm": Agent(
+        binary="llm",
+        arguments=("-m", MODEL, "--functions", "HOME/tools.py", "--chain-limit", "0"),
+        variables=lambda url: {"LLM_USER_PATH": "HOME/llm", "OPENAI_API_KEY": "none"},
+        files=_llm,
+        context=131_072,
+        overflows=False,
+    ),
+    "gptme": Agent(
+        binary="gptme",
+        arguments=("--non-interactive", "--model", f"local/{MODEL}", "--tools", "save,read", "--tool-format", "tool"),
+        variables=lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"},
+        context=131_072,
+        overflows=False,
+    ),
+    "vibe": Agent(
+        binary="vibe",
+        arguments=("--auto-approve", "--trust", "-p"),
+        variables=lambda url: {},
+        files=_vibe,
+        context=131_072,
+        overflows=False,
+    ),
+    "kimi": Agent(
+        binary="kimi",
+        arguments=("--print", "-p"),
+        variables=lambda url: {},
+        files=_kimi,
+        context=131_072,
+        overflows=False,
     ),
 }
