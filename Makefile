@@ -31,6 +31,7 @@ ROWS := $(sort $(wildcard tests/faults/test_[CDEHI]_*.py)) tests/simulation/test
 VENV := .venv
 CLIENTS := .venv-clients
 AGENTS := tests/api/clients/agents.txt
+UV := $(CLIENTS)/uv/bin/uv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
 CONSTRAINTS := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo constraints-cuda.txt || echo constraints-cpu.txt)
@@ -84,11 +85,15 @@ clients: $(VENV)/.installed
 	@test -e $(CLIENTS)/node/node_modules/openai || { mkdir -p $(CLIENTS)/node && \
 		npm install --silent --no-audit --no-fund --prefix $(CLIENTS)/node openai; } || $(call without,openai-node)
 
-# Coding agents, pinned, each in a folder of its own: some 2.5 GB.
+# Coding agents, pinned, each in a folder of its own: some 3.5 GB. Those of PyPI have an environment each, which uv makes.
 agents:
-	@while read -r name packages; do folder=$(CLIENTS)/$$name; \
+	@test -e $(UV) || { $(PYTHON) -m venv $(CLIENTS)/uv && \
+		$(CLIENTS)/uv/bin/python -m pip --disable-pip-version-check install -q uv==0.13.9; } || $(call without,uv)
+	@while read -r name kind packages; do folder=$(CLIENTS)/$$name; \
 		test "$$(cat $$folder/.installed 2>/dev/null)" = "$$packages" || { echo "installing $$packages into $$folder"; \
-		rm -rf $$folder && mkdir -p $$folder && npm install --silent --no-audit --no-fund --prefix $$folder $$packages </dev/null \
+		rm -rf $$folder && mkdir -p $$folder && if test $$kind = npm; \
+		then npm install --silent --no-audit --no-fund --prefix $$folder $$packages </dev/null; \
+		else $(UV) venv -q --allow-existing -p 3.12 $$folder && $(UV) pip install -q -p $$folder/bin/python $$packages; fi \
 		&& echo "$$packages" > $$folder/.installed; } || $(call without,$$name); \
 	done < $(AGENTS)
 

@@ -162,24 +162,22 @@ name = "{MODEL}"
 provider = "{MODEL}"
 alias = "{MODEL}"
 max_context_length = 131072
+max_output_tokens = 8192
 """
     return {".vibe/config.toml": text}
 
 
 def _kimi(url: str) -> dict[str, str]:
-    text = f"""
-default_model = "{MODEL}"
-telemetry = false
-[providers.{MODEL}]
-type = "openai_legacy"
-base_url = "{url}/v1"
-api_key = "none"
-[models.{MODEL}]
-provider = "{MODEL}"
-model = "{MODEL}"
-max_context_size = 131072
-"""
-    return {".kimi/config.toml": text}
+    return {
+        "KIMI_MODEL_NAME": MODEL,
+        "KIMI_MODEL_PROVIDER_TYPE": "openai",
+        "KIMI_MODEL_BASE_URL": f"{url}/v1",
+        "KIMI_MODEL_API_KEY": "none",
+        "KIMI_MODEL_MAX_CONTEXT_SIZE": "131072",
+        "KIMI_MODEL_MAX_OUTPUT_SIZE": "8192",
+        "KIMI_CODE_NO_AUTO_UPDATE": "1",
+        "KIMI_DISABLE_TELEMETRY": "1",
+    }
 
 
 LLM_TOOLS = '''
@@ -261,13 +259,6 @@ AGENTS: Mapping[str, Agent] = {
         context=131_072,
         overflows=False,
     ),
-    "gptme": Agent(
-        binary="gptme",
-        arguments=("--non-interactive", "--model", f"local/{MODEL}", "--tools", "save,read", "--tool-format", "tool"),
-        variables=lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"},
-        context=131_072,
-        overflows=False,
-    ),
     "vibe": Agent(
         binary="vibe",
         arguments=("--auto-approve", "--trust", "-p"),
@@ -278,9 +269,8 @@ AGENTS: Mapping[str, Agent] = {
     ),
     "kimi": Agent(
         binary="kimi",
-        arguments=("--print", "-p"),
-        variables=lambda url: {},
-        files=_kimi,
+        arguments=("-p",),
+        variables=_kimi,
         context=131_072,
         overflows=False,
     ),

@@ -134,7 +134,6 @@ SCRIPTS: Mapping[str, Callable[[str], list[str]]] = {
     "cline": cline,
     "cn": file_tools("Write", "Read", "filepath"),
     "llm": file_tools("write", "read", "path"),
-    "gptme": file_tools("save", "read", "path"),
-    "vibe": file_tools("write_file", "read_file", "file_path"),
-    "kimi": file_tools("WriteFile", "ReadFile", "path"),
+    "vibe": file_tools("write_file", "read_file", "path"),
+    "kimi": file_tools("Write", "Read", "path"),
 }
