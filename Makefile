@@ -7,6 +7,7 @@
 #   ARGS="..."              arguments of `troupellm serve`, of pytest, or of the simulator
 #   TEST_JOBS=2             processes that run the tests side by side, a file each at a time
 #   ALLOW_ABSENT=1          skip tests in `make test-all` that need what cannot be installed here; else they fail
+#   AGENT_PYTHON=<path>    Python 3.12 for the coding agents that are written in it; else uv finds or downloads one
 #   PEERS=<folder>         where `make peers` puts the engines that the benchmarks compare with
 #   SEEDS=20000 JOBS=2      how many seeds `make simulate` searches, with how many processes
 #   RECORD=1                `make test-clients` writes the requests that `make test` replays
@@ -24,6 +25,7 @@ TEST_JOBS ?= 2
 TIMES ?= 3
 PYTHONS ?= python3.12 python3.13 python3.14
 ALLOW_ABSENT ?=
+AGENT_PYTHON ?= 3.12
 RECORD ?=
 SPREAD := -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 # Tests of rows of the fault table that must pass time after time: the engine's, its clients' and its processes'.
@@ -93,7 +95,7 @@ agents:
 		test "$$(cat $$folder/.installed 2>/dev/null)" = "$$packages" || { echo "installing $$packages into $$folder"; \
 		rm -rf $$folder && mkdir -p $$folder && if test $$kind = npm; \
 		then npm install --silent --no-audit --no-fund --prefix $$folder $$packages </dev/null; \
-		else $(UV) venv -q --allow-existing -p 3.12 $$folder && $(UV) pip install -q -p $$folder/bin/python $$packages; fi \
+		else $(UV) venv -q --allow-existing -p $(AGENT_PYTHON) $$folder && $(UV) pip install -q -p $$folder/bin/python $$packages; fi \
 		&& echo "$$packages" > $$folder/.installed; } || $(call without,$$name); \
 	done < $(AGENTS)
 
