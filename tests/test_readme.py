@@ -24,13 +24,9 @@ from troupellm.server.host import EngineHost
 from troupellm.server.router import Router
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = tuple(
-    sorted(
-        path.relative_to(ROOT).as_posix()
-        for pattern in ("README.md", "*/README.md", "docs/*.md")
-        for path in ROOT.glob(pattern)
-    )
-)
+FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests")
+_PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS), *_PAGES)
 """All documents of the product: the README, those of the top folders, and the pages below docs/."""
 ELSEWHERE = {
     "--no-index", "--no-deps", "--target", "--folder", "--minutes", "--goals", "--without-amx", "--rootdir",
@@ -162,6 +158,12 @@ def test_every_link_leads_to_a_file_and_a_heading(readme: str) -> None:
             headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
             assert heading in slugs, target
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_path_is_there(readme: str) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", text_of(readme))
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 def test_the_readme_is_at_most_two_hundred_lines() -> None:
