@@ -12,8 +12,8 @@ SIZES = (32, 128, 256, 512)
 LEAST_TOKENS = 128
 """The least number that is reported: below it, the fixed cost of a step outweighs the gain."""
 GAIN = 1.07
-"""Doubling a step's tokens must raise tokens per second by this factor to be worth the longer
-step. The factor is small: short steps give prompts that arrive together early first tokens, but delay the last one's."""
+"""Doubling a step's tokens must raise tokens per second by this factor to be worth it. The factor is small,
+since short steps delay the last of several prompts that arrive together more than they speed up the first."""
 AROUND = 0.002
 """Seconds. About the cost of a step outside the model: planning, transport to and from the worker, detokenization."""
 SLOW = 0.25
