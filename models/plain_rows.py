@@ -58,8 +58,8 @@ class PlainRows:
             rows.discard(row)
 
     def slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
-        """The rows' slots in the columns; None if one of the rows needs more options. Returns the same
-        array again while the same rows are asked for.
+        """The rows' slots in the columns; None if one of the rows needs more options. Returns the same array
+        again while the same rows are asked for.
 
         Args:
             rows: known ones; a row may occur more than once.

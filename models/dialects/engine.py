@@ -268,9 +268,8 @@ def _lead(source: Source, plan: Plan) -> Reading[str]:
 def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: str) -> Reading[str]:
     """Read the call that a lead announces, or one at the start of an answer; return the next lead if one has ended it.
 
-    Text that turns out to be no call is content. Where a limit ended the text before the arguments, the marks are not
-    shown,
-    and a whole name is a call without arguments.
+    Text that turns out to be no call is content. If a limit ended the text before the arguments, the marks are not
+    shown, and a whole name is a call without arguments.
     """
     source.region = "call"
     source.attempt(gap, "" if isinstance(lead, Form) else lead)
@@ -295,8 +294,7 @@ def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: 
 
 
 def _is_head(text: str, plan: Plan) -> bool:
-    """True if a text begins with a call's first mark, or is a beginning of one that is long enough to be
-    unambiguous."""
+    """True if a text begins with a call's first mark, or is an unambiguous beginning of one."""
     sure = plan.leads.difference(plan.syntax.unsure) if plan.syntax is not None else plan.leads
     return any(text.startswith(lead) or (len(text) >= LEAST_SHOWN and lead.startswith(text)) for lead in sure)
 

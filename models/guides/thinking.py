@@ -19,8 +19,7 @@ class Mark:
 
     Before the mark all tokens are allowed, except end tokens and tokens that would contain the mark and further text:
     that text belongs to the guide. The mark may be a name between two single tokens, as in a channel's header. Then
-    only the
-    second token may follow the name: gpt-oss writes more into the header, and the guide would never start.
+    only the second token may follow the name: gpt-oss writes more into the header, and the guide would never start.
     """
 
     def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: EarlyEnd | None = None) -> None:

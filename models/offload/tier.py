@@ -264,8 +264,7 @@ class OuterTier:
         return ""
 
     def _pay(self) -> None:
-        """Carry out a reset that is owed, if any. If it is given up, or another one is requested meanwhile, one is owed
-        anew."""
+        """Carry out a reset that is owed, if any. If it is given up, or another one comes meanwhile, it stays owed."""
         with self._board.lock:
             owed, self._owes_reset = self._owes_reset, False
         if not owed:
