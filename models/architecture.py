@@ -1,4 +1,4 @@
-"""Which architecture a config.json is for, and what its quantization section is, wherever that stands."""
+"""Reads from config.json the architecture and its quantization section, which has several possible places."""
 
 import re
 from pathlib import Path
@@ -87,7 +87,7 @@ def settle_architecture(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, 
 
 
 def asks_transformers(reader: ConfigReader) -> bool:
-    """Whether `settle_architecture` asks the package transformers, whose import takes seconds."""
+    """True if `settle_architecture` will ask the package transformers, whose import takes seconds."""
     names = reader.values.get(_KEY)
     if is_on(names):
         known = isinstance(names, list) and any(isinstance(name, str) and _family_of(_usual(name)) for name in names)

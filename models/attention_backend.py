@@ -1,4 +1,4 @@
-"""Which attention a model is served with."""
+"""Chooses the attention back end of a model."""
 
 import torch
 
@@ -12,14 +12,14 @@ def plan_attention(
     config: DecoderConfig, block_size: int, dtype: torch.dtype, *, backend: str = "auto", device: torch.device = CPU,
     kv_dtype: torch.dtype | None = None, batch_invariant: bool = False,
 ) -> Planner:  # fmt: skip
-    """What plans every step of this model.
+    """Choose the back end and return the planner that prepares each step of this model for it.
 
     Args:
         dtype: of the model, and of the cache unless `kv_dtype` says otherwise.
-        backend: a name, or auto for the first one that can do what the model needs.
+        backend: a name; auto takes the first back end that supports the model.
 
     Raises:
-        ConfigError: that back end cannot, or is not known; `param` is attention_backend.
+        ConfigError: the back end is unknown or does not support the model; `param` is attention_backend.
     """
     needs = Needs(
         device=device, dtype=dtype, kv_dtype=kv_dtype, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,

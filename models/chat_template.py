@@ -80,12 +80,12 @@ class ChatTemplate:
 
     @property
     def available(self) -> bool:
-        """Whether the model came with a template, or was given one."""
+        """True if the model came with a template, or the settings name one."""
         return bool(self.sources)
 
     @property
     def patient(self) -> "ChatTemplate":
-        """The same, whose renderings take as long as conversations of the model's context may take."""
+        """A copy whose renderings may take as long as the longest conversation of the model's context needs."""
         patient = copy.copy(self)
         patient._seconds = self._most_seconds
         return patient

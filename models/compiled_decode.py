@@ -1,4 +1,4 @@
-"""Steps that are nothing but decoding, in one compiled call each."""
+"""Runs a step in which every row decodes one token as a single compiled call."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -66,7 +66,7 @@ class CompiledDecode:
         )  # fmt: skip
 
     def _takes(self, plan: StepPlan) -> bool:
-        """Whether all rows decode, as far as their number of tokens tells, and nothing special is known of any row."""
+        """True if each row has one token, and none needs embeddings, prompt log-probabilities, pooling or a guide."""
         if self._rows.embeddings or self._rows.describes or len(self._pooler) or (self._guides and len(self._guides)):
             return False
         count = len(plan.rows)

@@ -25,19 +25,19 @@ SCORE = "score"
 
 
 class RunnableDecoder(Protocol):
-    """What the runner needs of a decoder, whoever's code it is."""
+    """The part of a decoder that the runner needs; `transformers` models implement it, too."""
 
     config: DecoderConfig
     batch_invariant: bool
-    """Whether what a row gets is bit for bit the same whatever is beside it."""
+    """True if a row's results are the same bits for any other rows in its batch."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of queries, keys and values."""
+        """The type of queries, keys and values."""
 
     @property
     def head(self) -> object | None:
-        """None where the model does not write."""
+        """None if the model does not generate text."""
 
     @property
     def score(self) -> object | None:
@@ -74,7 +74,7 @@ class Decoder:
         """
         self.config = config
         self.batch_invariant = batch_invariance()
-        """Whether a row's numbers may not depend, to the bit, on what is computed beside it."""
+        """True if a row's numbers must not depend, down to the bit, on the other rows of its batch."""
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = source.take(EMBEDDING, shape)
         # Rounded like the weights, as in the models' own code.
@@ -83,7 +83,7 @@ class Decoder:
         self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
         self.head: PackedLinear | None = None
         self.score: PackedLinear | None = None
-        """Of a classifier."""
+        """The output layer of a classifier."""
         if config.head == "lm":
             tied = config.tie_word_embeddings
             self.head = pack(source.tied(self.embedding) if tied else source.linear(HEAD, shape))
@@ -118,10 +118,10 @@ class Decoder:
         return self._run(batch, caches, NO_TAPS, None)
 
     def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
-        """The same, with what is in between for whoever looks at it: of all tokens, not only of those with logits.
+        """Run `forward` and also return intermediate hidden states, of all tokens and not only of those with logits.
 
         Returns:
-            as `forward`, and the states that `taps` names [tokens, width], beside each other in its order.
+            as `forward`, and the hidden states that `taps` names [tokens, width], concatenated in its order.
         """
         width = self.config.hidden_size * (len(taps.layers) + taps.last)
         tapped = self.embedding.new_empty(batch.token_ids.shape[0], width)
@@ -158,7 +158,7 @@ class Decoder:
         return batch.with_logits(hidden)
 
     def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """What enters the first layer, with what the batch brings instead of embeddings."""
+        """The input of the first layer: token embeddings, replaced where the batch brings its own."""
         residual = self.embed(token_ids)
         if batch.inputs is not None:
             places, values = batch.inputs
@@ -186,16 +186,16 @@ class Decoder:
         return decoder_layers(known) if len(known) == len(parts) else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """What enters the first layer [tokens, hidden], of int64 [tokens]."""
+        """The input of the first layer [tokens, hidden], for token ids int64 [tokens]."""
         embedded = functional.embedding(token_ids, self.embedding)
         return embedded if self.embedding_scale == 1.0 else embedded.mul_(self.embedding_scale)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Hidden states behind the final norm."""
+        """Hidden states after the final norm."""
         return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
-        """Of each layer's rotation, at the batch's positions."""
+        """Cosines and sines of each layer's rotation, at the batch's positions."""
         found = [(cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self.tables]
         return [None if table is None else found[table] for table in self.layer_tables]
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens: for which rows, of which scores, and which tokens beside the chosen one."""
+"""Computes sampled-token and top-k log-probabilities for the rows that asked for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Described:
     """Columns of some rows of a step, on the device. See `RowLogprobs`."""
 
     members: tuple[int, ...]
-    """Which of the step's rows."""
+    """Indices of the rows within the step."""
     ids: Tensor
     values: Tensor
     ranks: Tensor
     other_ranks: Tensor | None = None
 
     def entries(self, rows: Sequence[int], positions: Sequence[int], failed: set[int]) -> list[RowLogprobs]:
-        """One per row that has not failed; waits for the device.
+        """One entry per row that has not failed; waits for the device.
 
         Args:
             rows, positions: of the step.
@@ -142,7 +142,7 @@ class LogprobGroup:
 
 
 def logprob_groups(rows: Sequence[RowOptions], device: torch.device) -> tuple[LogprobGroup, ...]:
-    """Those of a step; none where nobody asks."""
+    """Group a step's rows by their kind of log-probabilities; empty if no row asks for any."""
     wanted: dict[tuple[LogprobsMode, int, tuple[int, ...]], list[int]] = {}
     for i, row in enumerate(rows):
         state = row.state

@@ -84,5 +84,5 @@ def describe_without_transformers(reader: ConfigReader) -> DecoderConfig:
 
 
 def has_transformers() -> bool:
-    """Whether the package is installed; it is not imported."""
+    """True if the package is installed; it is not imported."""
     return find_spec("transformers") is not None

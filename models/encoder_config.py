@@ -40,11 +40,11 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     pad_token_id: int | None
     """Tokens with this id take no position, where the family counts positions so."""
     labels: tuple[str, ...] = ()
-    """Of a classifier."""
+    """Names of a classifier's labels."""
     activation: Activation = "softmax"
-    """What its logits go through."""
+    """The activation on the classifier's logits."""
     masked_lm: bool = False
-    """The checkpoint has a head for training, which nothing needs."""
+    """The checkpoint has a head for masked-language training, which is not used."""
 
     @property
     def max_length(self) -> int:

@@ -9,10 +9,10 @@ from troupellm.kernels.paged_attention import Plan
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """What the layers of one view of the KV cache read, see `models.cache_layout`."""
+    """The tensors that the layers of one view of the KV cache read, see `models.cache_layout`."""
 
     kv_rows: Tensor
-    """int64 [tokens * kv_heads]: where keys and values go, see `kernels.kv_write`."""
+    """int64 [tokens * kv_heads]: the cache rows that keys and values are written to, see `kernels.kv_write`."""
     plan: Plan
 
 

@@ -22,9 +22,9 @@ FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 MOST = 2**31 - 1
-"""Greater whole numbers are damage."""
+"""A greater whole number is taken for damage."""
 _MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
-"""What lists are made of before a weight is looked for."""
+"""Limits of keys that set the length of lists, which are built before any weight is looked for."""
 ROPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 _ROPE_KEYS = frozenset(
     {
@@ -84,11 +84,11 @@ class ConfigReader:
         return f"{self._file}: {self._prefix}{plain_name(key)}"
 
     def has(self, key: str) -> bool:
-        """Whether the key has a value, which may be 0 or false."""
+        """True if the key has a value, which may be 0 or false."""
         return not _is_missing(self.values.get(key))
 
     def is_on(self, key: str) -> bool:
-        """Whether the key has a value that turns something on: not 0, false or empty."""
+        """True if the key has a value that turns something on: not 0, false or empty."""
         return is_on(self.values.get(key))
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
@@ -167,7 +167,7 @@ class ConfigReader:
 
 
 def is_on(value: Any) -> bool:
-    """Whether a value turns something on: not null, 0, false, "" or empty."""
+    """True if a value turns something on: not null, 0, false, "" or empty."""
     return not (value is None or value == 0 or value in ("", [], {}))
 
 
@@ -205,11 +205,11 @@ def decoder_config(
     rotary: float | None = None,
     rope: RopeConfig | None = None,
 ) -> DecoderConfig:
-    """What all families share, plus what the family says about itself.
+    """Build a description from the keys that all families share, and from the family's own arguments.
 
     Args:
         activation: of the gate; without it `hidden_act` is read, and must be a SiLU.
-        rotary: share of a head that is rotated where `partial_rotary_factor` does not say; without it, it is all.
+        rotary: share of a head that is rotated if `partial_rotary_factor` is not set; without it, all of the head.
         rope: the rotation; read when not given.
 
     Raises:
@@ -332,10 +332,10 @@ def rope_section(reader: ConfigReader) -> ConfigReader:
 
 
 def check_older_rope(reader: ConfigReader, newer: ConfigReader) -> None:
-    """Somebody may have put `rope_scaling`, as models' cards advise, into a file that says it in the newer way already.
+    """Check a `rope_scaling` that stands beside the newer `rope_parameters`; many model cards advise to add it.
 
     Raises:
-        ModelLoadError: it is not what `newer` says.
+        ModelLoadError: it contradicts `newer`.
     """
     for key, value in reader.section("rope_scaling").values.items():
         names = ("rope_type", "type") if key in ("rope_type", "type") else (key,)

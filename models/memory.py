@@ -1,4 +1,4 @@
-"""Where the memory goes: worked out before any of it is taken."""
+"""The memory budget of a worker, computed before any memory is taken."""
 
 import msgspec
 import torch
@@ -31,16 +31,16 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     activation_bytes: int
     kv_cache_bytes: int
     free_bytes: int
-    """What stays unused of the memory that was available."""
+    """Available memory that stays unused."""
     num_blocks: int
     max_model_len: int
     concurrency: float = 0.0
-    """How many sequences as long as the context there is room for."""
+    """The number of sequences of `max_model_len` tokens that the KV cache has room for."""
     quantization: str = ""
-    """Of weights, on load or as they are stored."""
+    """Quantization of the weights, made on load or stored."""
     num_parameters: int = 0
     active_parameters: int = 0
-    """Of what one token goes through, where that is not all."""
+    """Parameters that one token goes through, where that is not all of them."""
 
     def table(self) -> str:
         """One line per use, for the start-up log."""

@@ -1,4 +1,4 @@
-"""What this process holds of the machine's memory, and giving back what nothing uses."""
+"""Measures the memory that this process holds, and gives unused memory back to the system."""
 
 import ctypes
 import gc

@@ -10,7 +10,7 @@ ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     config = decoder_config(reader, qkv_bias=reader.flag("qkv_bias", True), windows=lower_windows(reader))
     num_experts, top_k = expert_counts(reader, 60, 4)
     moe = MoeConfig(

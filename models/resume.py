@@ -1,7 +1,7 @@
 """One file of the hub, downloaded so that a killed process resumes at the last byte that it wrote.
 
-`huggingface_hub` throws a partial file away when its process ends, and fetches no new file over 50 GB by plain HTTP.
-Here the bytes gather in `ETAG.partial` beside the cache's blobs and are asked for in ranges; once they are whole and
+`huggingface_hub` deletes a partial file when its process ends, and does not download files over 50 GB by plain HTTP.
+Here the bytes go to `ETAG.partial` beside the cache's blobs and are requested in ranges. When all of them are there and
 their digest is right, the file becomes the blob.
 """
 
@@ -166,7 +166,7 @@ class _Transfer:
 
 
 def is_digest(text: str) -> bool:
-    """Whether this is a SHA-256, which large files are named by."""
+    """True if the text is a SHA-256, the name of large files."""
     return _SHA256.fullmatch(text) is not None
 
 

@@ -44,7 +44,8 @@ def rope_frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Te
 
 
 def length_matters(config: RopeConfig, length: int) -> int:
-    """What of a served length the frequencies depend on: equal numbers, equal tables as far as both go."""
+    """The part of a served length that the frequencies depend on. Lengths with equal numbers have equal tables, as far
+    as both reach."""
     match config.kind:
         case "dynamic":
             return max(length, config.original_max_position)

@@ -1,4 +1,4 @@
-"""What the worker knows of each row between steps: tokens, length, epoch and block table.
+"""The worker's knowledge of each row between steps: tokens, length, epoch and block table.
 
 Tokens lie on the device, so that a sampled token can be read by the next step before the host has seen it; numbers
 lie on the host, since they follow from the plans alone. A row has one slot in all of them, for as long as it is known.
@@ -18,7 +18,7 @@ FIRST_SLOTS = 16
 
 
 class PlanError(RuntimeError):
-    """A plan contradicts what the worker knows: a fault of whoever made it."""
+    """A plan contradicts the worker's knowledge of its rows: a fault of the scheduler."""
 
 
 class RowTable:
@@ -63,7 +63,7 @@ class RowTable:
 
     @property
     def describes(self) -> bool:
-        """Whether any row asks for log-probabilities of its prompt."""
+        """True if any row asks for log-probabilities of its prompt."""
         return bool(self._described)
 
     def add(self, new: NewRow) -> NDArray[np.int32]:
@@ -221,18 +221,18 @@ class RowTable:
         return torch.from_numpy(self.tokens.numpy()[slots, positions].astype(np.int64))
 
     def append_known(self, row: int, tokens: Sequence[int]) -> None:
-        """Add tokens that nobody had to draw to one row."""
+        """Add tokens to one row that were not sampled, such as those that a guide forces."""
         slot = self.slot(row)
         begin, end = int(self.lengths[slot]), int(self.lengths[slot]) + len(tokens)
         self._write(slot, begin, np.array(tokens, dtype=np.int32))
         self.lengths[slot] = end
 
     def put(self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
-        """Write tokens [n] at some positions [n] of some slots [n]; `lengths` tells which of them the rows have."""
+        """Write tokens [n] at positions [n] of slots [n]; `lengths` says how many of them belong to the rows."""
         self.tokens.numpy()[slots, positions] = tokens
 
     def settle(self) -> None:
-        """Whoever reads `tokens` from now on sees all that is known."""
+        """Make `tokens` complete for every later read; a GPU's table may have writes outstanding."""
 
     def text(self, slot: int) -> NDArray[np.int32]:
         """The tokens of a row, a view."""
@@ -240,7 +240,7 @@ class RowTable:
         return found
 
     def capacity(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many positions [rows] the blocks of some slots hold."""
+        """The number of positions [rows] that the blocks of some slots hold."""
         held: NDArray[np.int64] = self.num_blocks[:, slots].min(axis=0) * self._block_size
         return held
 
@@ -260,7 +260,7 @@ class RowTable:
         return {block for row in self._slots for table in self.tables(row) for block in table} - {NULL_BLOCK}
 
     def poison_free_slots(self, token: int) -> None:
-        """For debugging: whoever reads the tokens of a forgotten row gets `token`."""
+        """For debugging: overwrite the tokens of forgotten rows with `token`."""
         self.tokens[self._free] = token
 
     def _write(self, slot: int, begin: int, tokens: NDArray[np.int32]) -> None:

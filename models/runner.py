@@ -219,11 +219,11 @@ class ModelRunner:
             self.guides.add(new.row, new.sampling, known[new.num_prompt_tokens :].tolist())
 
     def _batch(self, spans: Spans, trial: Trial | None) -> tuple[ForwardBatch, int]:
-        """Flatten spans; a handful of vector operations, whatever the number of rows.
+        """Flatten spans, in a constant number of vector operations.
 
         Returns:
-            the batch, whose logits are first those to sample from, then those of described prompts, then what is
-            pooled; and how many of the first kind there are.
+            the batch, and the number of logits to sample from. Those are its first logits; then come those of described
+            prompts, then the positions to pool.
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
@@ -358,7 +358,7 @@ class ModelRunner:
             place += count
 
     def _vectors(self, hidden: Tensor) -> Tensor:
-        """What is pooled, of hidden states."""
+        """Turn hidden states into the vectors to be pooled."""
         return self.decoder.normed(hidden)
 
     def _finish_pooled(

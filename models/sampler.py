@@ -4,8 +4,8 @@ Raw log-probabilities are taken first. Then, for the rows that ask for it: guide
 min_tokens, logit_bias, penalties, logits processors, the forced end of thinking, temperature, min_p, top_k, top_p,
 draw. Only rows that use an option pay for it.
 
-A row's token is a function of its own logits, options, history and position: which rows stand beside it, which row
-number it has and who had that number before do not matter, down to the bit.
+A row's token is a function of its own logits, options, history and position, down to the bit. It does not depend on the
+other rows of the batch, on its row number, or on the previous row with that number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ _ALL_MASKED = (
 
 @dataclass
 class Sampled:
-    """What `Sampler.sample` gave, in the order of its rows.
+    """The result of `Sampler.sample`, in the order of its rows.
 
     `tokens` may be used on the device at once; reading `logprobs` or `errors` waits for the device.
     """
@@ -139,7 +139,7 @@ class Sampler:
         self._put(row, state, self._rows[row].prompt, known=self._rows[row].known)
 
     def options(self, row: int) -> RowOptions:
-        """What a known row asks for."""
+        """The options of a known row."""
         return self._rows[row]
 
     def drop_row(self, row: int) -> None:

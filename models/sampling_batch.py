@@ -93,13 +93,13 @@ class SamplingBatch:
         self.logprob_groups = logprob_groups(rows, device) if self._asking else ()
         self.thinkers = tuple(i for i in self._asking if rows[i].thinking is not None)
         self.plugged = self._plugged()
-        """(name, members, their index) per plug-in that somebody asks for."""
+        """(name, members, their index) per plug-in that a row asks for."""
         self.refused = tuple(i for i in self._asking if rows[i].refusal is not None)
         allowed = [i for i in self._asking if rows[i].allowed.numel()]
         self.allowed = (self._tensor(allowed), self._places((i, rows[i].allowed) for i in allowed)) if allowed else None
-        """Rows, and places that they allow."""
+        """Rows, and the places that they allow."""
         self.added = self._added()
-        """Places, and what is added there."""
+        """Places, and the numbers to add there."""
         self.stops = self._stop_mask()
         self.bad_words = self._bad_words()
         self.penalties = self._penalties()
@@ -113,7 +113,7 @@ class SamplingBatch:
             or bool(self.plugged)
             or bool(self.refused)
         )
-        """Whether any row changes its logits before the temperature."""
+        """True if any row changes its logits before the temperature is applied."""
 
     @cached_property
     def prompt_lengths(self) -> tuple[int, ...]:

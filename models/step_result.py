@@ -1,4 +1,4 @@
-"""What a step gave, as plain data; and the tokens that samplers may look back at."""
+"""Builds the result of a step as plain data; holds the token histories that samplers look back at."""
 
 from collections.abc import Sequence
 from typing import overload

@@ -1,4 +1,4 @@
-"""What the weights of a quantized checkpoint will take in memory, told from the headers of its files."""
+"""Computes the memory that a quantized checkpoint's weights will take, from the headers of its files."""
 
 from math import prod
 from pathlib import Path
@@ -67,7 +67,7 @@ def stored_size(
 
 
 def checkpoint_bytes(stored: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = "") -> int:
-    """At most what the tensors take once they are loaded whose names begin so.
+    """Upper bound of the memory that the tensors whose names begin with `prefix` take once they are loaded.
 
     Raises:
         ModelLoadError: a layer is not stored as the configuration says.
@@ -89,7 +89,7 @@ def checkpoint_bytes(stored: Checkpoint, dtype: torch.dtype, device: torch.devic
 
 
 def _tensor_bytes(stored: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> int:
-    """Of a tensor that is no part of a quantized layer, but may be one of all experts."""
+    """Memory of a tensor outside quantized layers; it may hold the weights of all experts."""
     shape = stored.shape_of(name) or ()
     if name.endswith(BLOCKS):
         return held_bytes(experts_outline(shape), device, dtype, experts=True)

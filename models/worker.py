@@ -81,7 +81,7 @@ class LaunchedStep:
     step: int
     plan: StepPlan
     launched: LaunchedPlan | None = None
-    """What a GPU is computing."""
+    """The plan that a GPU is computing."""
 
 
 class ModelWorker:
@@ -310,7 +310,7 @@ class ModelWorker:
 
     @property
     def runner(self) -> ModelRunner | EncoderRunner | None:
-        """What executes plans now. For benchmarks: the `graphs` of a GPU's can be repeated by themselves."""
+        """The current runner. For benchmarks: they can repeat the `graphs` of a GPU's runner by themselves."""
         return self._runner
 
     def reset(self) -> None:

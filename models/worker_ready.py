@@ -1,4 +1,4 @@
-"""What a worker says of a decoder once it is loaded."""
+"""Builds a decoder's `WorkerReady` report once the model is loaded."""
 
 import torch
 

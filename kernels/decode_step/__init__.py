@@ -1,9 +1,9 @@
-"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: what a CUDA graph is on a GPU.
+"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: the counterpart of a CUDA graph.
 
-Between the compiled parts of a small model's step, the interpreter's and torch's and numpy's bookkeeping take a quarter
-of the time: the weights of every step drive their code out of the processor's caches. Here rows are told by their slots
-in the worker's own tables, and everything from a row's last token to its next one is computed without coming back. The
-operations are those of `kernels.decoder_layers`, `kernels.linear` and `kernels.sampling`, to the bit.
+In a small model's step, the Python code between compiled parts takes a quarter of the time: the weights of every step
+evict the interpreter's, torch's and numpy's code from the processor's caches. Here the caller passes the rows' slots in
+the worker's own tables, and one call computes everything from a row's last token to its next one. The operations are
+those of `kernels.decoder_layers`, `kernels.linear` and `kernels.sampling`, to the bit.
 """
 
 import functools
@@ -56,12 +56,12 @@ class RowMemory:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a model has before and behind its layers."""
+    """The parts of a model before and after its layers."""
 
     embedding: Tensor
     """float32 [vocab, hidden], contiguous."""
     factor: float
-    """Of what is looked up there."""
+    """Factor on the embeddings."""
     norm: Tensor
     """float32 [hidden]."""
     eps: float
@@ -69,7 +69,7 @@ class Ends:
 
 
 class DecodeStep:
-    """What compiled code is told of a model and its cache: `struct Model` of decode_step.cpp."""
+    """A model and its cache in the form of compiled code: `struct Model` of decode_step.cpp."""
 
     def __init__(
         self, function: native.Function, layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair],

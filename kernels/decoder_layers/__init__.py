@@ -1,12 +1,12 @@
-"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; few rows, or where the products do
-(`kernels.native`) any number.
+"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; for few rows, or for any number where
+the products take any (`kernels.native`).
 
-A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
-takes as long again, and threads that wait for each other at every one of them take more. The operations are the
-compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
+A small model's step is a few hundred microseconds of arithmetic in some thirty operations. The interpreter between them
+takes as long again, and synchronizing threads at each of them takes more. The operations are the compiled ones of
+`kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
 
-That is why steps do without `torch.compile`: what it gains lies between the operations of a graph, and one call leaves
-nothing there and needs no warm-up.
+Steps therefore need no `torch.compile`: its gain lies between the operations of a graph. One call has nothing between
+them, and needs no warm-up.
 """
 
 import functools
@@ -44,15 +44,15 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What a layer is made of: norm, attention, projection, norm, gated feed-forward; all sums go to the residual."""
+    """The parts of a layer: norm, attention, projection, norm, gated feed-forward; all sums go to the residual."""
 
     attention_norm: Tensor | None
     qkv: PackedLinear
     attention: NativeAttention
     view: int
-    """Of the cache: which plan it follows."""
+    """The cache view, and so the plan, that it uses."""
     rotation: int
-    """Which angles it turns by, where it turns at all."""
+    """Index of its rotation, if it has one."""
     out: PackedLinear
     feed_forward_norm: Tensor | None
     gate_up: PackedLinear
@@ -83,7 +83,7 @@ class LayerParts:
 
 
 class DecoderLayers:
-    """What compiled code is told of the layers: `Layer` of layers.h."""
+    """The layers in the form of compiled code: `Layer` of layers.h."""
 
     def __init__(self, function: native.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
         """
@@ -125,7 +125,7 @@ class DecoderLayers:
         self._told: ToldLayers | None = None
 
     def takes(self, rows: int, plans: Sequence[Plan], caches: Sequence[Pair]) -> bool:
-        """Whether this computes a step of so many rows, with these plans and caches."""
+        """True if the compiled code computes a step of this many rows with these plans and caches."""
         return rows <= self.most_rows and caches[0][0].dtype in CELLS and all(takes_compiled(plan) for plan in plans)
 
     def run(
@@ -166,7 +166,7 @@ class DecoderLayers:
         return out
 
     def told(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "ToldLayers":
-        """What compiled code is told of them with the rotations and caches of `run`."""
+        """The layers with the rotations and caches of `run`, in the form of compiled code."""
         if self._told is None or self._rotations is not rotations or not self._caches.are(caches):
             self._check(rotations, caches)
             self._rotations, self._caches = rotations, _SameCaches(caches)
@@ -213,13 +213,13 @@ class ToldLayers:
 
 
 class _SameCaches:
-    """Whether caches are those of the step before, without keeping them."""
+    """Recognises the caches of the step before, without keeping them alive."""
 
     def __init__(self, caches: Sequence[Pair]) -> None:
         self._seen = [(weakref.ref(keys), weakref.ref(values)) for keys, values in caches]
 
     def are(self, caches: Sequence[Pair]) -> bool:
-        """Whether these are the very tensors."""
+        """True if these are the same tensor objects."""
         if len(caches) != len(self._seen):
             return False
         for (keys, values), (first, second) in zip(caches, self._seen, strict=True):

@@ -84,8 +84,8 @@ def fused_moe(
     Args:
         x: [tokens, hidden], the type of the experts.
         weights, ids: from `route`.
-        batch_invariant: on a GPU, one path and one size of tiles whatever the number of tokens. On a CPU a token's
-            experts are always added up in the same order, and `linear` answers for the rest.
+        batch_invariant: on a GPU, one path and one tile size for any number of tokens. On a CPU a token's experts are
+            always added in the same order, and `linear` provides the rest.
 
     Returns:
         [tokens, hidden].

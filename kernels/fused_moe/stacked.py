@@ -34,7 +34,7 @@ class StackedWeight:
     out_features: int
     in_features: int
     label: str = ""
-    """What quantized weights are and what became of them, for the load log."""
+    """The kind of quantized weights and how they are stored here, for the load log."""
 
     @property
     def experts(self) -> int:

@@ -33,9 +33,9 @@ def product_kernel(
 
     Args:
         inputs: [rows, in_features]; slot s reads row s // SHARE.
-        weights: [experts, (2 *) width, row_bytes] of whatever KIND is; scales: [experts, (2 *) width, row_scales].
+        weights: [experts, (2 *) width, row_bytes] in the format KIND; scales: [experts, (2 *) width, row_scales].
         bias: [experts, (2 *) width] or None.
-        routing: GATED None, else float32 [slots], what results are multiplied by.
+        routing: GATED None, else float32 [slots], factors on the results.
         out: [slots, width].
         width: outputs; GATED has as many of the gate and of up.
         in_features, row_bytes: inputs, and how far apart rows of weights are.

@@ -26,7 +26,7 @@ def fused_moe_triton(
     """As `fused_moe`; ids int32.
 
     Args:
-        batch_invariant: the same path and tiles whatever the number of tokens.
+        batch_invariant: the same path and tiles for any number of tokens.
         few: force the path without sorting, or the sorted one; None decides by the number of tokens.
     """
     if few is None:

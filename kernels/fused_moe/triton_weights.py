@@ -19,7 +19,7 @@ FOUR_BITS = MX
 
 @triton.jit
 def e2m1(codes):
-    """What four-bit codes stand for, float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same negated."""
+    """The numbers of four-bit codes, float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same negated."""
     magnitude = (codes & 7).to(tl.int32)
     normal = ((((magnitude >> 1) + 126) << 23) | ((magnitude & 1) << 22)).to(tl.float32, bitcast=True)
     value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
@@ -36,7 +36,7 @@ def power_of_two(exponents):
 
 @triton.jit
 def scales_of(scales, at, k, place, there, groups, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr):
-    """What codes of whole numbers are multiplied by, and what is added then; the latter lie `groups` behind the scales.
+    """Scales and offsets of integer codes: value = code * scale + offset. Offsets begin `groups` behind the scales.
 
     Args:
         at: where the scales of an output begin; place: inputs of a tile from `k` on.

@@ -1,7 +1,7 @@
-"""Products by compiled code, on the very weights that oneDNN packed: nothing is in memory twice.
+"""Products by compiled code, on the weights that oneDNN packed, so that no weight is in memory twice.
 
-The layout is oneDNN's secret, so it is read back: it must be panels of some outputs each, in which the outputs of one
-input lie side by side. Where it is not, or where there is no compiled code, oneDNN computes few rows too.
+oneDNN does not document its layout, so it is verified: it must be panels of some outputs each, in which the outputs of
+one input are contiguous. If it differs, or there is no compiled code, oneDNN computes few rows too.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ models."""
 MANY_ROWS = 4096
 """The same with AVX-512, where panels are small."""
 ANY_ROWS = 2**31 - 1
-"""What the compiled code says where no number of rows is too many."""
+"""The compiled code's value for no limit on the number of rows."""
 PANEL_BYTES = 768 * 1024
-"""Of a small panel: three quarters of what a core's own cache holds on servers, since rows have to go there too."""
+"""Size of a small panel: three quarters of a core's own cache on servers, since rows have to fit there too."""
 PANELS = (64, 48, 32, 16)
 PADS = (1, 4, 16, 64)
 LANES = 16
@@ -37,20 +37,20 @@ class Functions:
     linear: native.Function
     gated: native.Function
     many_rows: int
-    """With how many rows they are as fast as oneDNN, where panels are small."""
+    """The number of rows with which they are as fast as oneDNN, if panels are small."""
     split_rows: int
-    """The same of weights that may be split, whatever their panels; 0 where the processor has no tiles."""
+    """The same for weights that may be split, for any panels; 0 if the processor has no tiles (AMX)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     panel: int
     padded: int
-    """in_features and what was added to them."""
+    """in_features plus padding."""
 
 
 class NativeWeight:
-    """What the compiled code is told of a weight: `FloatWeight` of parts.h."""
+    """A weight in the form of compiled code: `FloatWeight` of parts.h."""
 
     __slots__ = (
         "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
@@ -67,7 +67,7 @@ class NativeWeight:
         self.most_rows = most_rows(layout, functions, splits)
         """More are left to oneDNN."""
         self.gates = self.out_features % (2 * LANES) == 0
-        """Whether the halves can be multiplied by each other on the way."""
+        """True if the compiled code can multiply the two halves of the outputs by each other."""
         if bias is not None:
             bias = bias.contiguous()
             checks.check("bias", bias, torch.float32, self.out_features)
@@ -128,10 +128,10 @@ def tiles(rows: int, most: int) -> tuple[tuple[int, int], ...]:
 
 
 def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: bool) -> NativeWeight | None:
-    """What lets the compiled code use a weight [out, in] that oneDNN packed; None is to do without.
+    """The handle by which compiled code uses a weight [out, in] that oneDNN packed; None if it cannot.
 
     Args:
-        splits: whether products of many rows may be added up in another order than those of few, if that is faster.
+        splits: products of many rows may be added in another order than those of few, if that is faster.
     """
     functions = load()
     if functions is None or not packed.is_mkldnn:

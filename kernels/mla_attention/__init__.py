@@ -113,7 +113,7 @@ def _expanded(query: Tensor, held: Tensor, key_weight: Tensor, value_weight: Ten
     """
     (heads, _, latent), (tokens, keys) = key_weight.shape, (query.shape[0], held.shape[0])
     past = keys - tokens
-    # 0 times a value that is no finite number is no 0: nobody multiplies it, and who sees it becomes NaN.
+    # 0 times a value that is not finite is not 0: it is never multiplied, and a query that sees it becomes NaN.
     bad = ~held.isfinite().all(dim=1)
     held = held.masked_fill(bad[:, None], 0)
     out = query.new_empty(tokens, heads, value_weight.shape[1])

@@ -1,8 +1,8 @@
 // A whole decoding step in one call: each row's last token goes through embedding, layers and head, and the next one is
-// chosen and written behind it. What a CUDA graph is on a GPU.
+// chosen and appended to the row. It is the counterpart of a CUDA graph on a GPU.
 //
-// The operations are those of the other files, to the bit. Rows are told by their slots in the tables that the worker
-// keeps of them; these are read and written where they lie.
+// The operations are those of the other files, to the bit. Rows are given by their slots in the worker's tables; these
+// are read and written in place.
 
 #include <vector>
 

@@ -9,7 +9,7 @@ from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 
 Plan = AttentionPlan | DevicePlan | Planned
-"""What the rows of a step attend to; its kind says who computes it, see `backends`."""
+"""The keys of a step's rows; the plan's type selects the back end, see `backends`."""
 
 
 def prepare() -> str:

@@ -1,7 +1,7 @@
-"""Who computes attention: an ordered list, of which the first that can is taken, or the one that is asked for.
+"""Attention back ends: an ordered list, from which the first suitable one or the requested one is taken.
 
-What a back end cannot do is known before the first step, from the shapes and features of the model's layers, and said
-by name: a model is never served by an attention that leaves out its soft cap.
+Unsupported features are found before the first step, from the shapes and features of the model's layers, and reported
+by name: a model is never served with an attention that leaves out its soft cap.
 """
 
 from abc import ABC, abstractmethod
@@ -26,13 +26,13 @@ Ints = NDArray[np.int64]
 
 WIDEST_HEAD = 256
 WIDEST_LATENT = 512
-"""What the Triton kernels' tiles are made for."""
+"""Limits of the Triton kernels' tiles."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the attention layers of a model ask for, all of them together."""
+    """The combined requirements of a model's attention layers."""
 
     device: torch.device
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class Needs:
     head_dim: int
     block_size: int
     kv_dtype: torch.dtype | None = None
-    """Of the cache, where it is not that of the queries."""
+    """Type of the cache, if it differs from that of the queries."""
     softcap: bool = False
     sinks: bool = False
     latent: int = 0
@@ -65,7 +65,7 @@ class Backend(ABC):
         self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
         tree: TreeMask | None = None,
     ) -> Any:  # fmt: skip
-        """What `paged_attention` is to be given, for a step as of `plan.AttentionPlan`."""
+        """The plan that `paged_attention` takes, for a step as of `plan.AttentionPlan`."""
 
 
 class Triton(Backend):
@@ -261,17 +261,17 @@ class Planner:
     def __call__(
         self, tables: NDArray[np.int32], starts: Ints, counts: Ints, window: int | None, tree: TreeMask | None = None
     ) -> Any:
-        """What `paged_attention` is to be given; arguments as of `plan.AttentionPlan`."""
+        """The plan that `paged_attention` takes; arguments as of `plan.AttentionPlan`."""
         return self.backend.plan(tables, starts, counts, self.needs, window, tree)
 
     @property
     def compiled(self) -> bool:
-        """Whether our C++ computes it."""
+        """True if our C++ computes it."""
         return isinstance(self.backend, Native)
 
 
 def choose(needs: Needs, name: str = "auto") -> Backend:
-    """The back end of that name, or the first that can.
+    """The back end of that name, or the first suitable one.
 
     Raises:
         ConfigError: there is none of that name, or it, or none at all, can do what the model needs; `param` is

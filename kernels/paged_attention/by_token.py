@@ -1,4 +1,4 @@
-"""Every query token by itself with torch's operators: slow, but the same to the bit whatever stands beside it."""
+"""Each query token by itself with torch's operators: slow, but equal to the bit in any batch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Paged attention with torch's own operators: blocks are gathered, then attended to as dense tensors."""
+"""Paged attention with torch's own operators: blocks are gathered, then used as dense tensors."""
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ def decode(
     """
     items, heads, size = query.shape
     kv_heads = key_cache.shape[1]
-    # What a block holds beyond a row's keys may be anything, NaN included, and 0 * NaN is NaN.
+    # Beyond a row's keys a block may hold anything, NaN included, and 0 * NaN is NaN.
     keys, values = (
         gather(cache, bucket.gather, items, query.dtype).masked_fill_(bucket.hidden, 0)
         for cache in (key_cache, value_cache)
@@ -70,7 +70,7 @@ def decode(
 def _softmax_product(
     query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float, sinks: Tensor | None
 ) -> Tensor:
-    """What torch's fused operator cannot: scores in float32, capped, with a sink per head.
+    """Attention that torch's fused operator lacks: scores in float32, capped, with a sink per head.
 
     Args:
         query: [items, kv_heads, rows, head_dim]; the rows of each KV head are those of its first query head, then of

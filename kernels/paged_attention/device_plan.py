@@ -1,7 +1,7 @@
-"""What the rows of a step attend to, for kernels on a GPU: tensors only, shared out among programs on the device.
+"""The attention plan of a step for kernels on a GPU: tensors only, divided among programs on the device.
 
-Nothing here waits for the device or reads from it, and `refresh` launches kernels alone: a plan over static tensors can
-live in a CUDA graph, whose replays read what the tensors hold by then.
+Nothing here waits for the device or reads from it, and `refresh` only launches kernels. So a plan over static tensors
+can be part of a CUDA graph, whose replays read the tensors' current content.
 """
 
 import threading
@@ -27,7 +27,7 @@ SMALLEST_PRODUCT = 16
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What does not change from step to step."""
+    """The properties of attention that are the same in every step."""
 
     num_heads: int
     num_kv_heads: int
@@ -36,18 +36,18 @@ class AttentionShape:
     window: int | None = None
     """Keys that a token sees, itself included; None is all before it."""
     kv_dtype: torch.dtype = torch.bfloat16
-    """Of the cache."""
+    """Type of the cache."""
     latent: int = 0
-    """Of a cache of latent vectors (MLA), which is one KV head: how many of a row's values are the latent vector."""
+    """For a cache of latent vectors (MLA), which is one KV head: size of the latent vector within a row; 0 is none."""
 
     @property
     def group(self) -> int:
-        """Heads of one KV head; of those that read latent vectors, as many as go into one product."""
+        """Query heads per KV head; of heads that read latent vectors, as many as fit into one product."""
         return min(self.num_heads, LATENT_HEADS) if self.latent else self.num_heads // self.num_kv_heads
 
     @property
     def task_heads(self) -> int:
-        """How often the tiles of a row are read: by its KV heads, or by blocks of heads."""
+        """The number of times a row's tiles are read: once per KV head, or per block of heads."""
         return -(-self.num_heads // self.group) if self.latent else self.num_kv_heads
 
     @property

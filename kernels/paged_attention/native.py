@@ -1,4 +1,4 @@
-"""The compiled path of paged attention: alone, or with all that lies between a layer's two products."""
+"""The compiled path of paged attention: alone, or with all operations between a layer's two products."""
 
 import functools
 import weakref
@@ -34,16 +34,16 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What queries and keys go through. norms: of queries and keys, each [head_dim], or None."""
+    """Norm and rotation of queries and keys. norms: of queries and keys, each [head_dim], or None."""
 
     norms: Pair | None
     eps: float
     rotary_dim: int
-    """How many of a head's values are rotated, the first half of them with the second; 0 is none."""
+    """Number of a head's values that are rotated, the first half of them with the second; 0 is none."""
 
 
 class NativeAttention:
-    """What compiled code is told of a layer: `Heads` of parts.h."""
+    """A layer's attention in the form of compiled code: `Heads` of parts.h."""
 
     __slots__ = ("_caches", "_function", "_held", "_told", "half", "head_dim", "num_heads", "num_kv_heads", "pointer")
 
@@ -164,7 +164,7 @@ def check_caches(caches: Pair, num_kv_heads: int, head_dim: int) -> None:
 
 
 class Told:
-    """What compiled code is told of a step: `struct Plan`."""
+    """A step's plan in the form of compiled code: `struct Plan`."""
 
     __slots__ = ("_held", "pointer")
 
@@ -190,7 +190,7 @@ def told(plan: AttentionPlan, group: int) -> Told:
 
 
 def supports(query: Tensor, cache: Tensor) -> bool:
-    """Whether the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 1,024."""
+    """True if the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 1,024."""
     size = query.shape[-1]
     return (
         query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype in CELLS
@@ -199,14 +199,14 @@ def supports(query: Tensor, cache: Tensor) -> bool:
 
 
 def takes_compiled(plan: object) -> TypeGuard[AttentionPlan]:
-    """Whether a plan is for this path."""
+    """True if a plan is for this path."""
     return isinstance(plan, AttentionPlan) and plan.compiled
 
 
 def native_attention(
     num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *, softcap: float, sinks: Tensor | None, turn: Turn
 ) -> NativeAttention | None:
-    """For a layer in float32 on a CPU whose queries and keys are turned as `turn` says; None is to do without."""
+    """The compiled attention of a float32 layer on a CPU, with norm and rotation as in `turn`; None if unavailable."""
     function = load()
     if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or turn.rotary_dim > head_dim:
         return None
@@ -227,7 +227,7 @@ def load() -> native.Function | None:
 
 
 def _keeps(function: native.Function, kind: torch.dtype) -> bool:
-    """Whether keys and values of a cache of this type are written to the bit, and attended to."""
+    """True if keys and values of a cache of this type are written exactly, and attended to correctly."""
     generator = torch.Generator().manual_seed(1)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
     starts, counts, size = np.array([19, 6, 20]), np.array([1, 2, 40]), 32

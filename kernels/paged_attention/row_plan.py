@@ -1,4 +1,4 @@
-"""What the rows of a step attend to, for back ends that gather each row's keys: row by row, on any device."""
+"""The attention plan of a step for back ends that gather each row's keys: row by row, on any device."""
 
 from dataclasses import dataclass
 from functools import cached_property

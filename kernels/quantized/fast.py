@@ -1,4 +1,4 @@
-"""Which quantized weights are computed with as they are, and how."""
+"""Chooses the product of each quantized weight that is used without dequantizing it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,15 +17,15 @@ class FewRows(Protocol):
 
     @property
     def gates(self) -> bool:
-        """Whether there is `gated`."""
+        """True if `gated` is available."""
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """How `kernels.decoder_layers` is told of the weight, kind and address; None where it has no part in that."""
+        """The weight in the form of `kernels.decoder_layers`, kind and address; None if it cannot be used there."""
 
     @property
     def most_rows(self) -> int:
-        """From here on others are as fast."""
+        """From this number of rows on, other products are as fast."""
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """The product of `x` [rows, in], behind a norm where one is given; written to a new tensor, or added to `out`
@@ -40,7 +40,7 @@ class FastProduct(Protocol):
 
     @property
     def native(self) -> FewRows | None:
-        """What few rows are better given to."""
+        """The faster product for few rows."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias: [rows, in_features] to [rows, out_features], contiguous, the type of `x`."""

@@ -1,4 +1,4 @@
-"""Few rows times a weight that compiled code was told of once: the calls, whatever the weight looks like."""
+"""Products of few rows with a weight that compiled code knows; the calls are the same for all kinds of weight."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Functions:
 
 
 class ToldWeight:
-    """What is made of one is set by whoever derives from it."""
+    """A weight in the form of compiled code; its subclasses set the fields."""
 
     __slots__ = ()
     out_features: int
@@ -26,7 +26,7 @@ class ToldWeight:
     gates: bool
     _functions: Functions
     _pointer: int
-    """To what the compiled code is told."""
+    """Address of the compiled code's struct."""
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """As `FewRows.linear`."""

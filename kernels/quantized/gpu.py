@@ -15,7 +15,7 @@ below it by reading the weight, where one launch that also applies the scales is
 
 
 class GpuProduct:
-    """What the products here have in common."""
+    """Base of the products on a GPU."""
 
     native = None
 

@@ -80,7 +80,7 @@ def powers_of_two(exponents: Tensor) -> Tensor:
 
 
 def element_values(element: Element, device: torch.device = CPU) -> Tensor:
-    """What each code is, float32 [number of codes]."""
+    """The number of each code, float32 [number of codes]."""
     if element in _TYPES:
         return torch.arange(256, dtype=torch.uint8, device=device).view(_TYPES[element]).float()
     exponent_bits, mantissa_bits = _BITS[element]

@@ -146,7 +146,7 @@ def eight_bit_product(
     Args:
         x: [rows, in_features] and weight [out_features, in_features], contiguous, both int8 or both float8_e4m3fn.
         x_scale, weight_scale: float32 [rows] and [out_features].
-        batch_invariant: the same tiles whatever the number of rows.
+        batch_invariant: the same tiles for any number of rows.
 
     Returns:
         [rows, out_features] of `dtype`.
@@ -166,7 +166,7 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     Args:
         x: [rows, in_features].
         weight: of the kind "table", the table's numbers follow each other.
-        batch_invariant: the same tiles and pieces whatever the number of rows.
+        batch_invariant: the same tiles and pieces for any number of rows.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     (rows, depth), width, groups = x.shape, weight.codes.shape[0], weight.scale.shape[1]

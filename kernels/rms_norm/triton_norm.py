@@ -63,7 +63,7 @@ def norm_launch(size: int) -> Launch:
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernel computes rows of this."""
+    """True if the kernel computes rows of this type and size."""
     return x.dtype in TYPES and x.shape[-1] <= LARGEST_SIZE
 
 

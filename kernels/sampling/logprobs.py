@@ -7,7 +7,7 @@ from troupellm.kernels.sampling.search import top_values
 from troupellm.kernels.triton_support import by_kernels
 
 FLOOR = -9999.0
-"""What an impossible token reports, because JSON has no infinity."""
+"""The value reported for an impossible token, because JSON has no infinity."""
 
 
 def token_logprobs(logprobs: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,14 +16,14 @@ from troupellm.kernels.sampling.noise import log_exponential, position_keys, tok
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What `choose` is to know of rows, each in a slot of its own. Arrays are parallel and contiguous."""
+    """The sampling options that `choose` reads, each row in its own slot. Arrays are parallel and contiguous."""
 
     streams: NDArray[np.int64]
     """`noise.stream_key`s."""
     scales: NDArray[np.float32]
-    """Inverse temperatures; 0 where the likeliest token is to be taken."""
+    """Inverse temperatures; 0 takes the likeliest token."""
     floors: NDArray[np.float32]
-    """What lies further below a row's largest logit, over its temperature, is never drawn; -inf allows all."""
+    """Logits further than this below a row's largest one, over its temperature, are never drawn; -inf allows all."""
 
     def __post_init__(self) -> None:
         """

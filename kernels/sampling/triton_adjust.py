@@ -1,4 +1,4 @@
-"""Masks, penalties and log-probabilities on a GPU, in one walk through the logits each and without a host."""
+"""Masks, penalties and log-probabilities on a GPU, in one pass over the logits each and without the host."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -17,7 +17,7 @@ DESCRIBE = Launch(warps=8, stages=2, constants={"BLOCK": 2048})
 
 @triton.jit
 def bit_of(words, ids, there):
-    """Whether the bit of a token is set, in packed int32 words."""
+    """True if the bit of a token is set, in packed int32 words."""
     return ((tl.load(words + ids // 32, there, 0) >> (ids % 32)) & 1) != 0
 
 

@@ -1,5 +1,5 @@
-"""Drawing from whole rows on a GPU, and finding their largest logits: each row is cut into pieces, whose winners a
-second launch compares."""
+"""Draws from whole rows on a GPU, and finds their largest logits: each row is cut into pieces, whose winners a second
+launch compares."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -36,7 +36,7 @@ def piece_kernel(
     values, keys, codes, part_values, part_ids, width, row_stride, pieces, NOISE: tl.constexpr, TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The winner of one piece of one row: among the values, or among what is left of them behind the noise."""
+    """The winner of one piece of one row: the largest value, or the largest one after noise was added."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     if NOISE:

@@ -16,9 +16,9 @@ BINS = tl.constexpr(512)
 GROUPS = tl.constexpr(8)
 """Of a piece of a row, each with a largest logit of its own."""
 GROUPS_EACH = tl.constexpr(2)
-"""There must be so many groups for each of the top_k tokens, or else few groups hold many of these."""
+"""There must be this many groups for each of the top_k tokens, or else few groups hold many of these."""
 DEEPEST = tl.constexpr(64.0)
-"""Bins reach no further down, whatever is masked by large numbers; what is below weighs nothing at all."""
+"""Depth of the lowest bin, even if large numbers mask some logits; everything below it has no mass at all."""
 UNIT = tl.constexpr(2.0**42)
 """The mass of a row's likeliest token. Rows of up to a million tokens stay far below 2**63."""
 
@@ -70,20 +70,20 @@ def key_of(keys, streams, ends, row):
 
 @triton.jit
 def tile_at(row, ids, end, width):
-    """Logits of BLOCK tokens; those from `end` on are the next program's, or nobody's."""
+    """Logits of BLOCK tokens; those from `end` on belong to the next program, or to none."""
     return tl.load(row + ids, (ids < end) & (ids < width), float("-inf"))  # in fours, as one bound would not be
 
 
 @triton.jit
 def scaled(logits, peak, factor, least):
-    """Logits less the largest one, over the temperature; below what min_p leaves they are no more."""
+    """Logits less the largest one, over the temperature; -inf below the bound of min_p."""
     x = (logits - peak) * factor
     return tl.where(x >= least, x, float("-inf"))
 
 
 @triton.jit
 def is_narrow(count, width, pieces):
-    """Whether the largest logits of groups alone say what few tokens the top_k ones are among."""
+    """True if the largest logits of groups alone show the few tokens that contain the top_k ones."""
     return (count < width) & (count * GROUPS_EACH <= pieces * GROUPS)
 
 
@@ -118,7 +118,7 @@ def reached(bins, count):
 
 @triton.jit
 def bound_of(heads, count):
-    """What `falling` is at most of the `count` largest numbers; all numbers where there are not as many."""
+    """Largest value of `falling` among the `count` largest numbers; all numbers count if there are fewer."""
     some, place = heads > float("-inf"), falling(heads)
     digit, before = reached(tl.histogram(place >> 9, BINS, some), count)
     same = some & ((place >> 9) == digit)
@@ -152,7 +152,7 @@ def window(counts, masses, count, share, width):
 
 @triton.jit
 def above(bins, end):
-    """What is in the bins before `end`, int64."""
+    """The sum of the bins before `end`, int64."""
     lanes = tl.arange(0, BINS)
     return tl.sum(tl.load(bins + lanes, lanes < end, 0).to(tl.int64), 0)
 

@@ -1,4 +1,4 @@
-"""The ends of a decode step in plain torch."""
+"""The first and the last operations of a decode step in plain torch."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from troupellm.kernels.step_ends.spec import Beginning, Draws
 def gathered(
     texts: Tensor, block_tables: Tensor, token_slots: Tensor, positions: Tensor, *, block_size: int, kv_heads: int
 ) -> tuple[Tensor, Tensor]:
-    """What tokens are, and where their keys and values go.
+    """The token ids of some positions, and the cache rows of their keys and values.
 
     Args:
         texts: int32 [slots, length].

@@ -1,8 +1,8 @@
-"""The end of a decode step on a GPU, in two launches, in three where tokens are drawn, or in four where some of these
-rows are cut off.
+"""The end of a decode step on a GPU. It takes two launches, three if tokens are drawn, or four if top_k or top_p cut
+off some of the rows.
 
-The first finds the largest logit of each piece of each row; the last compares the pieces, and writes the token to where
-the next step finds it. What is drawn is less the row's largest logit, so that its pieces follow those of the first.
+The first launch finds the largest logit of each piece of each row; the last one compares the pieces, and writes the
+token where the next step reads it. Draws subtract the row's largest logit, so they come after the first launch.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -35,7 +35,7 @@ def drawn_piece_kernel(
     values, part_values, part_ids, scales, streams, ends, codes, drawn_values, drawn_ids, width, row_stride,
     pieces, TILES: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The winner of one piece of one row behind the noise; nobody of rows that take the likeliest token or none."""
+    """The winner of one piece of one row with noise; none for rows that take the likeliest token or no token."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)

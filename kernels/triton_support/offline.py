@@ -1,7 +1,7 @@
-"""Compiling kernels for a GPU on a machine without one, and reading what the compiler made of them.
+"""Compiles kernels for a GPU on a machine without one, and reads properties of the compiled code.
 
-Needs the tools that the triton package brings (ptxas, cuobjdump), no driver and no device. Not under the interpreter:
-what is decorated there cannot be compiled.
+Needs the tools that the triton package brings (ptxas, cuobjdump), no driver and no device. It does not work under the
+interpreter, whose decorated functions cannot be compiled.
 """
 
 import re
@@ -20,12 +20,12 @@ from troupellm.kernels.triton_support import Launch
 
 HOPPER = 90
 SHARED_BYTES = 227 * 1024
-"""What one program may have on sm_90."""
+"""Shared memory of one program on sm_90."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one compiled kernel."""
+    """Properties of one compiled kernel."""
 
     registers: int
     """Per thread."""

@@ -32,7 +32,7 @@ def largest(x):
 
 @triton.jit
 def row_scale(magnitude, dtype: tl.constexpr):
-    """What a row whose largest magnitude this is gets divided by."""
+    """The divisor of a row with this largest magnitude."""
     if dtype == tl.int8:
         return tl.div_rn(magnitude, INT8_LARGEST)
     else:

@@ -236,7 +236,7 @@ class Trainer:
         record.write(folder, [*self.earlier, self._done()])
 
     def _done(self) -> record.Stage:
-        """What this run adds to the record."""
+        """This run's entry of the record."""
         progress = self.progress
         return record.Stage(
             text=record.CONTINUED if self.earlier else record.FROM_NOTHING,

@@ -1,4 +1,4 @@
-"""What the command lines of the trainers have in common."""
+"""Command line options that the trainers share."""
 
 import argparse
 from collections.abc import Callable

@@ -1,9 +1,9 @@
-"""A plug-in's store, held to its word: whatever it does, no token is wrong, and no step waits for it or fails.
+"""Guards a plug-in's store: none of its mistakes can produce a wrong token, or delay or fail a step.
 
-What it is given to keep is sealed, and what it gives back counts only with its seal whole: one that loses blocks, mixes
-them up or makes them up costs misses. Its answers are checked before anybody counts with them, its numbers are read
-where it may take its time, and whatever it raises becomes an error of its tier. The rest (deadlines, being left alone
-and tried again) is what `offload/tier.py` does with every store.
+Blocks are sealed before the plug-in gets them and count only if the seal is whole when they come back. A plug-in that
+loses, mixes up or invents blocks costs misses. Its answers are checked before they are used, its numbers are read where
+it may take its time, and its exceptions become errors of its tier. The rest (deadlines, being left alone and tried
+again) is what `offload/tier.py` does with every store.
 """
 
 import logging

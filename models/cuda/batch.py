@@ -24,7 +24,7 @@ class DeviceSpans:
 
     Attributes:
         starts, stops: int32 [rows], each row's first token in the flat batch, and the one past its last; rows with
-            exactly `queries` tokens may come first, whatever their order in the batch.
+            exactly `queries` tokens may come first, in any order within the batch.
         context_lens: int32 [rows], keys of each row with this step; 0 is a row that pads.
         num_tokens: of the flat batch.
         decode_rows: how many rows, the first ones, have `queries` tokens.
@@ -45,11 +45,11 @@ class DeviceSpans:
 
 
 GroupPlanner = Callable[[Tensor, DeviceSpans, int | None], Plan]
-"""What the rows attend to, from block tables int32 [rows, width], the rows, and how many keys a token sees."""
+"""Plans the rows' attention from block tables int32 [rows, width], the rows, and the window of keys per token."""
 
 
 def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype, *, invariant: bool) -> GroupPlanner:
-    """Of our kernels, whose plan is made by a kernel, too, so that it can be part of a graph.
+    """Plans with our kernels. A kernel makes the plan, so that it can be part of a graph.
 
     Args:
         invariant: sums are taken in an order that depends on a row alone.

@@ -1,6 +1,6 @@
-"""How each row's tokens are chosen, as numbers that a step reads on the device.
+"""Sampling options of the rows as numbers that a step reads on the device.
 
-Columns are int64; pairs of float32 and single float64 lie in them as bits.
+Columns are int64; pairs of float32 and single float64 are stored in them as bits.
 """
 
 import numpy as np
@@ -19,17 +19,18 @@ SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P = range(7)
 WIDTH = 7
 
 GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
-"""What a row needs: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the whole sampler.
+"""How a row's token is chosen: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the
+sampler on the host.
 
 Guides, listed tokens, penalties and log-probabilities go with each of the first three, see `choosing`."""
 
 
 class SamplingColumns:
-    """What the slots' rows ask for.
+    """The sampling options of the slots' rows.
 
     Attributes:
-        kinds: int64 [slots], what each needs; see `GREEDY`.
-        told: int64 [slots], the log-probabilities that each is told; see `described.told`.
+        kinds: int64 [slots], how each row's token is chosen; see `GREEDY`.
+        told: int64 [slots], the number of log-probabilities that each row gets; see `described.told`.
         penalties, adjustments: of those that have any.
     """
 
@@ -79,7 +80,7 @@ def padding(size: int, scratch: int) -> NDArray[np.int64]:
 
 
 def kind_of(options: RowOptions) -> int:
-    """What a row needs; ELSEWHERE unless the device alone can do it."""
+    """How the row's token is chosen; ELSEWHERE unless the device alone can do it."""
     state = options.state
     if options.words or options.thinking is not None or options.processors is not None or told(state) is None:
         return ELSEWHERE

@@ -1,4 +1,4 @@
-"""Log-probabilities that a step's rows are told, on their way to the host among the step's numbers."""
+"""Log-probabilities of a step's rows, sent to the host among the step's numbers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def groups_of(counts: Ints) -> tuple[Group, ...]:
 
 
 def pack(groups: Sequence[Group], logits: Tensor, tokens: Tensor, staging: Staging) -> list[Tensor]:
-    """What is told of a step, each int64 [n].
+    """The log-probabilities of a step as numbers, each int64 [n].
 
     Args:
         logits: float32 [rows, vocab], as the model gave them.

@@ -1,4 +1,4 @@
-"""Steps under way on a device, and what is left of each until it is collected."""
+"""Steps in flight on a device, and the work left for each until it is collected."""
 
 from collections import deque
 
@@ -30,16 +30,16 @@ class Flights:
 
     @property
     def full(self) -> bool:
-        """Whether one must be collected before another one is launched."""
+        """True if a step must be collected before another one is launched."""
         return len(self._tickets) == MOST_LAUNCHED
 
     @property
     def untold(self) -> bool:
-        """Whether the guides are still to be told of a step's tokens."""
+        """True if the guides have not yet been given a step's tokens."""
         return any(ticket.guided and ticket.result is None for ticket in self._tickets)
 
     def add(self, ticket: LaunchedPlan) -> None:
-        """One that was launched, but for a choice, which is made now if all before it is known."""
+        """Add a launched step. If its choice of tokens is open and all earlier tokens are known, make it now."""
         if ticket.choice is None or not self.untold:
             self._complete(ticket)
         self._tickets.append(ticket)

@@ -1,7 +1,7 @@
-"""Whole decode steps, from the tokens that rows end with to the tokens that follow them, as graphs.
+"""Whole decode steps as graphs: from the last token of each row to its next one.
 
-A graph reads what it computes for from memory that stays where it is: the step's columns, the rows' tokens and block
-tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
+A graph reads its inputs at fixed addresses: the step's columns, the rows' tokens and block tables, the weights, the
+cache. It appends the sampled tokens to the rows, where the next step reads them.
 """
 
 import logging
@@ -185,12 +185,12 @@ class DecodeGraphs:
 
     @property
     def replayed(self) -> bool:
-        """Whether there is a step that `repeat` can compute again."""
+        """True if there is a step that `repeat` can compute again."""
         return self._last is not None
 
     def repeat(self, times: int) -> float:
         """For benchmarks: seconds of the last step's graph alone, of `times` replays without anything between them.
-        Each computes the same step again, and leaves what the step left.
+        Each replay computes the same step again and leaves the same state.
 
         Raises:
             RuntimeError: no step was replayed yet.
@@ -263,18 +263,18 @@ class DecodeGraphs:
         return self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
 
     def _compute(self, key: GraphKey, found: list[Tensor]) -> None:
-        """What a graph does. found: gets the tokens, which stay where they are; none where drafts are verified."""
+        """The body of a graph. found: receives the tokens, at fixed addresses; empty where drafts are verified."""
         if self._taps is not None:
             self.verified(key, self._static(key), self._taps)
         else:
             found[:] = [self.decode(key, self._static(key))[1]]
 
     def _capture(self, key: GraphKey) -> None:
-        """That was warmed up."""
+        """Capture a graph whose kernels were warmed up."""
         self._warm = None
         found: list[Tensor] = []
         begin = self._clock()
-        # Kept by nobody here, since it keeps these graphs: whoever drops them has their memory at once.
+        # Only `_graphs` keeps it, so that its memory is free as soon as `_graphs` is dropped.
         graph = self._device.capture(partial(self._compute, key, found))
         self._graphs[key] = (graph, found)
         self.capture_seconds += self._clock() - begin

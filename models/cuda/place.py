@@ -1,4 +1,4 @@
-"""A GPU as the place where a worker keeps a model: what is there, and how much of it there is."""
+"""A GPU as the place of a model: chooses the dtype, measures memory, and builds cache and runner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,7 +70,7 @@ class GpuPlace:
         self.free_before, self._total = device.memory()
 
     def dtype(self, model: DecoderConfig) -> torch.dtype:
-        """What to compute in: what is asked for, or what the checkpoint is in.
+        """The dtype to compute in: the configured one, or the checkpoint's.
 
         Raises:
             ConfigError: this model is not served from a GPU.
@@ -81,14 +81,14 @@ class GpuPlace:
         return DTYPES[model.checkpoint_dtype if wanted == "auto" else wanted]
 
     def available(self) -> int:
-        """Bytes that may be used, by --gpu-memory-utilization, of what nobody else has."""
+        """Bytes that may be used: the share --gpu-memory-utilization, less the memory that other processes use."""
         share = self._config.cache.gpu_memory_utilization
         return max(0, int(self._total * share) - (self._total - self.device.memory()[0]))
 
     def make_cache(
         self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DrafterNeeds = NO_DRAFTER
     ) -> KVCache:
-        """With one block more than plans may name, the null page of rows that pad."""
+        """Make the cache with one more block than plans may name: the null page of padding rows."""
         return KVCache(
             model,
             num_blocks + 1,
@@ -104,7 +104,7 @@ class GpuPlace:
     ) -> CudaRunner:
         """
         Args:
-            captures: False makes one without graphs, whatever the settings.
+            captures: False makes a runner without graphs, regardless of the settings.
             more: as of `CudaRunner`.
         """
         config, kv_dtype = self._config, cache.storage.dtype
@@ -141,8 +141,8 @@ class GpuPlace:
         return useful_sizes(worker.cudagraph_capture_sizes, most) or default_sizes(most)
 
     def _graph_bytes(self, decoder: RunnableDecoder, kv_dtype: torch.dtype, drafter: DrafterNeeds) -> int:
-        """What `DecodeGraphs` keeps for graphs to read and write, which none of them has in its own memory; and what
-        those that draw from the likeliest tokens take for it, which they share."""
+        """Memory of `DecodeGraphs` that graphs read and write outside of their own memory pool, and the shared working
+        memory of graphs that draw from the likeliest tokens."""
         sizes = self._sizes()
         if not sizes or self._attention(decoder, kv_dtype).backend.name != "triton":
             return 0

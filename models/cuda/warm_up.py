@@ -1,4 +1,4 @@
-"""Steps of every kind and size, before anybody waits for one: what is compiled for a shape is compiled here."""
+"""Runs steps of every kind and size before the first request, so that all shapes are compiled then."""
 
 from array import array
 from collections.abc import Sequence
@@ -66,14 +66,14 @@ def warmed(
 
 @torch.inference_mode()
 def _mask_nothing(spare: CudaRunner) -> None:
-    """What the choice of a guided row has compiled beside that of others."""
+    """Compile the kernels that only the choice of a guided row needs."""
     width = spare.decoder.config.vocab_size
     logits = torch.zeros(1, width, device=spare.device.torch_device)
     spare.chooser.mask(logits, np.zeros(1, np.int64), np.full((1, -(-width // 32)), -1, np.int32))
 
 
 class Steps:
-    """Steps of rows that nobody asked for. They write into the first blocks of the cache, which nobody reads yet."""
+    """Steps of made-up rows. They write into the first blocks of the cache, which hold nothing yet."""
 
     def __init__(self, runner: CudaRunner, block_size: int) -> None:
         """runner: knows row 0, if any."""

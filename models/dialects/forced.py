@@ -17,7 +17,7 @@ Format = dict[str, Any]
 ThoughtPairs = Sequence[tuple[str, str]]
 """Marks that open thoughts, each with the one that ends them."""
 _SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
-"""What a regular expression must escape."""
+"""Characters that must be escaped in a regular expression."""
 _NUMBER: Final = "[0-9]{1,4}"
 _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 
@@ -25,7 +25,7 @@ _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 def calls_guide(
     dialect: Dialect, use: ToolUse, *, after: str, marks: ThoughtPairs = (), thoughts: bool = True
 ) -> GuideSpec | None:
-    """What makes an answer call tools; None where it is left to the model.
+    """The guide that makes an answer call tools; None if the model is free to decide.
 
     Args:
         after: the text that ends thinking, where the model thinks first.
@@ -112,7 +112,7 @@ def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
 
 
 def _inner_format(guide: GuideSpec) -> Format:
-    """What a structural tag is made of. Raises InvalidRequest: the older form, which has no such part."""
+    """The format of a structural tag. Raises InvalidRequest: the older form, which has no such part."""
     tag = _loaded(guide)
     found = tag.get("format") if isinstance(tag, dict) else None
     if not isinstance(found, dict):

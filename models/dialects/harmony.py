@@ -1,4 +1,4 @@
-"""Channels: every message has a header that says whether it is a thought, a tool call or the answer."""
+"""Channels: every message has a header that names its kind: thought, tool call or answer."""
 
 import re
 from typing import Final
@@ -21,7 +21,7 @@ class ChannelMarks:
         self.channels = channels
         self.all = (channels.start, channels.channel, channels.message, channels.constrain, *channels.ends)
         self.body = Marks([channels.start, channels.channel, *channels.ends])
-        """What ends a message."""
+        """Marks that end a message."""
         self.header = Marks(self.all)
         self.argument_ends = ArgumentEnds(self.body, self.body)
 
@@ -62,7 +62,7 @@ def read_channels(
 
 
 def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
-    """Whether the text begins as a message does; a model that was given no channels just answers."""
+    """True if the text begins as a message does; a model whose prompt has no channels answers without a header."""
     source.attempt()
     yield from spaces(source)
     for beginning in (channels.channel, channels.start, channels.message, "to="):
@@ -121,7 +121,7 @@ def _function(recipient: str, channels: Channels, offer: Offer) -> str:
 
 
 def _arguments(source: Source, marks: ChannelMarks) -> Reading[str]:
-    """A call's message: an object, nothing, or whatever else the model wrote; gives the mark that ends it."""
+    """Read a call's message: an object, nothing, or any other text. Return the mark that ends it."""
     rest: list[str] = []
     yield from spaces(source)
     first = yield from peek(source)

@@ -1,4 +1,4 @@
-"""The tools on offer, as far as a parser asks about them."""
+"""The tools that a request offers, as the parser needs them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,11 @@ class Offer:
         return name in self._parameters
 
     def has_no_longer(self, name: str) -> bool:
-        """Whether a text that ends with this name cannot be the beginning of another tool's name."""
+        """True if a text that ends with this name cannot be the beginning of another tool's name."""
         return self.has(name) and not any(other != name and other.startswith(name) for other in self._parameters)
 
     def types(self, name: str, key: str) -> frozenset[str]:
-        """The JSON types that an argument may have; empty when nothing is said."""
+        """The JSON types that an argument may have; empty if the schema names none."""
         found = self._types.get((name, key))
         if found is None:
             properties = self._properties(name)

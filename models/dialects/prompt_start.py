@@ -1,4 +1,4 @@
-"""Whether a rendered prompt ends inside of thoughts, behind them, or before everything."""
+"""Decides where a rendered prompt ends: inside thoughts, behind them, or before both thoughts and answer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a served model speaks: its dialect, and what one request makes of it."""
+"""A served model's dialect, and the voice of one request: the settings by which its answer is parsed and guided."""
 
 import logging
 import re
@@ -70,9 +70,9 @@ class Voice:
         self.kept_token_ids = tuple(sorted(special.values()))
         """Special tokens that must be in the text, since they are marks."""
         self.guide = guide
-        """What makes the answer call tools."""
+        """The guide that makes the answer call tools."""
         self.after = after
-        """The text that ends thinking, where the answer begins with thoughts."""
+        """The text that ends thinking, if the answer begins with thoughts."""
         self._pairs = pairs
         self.show_thoughts = show_thoughts
         self._dialect = dialect
@@ -235,11 +235,11 @@ class Speaker:
         )
 
     def knows_opening(self, kwargs: Mapping[str, Any] | None) -> bool:
-        """Whether `voice` need not render the template, which waits for another process."""
+        """True if `voice` need not render the template, which waits for another process."""
         return self._openings.knows(kwargs or {})
 
     def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
-        """Variables of the template for how hard the model is to think; what is given already stays."""
+        """Template variables that set the thinking effort; variables that the request sets itself stay."""
         if effort is None:
             return None if kwargs is None else dict(kwargs)
         thinking = self.dialect.thinking

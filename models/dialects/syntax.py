@@ -1,11 +1,11 @@
-"""How a model family writes what it thinks and which tools it calls: descriptions, without behaviour.
+"""Descriptions of the syntax in which a model family writes thoughts and tool calls; data without behaviour.
 
-A call is described by a template of what the model writes, for example
+A call is described by a template of the model's text, for example
 
     <tool_call>\\n{json}\\n</tool_call>
 
-White space in a template is what a grammar makes the model write; when a text is read any white space, or none, will do
-there. Holes:
+White space in a template is written by the model if a grammar guides it; a parser accepts any white space there, or
+none. Holes:
 
     {json}        objects with name and arguments: one, several, or a list of them
     {named}       objects with the function's name as their only key: one, or a list of them
@@ -18,9 +18,9 @@ there. Holes:
     {elements}    arguments in tags that have their names, each behind the `prefix` mark
     {python}      a list of Python calls with keyword arguments
     {lines}       such calls without brackets around them, one a line
-    {word}        a word that says nothing
+    {word}        a word without meaning
 
-What stands between {? and ?} may be missing. A \u2423 is one space that belongs to a mark.
+Text between {? and ?} is optional. A \u2423 is one space that belongs to a mark.
 """
 
 import re
@@ -63,7 +63,7 @@ Element = Word | Hole | Maybe
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a grammar makes the model write."""
+    """The text that a grammar makes the model write."""
 
     call: str
     """A template without parts that may be missing; {json} is one object."""
@@ -142,16 +142,16 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     opening: str = "<|start|>assistant"
     """The first words of a message, with which a prompt ends."""
     call: str = "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-    """What a grammar writes behind the opening."""
+    """The text that a grammar allows behind the opening."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read in the answers of one model."""
+    """The parts of one model's answers that the parser recognises."""
 
     thinking: Thinking | None = None
     calls: CallSyntax | None = None
     channels: Channels | None = None
-    """Tells everything from everything; the other two are for texts without channels."""
+    """Describes every kind of message; the other two are for texts without channels."""
 
 
 def elements(template: str) -> tuple[Element, ...]:

@@ -1,4 +1,4 @@
-"""Which GGUF file of a folder or repository is the model: by its tag, by its name, or by default."""
+"""Chooses the GGUF file of a folder or repository: by its tag, by its name, or by default."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -77,13 +77,13 @@ def choose_gguf(
 
 
 def is_companion(name: str) -> bool:
-    """Whether a GGUF file's name says that it is no language model: a projector of images, or an importance matrix."""
+    """True if a GGUF file's name shows that it is no language model: a projector of images, or an importance matrix."""
     base = PurePosixPath(name).name.lower()
     return "mmproj" in base or "imatrix" in base
 
 
 def told_companions(folder: Path, names: Iterable[str]) -> list[str]:
-    """The files whose metadata say that they are projectors of images.
+    """The files whose metadata mark them as projectors of images.
 
     Args:
         names: paths within the folder.
@@ -92,9 +92,9 @@ def told_companions(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def _is_projector(path: Path) -> bool:
-    """Whether the first metadata, where converters write what a file is, name the architecture or type of a projector.
+    """True if the first metadata, where converters write the kind of a file, name a projector's architecture or type.
 
-    The file may be damaged or no GGUF file at all: its reader says so.
+    The file may be damaged or no GGUF file at all: reading it later reports that.
     """
     try:
         check_file(path)

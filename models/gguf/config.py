@@ -20,7 +20,7 @@ _KINDS = {
 
 
 def model_config(header: Header) -> dict[str, Any]:
-    """What config.json would say.
+    """The config.json that corresponds to the metadata.
 
     Raises:
         ModelLoadError: an architecture or a key that is not supported, or a value that is missing or wrong.

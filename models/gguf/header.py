@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read strictly: counts, lengths and offsets are held against the file before they are used.
+"""The header of a GGUF file, read strictly: counts, lengths and offsets are checked against the file before use.
 
 The format is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. Nothing is mapped into memory: a file that
 shrinks while it is read is an error, not a signal.
@@ -65,17 +65,17 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a model says about itself; of one that is split, all parts together."""
+    """A model's metadata and tensors; of a split model, those of all parts together."""
 
     name: str
-    """Of the file, for messages."""
+    """The file's name, for messages."""
     metadata: dict[str, Any]
     """Numbers, booleans, texts; arrays of numbers as `array`, of others as lists."""
     tensors: dict[str, StoredTensor]
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether this names a file in this format rather than a folder."""
+    """True if this is a file in GGUF format and not a folder."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 

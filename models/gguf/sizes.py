@@ -62,8 +62,8 @@ def _product(name: str) -> str:
 
 
 def _stays(types: set[str], device: torch.device, *, experts: bool) -> bool:
-    """Whether a product of these types is computed in its blocks.
+    """True if a product with these types is computed in its blocks, without dequantizing them first.
 
-    A plain part has all of them dequantized. The experts of a GPU are stacked, for which they must be of one type.
+    A part with an unquantized tensor has all of them dequantized. A GPU's experts are stacked, so they need one type.
     """
     return types <= LAYOUTS.keys() and (device.type == "cpu" or not experts or len(types) == 1)

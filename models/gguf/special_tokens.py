@@ -127,7 +127,7 @@ def end_ids(header: Header) -> list[int]:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
-    """What tokenizer_config.json would say: the special tokens' texts and the chat templates."""
+    """The corresponding tokenizer_config.json: the special tokens' texts and the chat templates."""
     found: dict[str, Any] = {}
     for name, key in _SPECIAL.items():
         index = special_id(header, key)
@@ -143,7 +143,7 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
 
 
 def generation_config(header: Header) -> dict[str, Any]:
-    """What generation_config.json would say: the sampling that the model's maker recommends.
+    """The corresponding generation_config.json: the sampling that the model's maker recommends.
 
     Raises:
         ModelLoadError: a value that `SamplingParams` refuses.

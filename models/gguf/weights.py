@@ -102,7 +102,7 @@ class GgufWeights:
         return [self._weight(Place(tensor, expert), shape[1:], self._dtype) for expert in range(shape[0])]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor that was not taken yet."""
+        """True if such a tensor exists and has not been taken yet."""
         return self._place(name).tensor in self._tensors
 
     def ignore(self, name: str) -> None:

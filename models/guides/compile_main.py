@@ -1,7 +1,7 @@
 """A process that compiles guides: `python -m troupellm.models.guides.compile_main FD PARENT_PID`.
 
-What strangers send is read and compiled here first, under limits of memory and by a process that may be killed at any
-moment: whoever asked gives it a second. What passed here is compiled again where it runs, and is known to be cheap.
+Untrusted guides are first read and compiled here, in a process with a memory limit that may be killed at any moment:
+the caller waits one second for it. A guide that passes is compiled again in the worker, and is known to be cheap.
 """
 
 import os
@@ -81,7 +81,7 @@ class _Server:
             self._tokenizer = Tokenizer.load(Followed(home) if message.follow_links else home)
             self._words = mask_words(self._tokenizer, self._vocab_width)
             self._backend("llguidance")
-        except Exception as error:  # anything may go wrong with somebody's tokenizer
+        except Exception as error:  # a tokenizer's files may hold anything
             return f"{type(error).__name__}: {error}"[:500]
         self._memory_bytes = message.memory_bytes
         limit_memory(message.memory_bytes)

@@ -1,4 +1,4 @@
-"""Filling the masks of a step's guided rows, where drafts are behind them too."""
+"""Fills the masks of a step's guided rows, also at the places behind their draft tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from troupellm.protocol.worker import RowError
 
 
 class Reasons(Mapping[int, RowError]):
-    """What to say if guided rows find no token, by their places among the step's sampled rows. Few are asked."""
+    """Errors for guided rows without an allowed token, by index among the step's sampled rows. Made only on access."""
 
     def __init__(self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow]) -> None:
         self._index, self._numbers, self._rows = index, numbers, rows
@@ -110,7 +110,7 @@ class FilledLater:
                 there.append(number)
             elif row.sleep is not None and not row.sleep.awake:
                 self._masks[place] = row.sleep.mask
-            elif row.stopped:  # whatever a complete one draws is dropped
+            elif row.stopped:  # any token drawn for a complete one is dropped
                 continue
             elif row.only is not None:
                 sure.append((place, row.only))
@@ -129,7 +129,7 @@ class FilledLater:
             self._fill_awake(library, name, here, drafts=drafts)
 
     def _fill_drafts(self, library: GuideLibrary, first: int, drafts: RowDrafts) -> None:
-        """What may come at the row's place `first`, and behind each of its drafts; it is where it was at the end."""
+        """Fill the masks at the row's place `first` and behind each of its drafts; the matcher ends where it began."""
         self._fill_rows(library, [first])
         row = self._rows[first]
         walk = Walk(row)
@@ -178,10 +178,10 @@ class FilledLater:
 
 
 def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[ReferenceType[FilledAhead]]:
-    """Compute the next masks of rows that want one, before it is known which step they will stand in.
+    """Compute the next masks of rows that want one, before it is known which step will use them.
 
     Returns:
-        what the rows keep, and nobody else.
+        the masks, to which only the rows keep references.
     """
     groups: dict[str, list[GuidedRow]] = {}
     for row in rows:

@@ -102,13 +102,13 @@ class GuideLibrary:
                 self._text_bytes -= len(built.key[1])
 
     def mark(self, program: GuideProgram) -> Mark:
-        """What is known of the mark that a program waits for."""
+        """The tables of the mark that a program waits for, and of this vocabulary."""
         key = program.after, program.early_end
         with self._lock:
             mark = self._marks.get(key)
             if mark is not None:
                 return mark
-        tokenizer = self._tokenizer  # without a lock: a step must not wait for a backend that is made
+        tokenizer = self._tokenizer  # without a lock: a step must not wait while a backend is made
         if tokenizer is None:
             with self._making:
                 tokenizer = self._tokens()
@@ -131,7 +131,7 @@ class GuideLibrary:
         if self._tokenizer is None:
             try:
                 self._tokenizer = self._read_tokenizer()
-            except Exception as error:  # whatever the files of somebody's model hold
+            except Exception as error:  # the model's files may hold anything
                 raise BackendError("this model's tokenizer cannot be read") from error
         return self._tokenizer
 

@@ -48,8 +48,8 @@ _UNSUPPORTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
 def limits() -> LLParserLimits:
-    """What one grammar may cost where it is compiled (some 20 ms), per mask (some ms) and in memory (some 7 MB); errors
-    without internals."""
+    """The limits of one grammar: compile time (about 20 ms), time per mask (a few ms), and memory (about 7 MB). Errors
+    come without internals."""
     return LLParserLimits(verbose_errors=False, max_items_in_row=MOST_ITEMS, max_lexer_states=MOST_LEXER_STATES)
 
 
@@ -91,7 +91,7 @@ class _Pieces:
 
 
 def vocabulary_marks(tokenizer: Tokenizer, tokens: LLTokenizer) -> dict[str, int]:
-    """The tokens that llguidance takes for no text, whatever they look like: added ones such as <tool_call>."""
+    """The tokens that llguidance does not treat as text: added ones such as <tool_call>."""
     added = tokenizer.added_tokens.items()
     return {text: token_id for text, token_id in added if text and tokens.is_special_token(token_id)}
 
@@ -208,7 +208,7 @@ class LLGuidance:
 
 
 def _fill_one(matcher: LLMatcher, place: int, row_bytes: int) -> float:
-    """CPU seconds that one mask takes, whatever else the machine does.
+    """CPU seconds of filling one mask, independent of other load on the machine.
 
     Args:
         place: where it is written.

@@ -21,12 +21,12 @@ it, and only what may come first is tried where they are compiled."""
 MOST_COMPILED_BYTES: Final = 32 * 2**20
 """Of one grammar, which lives as long as it is kept."""
 ACCEPT_SECONDS: Final = 2e-4
-"""CPU time that each token may take to be taken in."""
+"""CPU time allowed for taking in one token."""
 ACCEPT_WEIGHT: Final = 10
-"""What it takes beyond counts so many times. There is no limit on the ways in which a text may be read: they take this
-time, and unlike those that a mask tries they are kept, for each byte."""
+"""Factor on the time beyond it. The number of ways in which a text may be read has no limit. They cost this time and,
+unlike those that a mask tries, are kept for each byte."""
 HOPELESS_SECONDS: Final = 1.0
-"""A mask is not begun any more where the tokens before it are charged with so much."""
+"""A mask is no longer begun if the tokens before it are charged with this much."""
 _LONGEST_REASON = 300
 _TOO_MUCH_MEMORY = "it takes too much memory to compile"
 

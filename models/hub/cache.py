@@ -95,5 +95,5 @@ class Cache:
 
 
 def is_commit(text: str) -> bool:
-    """Whether this is the full hash of a commit."""
+    """True if this is the full hash of a commit."""
     return _COMMIT.fullmatch(text) is not None

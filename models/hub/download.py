@@ -1,4 +1,4 @@
-"""A repository of the hub, downloaded into the cache: only the files that are read, and none twice."""
+"""Downloads a repository of the hub into the cache: only files that are read, and no file twice."""
 
 import os
 import re
@@ -123,7 +123,7 @@ class Repository:
             self._fetch(file)
 
     def _is_here(self, name: str) -> bool:
-        """Whether the cache has the file; one of another size is damaged, and removed."""
+        """True if the cache has the file; a file of another size is damaged, and is removed."""
         size, listed = self._cache.size(self.commit, name), self._files[name].size
         if size is None:
             return False

@@ -25,14 +25,14 @@ Angles = tuple[Tensor, Tensor]
 
 
 class SelfAttention(Protocol):
-    """What a layer needs of its attention."""
+    """The interface of a layer's attention."""
 
     def __call__(
         self, hidden: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
     ) -> Tensor:
         """[rows, hidden] to [rows, hidden], or to [kept, hidden]; all tokens' keys and values are written to the cache.
 
-        There may be more rows than tokens; what the rows behind the tokens hold does not matter.
+        There may be more rows than tokens; rows beyond the tokens may hold anything.
 
         Args:
             angles: of the layer's rotation; None is none.
@@ -84,10 +84,10 @@ class Attention:
                 take_norm(config, source, f"{prefix}.k_norm", widths[1]),
             )
         self.native = self._native(config, layer)
-        """The compiled path for all that lies between the two products."""
+        """The compiled path between the two products."""
         self.codes = code_type(self.qkv)
         self.adds = self.qkv.fuses and self.out.fuses
-        """Whether `attended` and `add` are worth it."""
+        """True if `attended` and `add` are faster than the separate operations."""
 
     def best_rows(self, tokens: int) -> int:
         """As `SelfAttention.best_rows`."""
@@ -104,12 +104,12 @@ class Attention:
         self, residual: Tensor, norm: Tensor | None, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
         keep: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        """What the normed residual [rows, hidden] attends to, for `add`: [rows or kept, heads * head_dim]."""
+        """The attention of the normed residual [rows, hidden], as input of `add`: [rows or kept, heads * head_dim]."""
         qkv = linear(residual, self.qkv) if norm is None else norm_linear(residual, norm, self.eps, self.qkv)
         return self._mixed(qkv, batch, angles, cache, keep)
 
     def add(self, attended: Tensor, residual: Tensor, factor: float) -> None:
-        """Project what was attended to, and add `factor` times that to the residual of the same rows, in place."""
+        """Project the attention's result, and add `factor` times that to the residual of the same rows, in place."""
         linear_add(attended, self.out, residual, factor)
 
     def _mixed(

@@ -82,10 +82,10 @@ class DecoderLayer:
         return self._weighed(self._fed(update, residual, tokens), self.after_feed_forward), residual
 
     def parts(self, rotation: int | None) -> LayerParts | None:
-        """What compiled code computes all layers of a step from; None where this one is otherwise made.
+        """The parts from which compiled code computes all layers of a step; None if this layer has another form.
 
         Args:
-            rotation: number of the layer's rotation; None is none.
+            rotation: number of the layer's rotation; None if it has none.
         """
         attention, feed_forward = self._adding_attention, self._adding_feed_forward
         if attention is None or feed_forward is None or attention.native is None:

@@ -1,4 +1,4 @@
-"""A feed-forward part that is a choice of experts."""
+"""A feed-forward part with a router that chooses experts."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,13 @@ _APART = ("gate_proj", "up_proj")
 
 
 def block_prefix(moe: MoeConfig, layer: str, source: WeightSource) -> str:
-    """What the names of a layer's experts and router begin with: the first of the family's that the source has."""
+    """Prefix of the names of a layer's experts and router: the first one of the family's that the source has."""
     prefixes = [f"{layer}.{block}" for block in moe.names.blocks]
     return next((prefix for prefix in prefixes if source.has(f"{prefix}.{moe.names.router}.weight")), prefixes[0])
 
 
 class Experts:
-    """A router, the experts that it chooses from, and where there is one an expert that all tokens share."""
+    """A router, the experts that it chooses from, and optionally an expert that all tokens share."""
 
     def __init__(
         self, config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource, shared: Shared | None

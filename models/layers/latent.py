@@ -15,7 +15,7 @@ from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.layers.projection import merged_linear
 
 NORM_EPS = 1e-6
-"""Of the norms of latent vectors, whatever that of the layers is."""
+"""Epsilon of the norms of latent vectors; it does not depend on the layers' epsilon."""
 
 
 class LatentAttention:

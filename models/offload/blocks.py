@@ -1,8 +1,8 @@
-"""How blocks get from the device to the host arena and back.
+"""Copies blocks between the device and the host arena.
 
-What a block id holds lies in one piece per layer and tensor, in every storage of the cache: the model's layers in
-whatever number type, latent vectors, and what a drafter keeps. All of it is moved, as bytes; in the arena it lies in
-one piece. Which cache group the block is of does not matter: a block of any group has the same size.
+A block id's content is contiguous per layer and tensor, in every storage of the cache: keys and values of the model's
+layers in any number type, latent vectors, and a drafter's entries. All of it is moved as bytes, and is contiguous in
+the arena. The block's cache group does not matter: blocks of all groups have the same size.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ def block_views(cache: KVCache) -> list[torch.Tensor]:
 
 
 def bytes_of_block(cache: KVCache) -> int:
-    """What one block id holds."""
+    """Bytes of one block id, in all storages together."""
     return sum(view.shape[0] * view.shape[2] for view in block_views(cache))
 
 
@@ -99,7 +99,7 @@ class MemoryMover(BlockMover):
                 for view, part in self._parts(left[-1].place):
                     np.copyto(part, view[:, left[-1].block])
                 self.forget(left.pop().block)
-        finally:  # nobody waits for what failed
+        finally:  # also after an error: no store may stay marked as unread
             for move in left:
                 self.forget(move.block)
 

@@ -1,4 +1,4 @@
-"""Who answers for what: operations under way, and answers that the step has not taken along yet."""
+"""Tracks the operations under way, and the answers that no step has collected yet."""
 
 from enum import Enum, auto
 from threading import Condition, Lock

@@ -1,4 +1,4 @@
-"""The worker's side of KV offload: takes plans' transfers and lookups in hand, and answers them when they are over."""
+"""The worker's side of KV offload: starts the transfers and lookups of plans, and collects their answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ IDLE_SECONDS = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step's result says of transfers."""
+    """The answers that a step's result carries about transfers."""
 
     transfers: tuple[TransferDone, ...] = ()
     found: tuple[LookupDone, ...] = ()
@@ -105,10 +105,10 @@ class TransferEngine:
         self._host.settle(None)
 
     def collect(self, *, idle: bool) -> Outcome:
-        """What has ended since the last time.
+        """The operations that have ended since the last call.
 
         Args:
-            idle: the step has nothing to compute: wait a short while for what is under way.
+            idle: the step has nothing to compute, so wait a short while for operations under way.
         """
         for tier in self._tiers:
             tier.watch()
@@ -133,7 +133,7 @@ class TransferEngine:
             tier.rest()
 
     def forget(self) -> None:
-        """`rest`, and whoever asked is not there any more to be answered. The host tier counts as empty."""
+        """`rest`, and discard the open answers: their scheduler is gone. The host tier counts as empty."""
         self.rest()
         self._board.take()
 

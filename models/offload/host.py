@@ -1,4 +1,4 @@
-"""The host tier: one thread that copies blocks between the device and the arena, in the order in which it is told."""
+"""The host tier: one thread that copies blocks between the device and the arena, in the order of submission."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ class HostTier:
         self._mover = mover
 
     def close(self) -> None:
-        """Join the thread. What waits is given up."""
+        """Join the thread. Waiting operations are given up."""
         self.rest()
         with self._board.lock:
             self._closing = True
@@ -113,7 +113,7 @@ class HostTier:
             error = ""
             try:
                 self._move(kept)
-            except Exception as problem:  # whatever it was, the step goes on without these blocks
+            except Exception as problem:  # on any error the step goes on without these blocks
                 error = str(problem) or type(problem).__name__
             with self._board.lock:
                 self._busy = False

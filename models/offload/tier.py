@@ -1,14 +1,14 @@
-"""An outer tier: a store of blocks behind a bounded queue and a few threads, which is left alone when it fails.
+"""An outer tier: a store of blocks behind a bounded queue and a few threads, which is disabled when it fails.
 
-A store may fail, hang or lie. An operation that fails, or takes longer than its deadline, disables the tier: whatever
-waits is answered at once, and nothing more is begun until a probe has gone well. Probes come after 1, 2, 4 .. 60
-seconds. What hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A store never sees the
-arena's memory, so what it does late can neither harm a place that was given to another block nor write one's content
-under the key of another.
+A store may fail, hang or return wrong data. An operation that fails, or takes longer than its deadline, disables the
+tier: waiting operations are answered at once, and no more are begun until a probe succeeds. Probes come after 1, 2, 4
+.. 60 seconds. An operation that hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A
+store never sees the arena's memory. So a late operation can neither harm a place that was given to another block nor
+write a block's content under the key of another.
 
-A reset is in its turn when nothing else is: what waits or runs is given up, and what comes behind it waits for it. One
-that was not carried out is owed: it is tried with every probe, and in the end, whatever else the store cannot do, so
-that a later life does not find what was to be forgotten.
+A reset runs alone: waiting and running operations are given up, and later ones wait for it. A reset that was not
+carried out is owed. It is tried with every probe and once more at the end, even if all else in the store fails, so that
+a later engine does not find blocks that were to be forgotten.
 """
 
 import logging
@@ -75,7 +75,7 @@ class OuterTier:
             self._work.wait_for(lambda: self._probe is None, self._timeout)
 
     def info(self) -> TierInfo:
-        """What the scheduler is told once."""
+        """The tier's properties, which the scheduler gets once."""
         store = self._store
         return TierInfo(
             name=store.name, capacity_bytes=store.use().capacity_bytes, loads=store.loads, stores=store.stores,
@@ -120,12 +120,12 @@ class OuterTier:
                 self._disable(f"slower than {self._timeout:g} s")
 
     def has_changed(self) -> bool:
-        """Whether it stands otherwise than at the last call."""
+        """True if its report has changed since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
     def report(self) -> TierReport:
-        """How it stands."""
+        """The tier's state and figures."""
         use = self._store.use()
         return TierReport(
             tier=self.number, disabled=self._disabled, blocks=use.blocks, used_bytes=use.used_bytes,
@@ -189,7 +189,7 @@ class OuterTier:
             if operation.stage is Stage.RUNNING and operation.asked is not None:
                 self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
 
-    # What follows runs on the tier's threads.
+    # The methods below run on the tier's threads.
 
     def _run(self) -> None:
         buffer: NDArray[np.uint8] = np.empty(self._arena.block_bytes, np.uint8)
@@ -256,15 +256,15 @@ class OuterTier:
             self._changed = True
 
     def _attempt(self, call: Callable[[], None]) -> str:
-        """What is wrong; empty if nothing is."""
+        """Run a call; returns the error's text, empty if there was none."""
         try:
             call()
-        except Exception as error:  # a plug-in's store may raise whatever it likes
+        except Exception as error:  # a plug-in's store may raise anything
             return _text(error)
         return ""
 
     def _pay(self) -> None:
-        """Carry out a reset that is owed, if any. What is given up or asked for meanwhile is owed anew."""
+        """Carry out a reset that is owed, if any. If it is given up, or another one comes meanwhile, it stays owed."""
         with self._board.lock:
             owed, self._owes_reset = self._owes_reset, False
         if not owed:

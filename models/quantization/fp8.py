@@ -26,7 +26,7 @@ _READ = frozenset(
 
 
 class Fp8Format:
-    """A `Format`. Whether a layer is quantized is seen from the type of its weight."""
+    """A `Format`. The type of a layer's weight shows if the layer is quantized."""
 
     method = "fp8"
 

@@ -35,7 +35,7 @@ class Settings(NamedTuple):
     bits: int
     group_size: int
     ordered: bool
-    """Whether inputs may lie in other groups than their neighbours."""
+    """True if inputs may be in other groups than their neighbours."""
 
 
 class Gptq:

@@ -91,12 +91,12 @@ class Quark:
 
 
 class Layer:
-    """What one section says about the layers that it is for."""
+    """One section's settings for the layers that it applies to."""
 
     def __init__(self, reader: ConfigReader, *, cached: bool = False) -> None:
         """
         Args:
-            cached: outputs go into the KV cache, whose type is not the checkpoint's to say.
+            cached: outputs go into the KV cache, whose type the server's settings choose.
 
         Raises:
             ModelLoadError: weights, inputs or outputs of a kind that is not supported.

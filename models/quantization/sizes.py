@@ -1,4 +1,4 @@
-"""What the weights of a model take in memory, before any of them is read."""
+"""Computes the memory that a model's weights will take, before any of them is read."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The drafts of one row in one step, and what of them is kept.
+"""The drafts of one row in one step, and the selection of those that are kept.
 
 Node 0 is the row's last token, node i + 1 its draft i. A chain is a tree without branches; `parents` is None for it.
 """
@@ -14,7 +14,7 @@ from troupellm.protocol.speculative import MOST_DRAFTS
 
 
 class DraftError(RuntimeError):
-    """A proposer gave what no drafts are: a fault of whoever wrote it."""
+    """A proposer returned invalid drafts: a fault of its author."""
 
 
 @dataclass(slots=True)
@@ -89,10 +89,10 @@ class RowDrafts:
 
 
 def read_drafts(drafts: Drafts, limits: Sequence[int], vocab: int) -> list[RowDrafts]:
-    """What a proposer gave, row by row.
+    """Validate a proposer's drafts and divide them by row.
 
     Raises:
-        DraftError: it does not fit what was asked for.
+        DraftError: they do not match the request.
     """
     counts = drafts.counts.tolist()
     if len(counts) != len(limits) or len(drafts.token_ids) != len(limits):

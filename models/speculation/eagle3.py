@@ -1,7 +1,8 @@
-"""EAGLE-3 (Li, Wei, Zhang and Zhang, 2025): a head that reads three layers of the model and foretells tokens.
+"""EAGLE-3 (Li, Wei, Zhang and Zhang, 2025): a draft head that reads three layers of the model and predicts tokens.
 
-`fc` makes one vector of the hidden states that enter three layers; the only layer reads it beside the embedding of the
-next token. Its own output, before the norm, takes that vector's place where the model has not computed any.
+`fc` makes one vector from the hidden states that enter three layers; the only layer reads it beside the embedding of
+the next token. Where the model has not computed hidden states, the head's own output, before the norm, replaces the
+vector.
 
 Checkpoint: `fc`, `midlayer` (with `hidden_norm` for the vector and `input_layernorm` for the embedding), `norm`,
 `lm_head` over the draft vocabulary, `d2t` (how much larger than its place each draft token's id is in the model), `t2d`
@@ -88,10 +89,10 @@ class Eagle3:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the head takes.
+    """The memory needs of the head.
 
     Raises:
-        ModelLoadError: it is not one of this target; says why.
+        ModelLoadError: it does not fit this target; the message names the reason.
     """
     folder, reader, layers, taps = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)

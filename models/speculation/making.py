@@ -1,4 +1,4 @@
-"""What the makers of drafters with layers of their own have in common."""
+"""Shared code for making drafters that have layers of their own."""
 
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,7 @@ WARM_ROUNDS, WARM_TOKENS = 3, 4
 
 
 class Context(Protocol):
-    """What is read of `registry.ProposerContext`."""
+    """The part of `registry.ProposerContext` that is read here."""
 
     @property
     def decoder(self) -> RunnableDecoder: ...
@@ -93,7 +93,7 @@ def paged(
 
 @torch.inference_mode()
 def warm_up(proposer: Proposer, context: Context) -> None:
-    """Draft once for nobody, while nothing of the cache counts: what drafts cost is measured from the first ones on."""
+    """Draft once for a made-up row, before the cache is in use: later measurements then exclude first-time costs."""
     device, size = context.cache.storage.device, context.cache.block_size
     tokens = torch.zeros(1, WARM_TOKENS + size, dtype=torch.int32, device=device)
     blocks = np.zeros((len(context.cache.layout.windows), 1, -(-tokens.shape[1] // size)), dtype=np.int32)

@@ -1,9 +1,9 @@
-"""Where the last tokens of a text stood before: n-grams of a few lengths, hashed into chains of positions.
+"""Finds earlier places of a text's last tokens: n-grams of a few lengths, hashed into chains of positions.
 
 The structure is that of the match finders of LZ77 compressors: for each n a table of heads (bucket -> most recent
 position whose n-gram falls into it) and, per position, a link to the one before it in the same bucket. A token costs a
 few stores, a look-up a walk of bounded length, and memory is fixed: the tokens lie in a ring whose oldest ones are
-overwritten. A bucket may hold other n-grams, so whoever walks a chain compares tokens.
+overwritten. A bucket may hold other n-grams, so a walk compares tokens.
 """
 
 from collections.abc import Sequence
@@ -76,10 +76,10 @@ class MatchIndex:
         return self._ring.nbytes + sum(array.nbytes for array in (*self._heads, *self._links))
 
     def restart(self, salt: int = 0) -> None:
-        """What follows is another text; no n-gram reaches across. Earlier texts stay until `forget_before`.
+        """Begin another text; no n-gram reaches across. Earlier texts stay until `forget_before`.
 
         Args:
-            salt: below 2^60. Texts with another one are looked for elsewhere, though buckets may collide.
+            salt: below 2^60. Texts with another salt are not found, though buckets may collide.
         """
         if self.end >= LAST_POSITION:
             for heads in self._heads:
@@ -181,12 +181,12 @@ class MatchIndex:
         return Match(best, found) if found else NO_MATCH
 
     def advance(self, match: Match, said: Sequence[int], most: int) -> Match:
-        """What is left of a match when what it agrees with goes on: the places that went on alike.
+        """The places of a match whose texts continue with the given tokens.
 
         Args:
             match: in these texts, each place with a token behind it.
-            said: tokens behind those that agree. Where a text is matched with itself it has them already.
-            most: longer agreements are not told apart.
+            said: tokens that follow the match. If a text is matched with itself, it contains them already.
+            most: longer matches count as equal.
         """
         tokens, mask, floor = self.tokens, self.mask, self.floor
         positions = [position for position in match.positions if position >= floor]

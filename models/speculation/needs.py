@@ -1,4 +1,4 @@
-"""What a drafter takes of the memory: known before anything of it is read."""
+"""A drafter's memory needs, known before any of it is read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +40,7 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
         return layers + BORDER_BYTES * self.border
 
     def row_bytes(self, itemsize: int) -> int:
-        """What is kept per row."""
+        """Bytes kept per row."""
         return self.width * itemsize
 
 

@@ -1,19 +1,19 @@
-"""Drafting with a network that has keys and values of its own, in the blocks of the model's rows.
+"""Drafting with a network that has its own keys and values, in the blocks of the model's rows.
 
-What it keeps of a position depends on nothing but the row's tokens up to there (one further for a network that reads
-states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
-an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
-Where drafts do not pay for a while nothing is written; a network that reads tokens reads them later, of another one the
-states are lost, and its rows go on without (`gaps`). So do rows that share blocks of that time (`marks`). Of a block
-whose beginning alone was copied nothing is marked: behind one with entries it is taken to have them, and the few that
-its row had yet to make are wrong there, which costs hardly a draft.
+A position's entry (the network's keys and values) depends only on the row's tokens up to there, and on one more for a
+network that reads states. It is written as soon as the model has confirmed these tokens. A block that comes back, by a
+prefix hit, a fork, or from an outer tier, therefore brings the drafter's entries with it. After a preemption they are
+computed again with the model's. While drafts do not pay, no entries are written. A network that reads tokens reads them
+later. For one that reads states, the states are lost, and its rows continue without (`gaps`). The same applies to rows
+that share blocks of that time (`marks`). A block whose beginning alone was copied gets no mark: behind a block with
+entries it is assumed to have them. The few that its row had yet to make are wrong there, which hardly costs a draft.
 
-The token one further lies in the next block where a block ends, and rows that share the one may differ in the other.
-Such a row writes the entry at the end of what it found anew, with its own token, from the state that is kept with each
-block for that. Of rows that are under way together the last one to come has it right; the others have one key among all
-that was made with another token, which costs no text and hardly a draft.
+At the end of a block, the further token is in the next block, where rows that share the block may differ. Such a row
+rewrites the entry at the end of the found blocks with its own token, from a state that is kept with each block for this
+purpose. Among rows that run together, the last one to come has the right entry. The others have a single key that was
+made with another token, which cannot change their text and hardly costs a draft.
 
-Entries of drafts lie where those of true tokens will, and give way to them.
+Entries of drafts are written at the places of later true tokens, which overwrite them.
 """
 
 from collections.abc import Callable
@@ -161,13 +161,13 @@ class PagedProposer:
                 slots[later & self._completes(slots, starts + counts, pending.starts)], seen.tokens, seen.blocks
             )
         if self._marks is not None:
-            # Entries of a row that went on inside a block do not lie at their positions: nobody else may read them.
+            # Entries of a row that continued inside a block are not at their positions: other rows must not read them.
             lying = self._paging.gaps.shift(slots) % self._paging.block_size == 0
             self._marks.put(seen.blocks, slots[lying], starts[lying], (starts + counts)[lying])
 
     def miss(self, slots: Ints, starts: Ints) -> None:
-        """As `Sleeper.miss`. Tokens are read later. States are lost: those of entries that are still to be made, too,
-        since their blocks may be gone when the row goes on."""
+        """As `Sleeper.miss`. Tokens are read later. States are lost, even those of entries that are still to be made,
+        since their blocks may be gone when the row continues."""
         new = self._covered[slots] == UNKNOWN
         self._covered[slots[new]] = starts[new]
         if self._network.reads_states:
@@ -175,8 +175,8 @@ class PagedProposer:
             self._pending.restart(slots, np.where(new, starts, self._pending.starts[slots]))
 
     def _check(self, slots: Ints, starts: Ints, blocks: NDArray[np.int32]) -> None:
-        """Rows that begin behind shared blocks, some of which may lack their entries: from there on tokens are read
-        again, unless they are too many, and whoever reads states goes on behind a gap."""
+        """Check rows that begin behind shared blocks, some of which may lack entries. From there on tokens are read
+        again, unless they are too many; a network that reads states continues behind a gap."""
         slots, starts = slots[self._unchecked[slots]], starts[self._unchecked[slots]]
         if not slots.size:
             return
@@ -210,7 +210,7 @@ class PagedProposer:
             self._lost[slots] = False
 
     def _completes(self, slots: Ints, ends: Ints, done: Ints) -> NDArray[np.bool_]:
-        """Whether rows have a block before `ends` [rows] that is not done up to its last position."""
+        """True for rows that have a block before `ends` [rows] that is not done up to its last position."""
         size = self._paging.block_size
         found: NDArray[np.bool_] = ends // size * size > done[slots]
         return found

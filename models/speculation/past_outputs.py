@@ -1,4 +1,4 @@
-"""What requests have written, kept for later ones of the same tenant; bounded, the oldest goes first."""
+"""Outputs of finished requests, kept for later ones of the same tenant; bounded, the oldest is dropped first."""
 
 from collections import deque
 from collections.abc import Sequence

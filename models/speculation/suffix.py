@@ -1,18 +1,18 @@
-"""Suffix decoding: what followed the end of a row before, in the row itself or in past outputs of its tenant.
+"""Suffix decoding: proposes the tokens that followed an earlier occurrence of a row's end.
 
-After Oliaro et al., "SuffixDecoding: extreme speculative decoding for emerging AI applications" (arXiv 2411.04975).
-The longest suffix of the row that stood before is looked for, the places where it stood vote on each next token, and
-the longer the match the more is drafted.
+Earlier occurrences are in the row itself or in past outputs of its tenant. After Oliaro et al., "SuffixDecoding:
+extreme speculative decoding for emerging AI applications" (arXiv 2411.04975). The longest suffix of the row that
+occurred before is searched. Its occurrences vote on each next token, and a longer match gives more drafts.
 
 Where the paper keeps suffix trees, and others suffix automata, this keeps the texts with chains of n-grams
-(`match_index`). Such a graph tells every match and its counts at once, but it grows token by token, with a table of
-successors for every state: the rows of a step would wait for a long prompt, most of which may come from the prefix
-cache, and a part of its texts cannot be taken out again. Arrays take a prompt in all at once, and the oldest output is
-overwritten in its place; a token of it takes 68 bytes.
+(`match_index`). A tree or automaton has every match and its counts at hand, but it grows token by token, with a table
+of successors for every state. The rows of a step would wait for a long prompt, most of which may come from the prefix
+cache, and a part of its texts cannot be removed. Arrays take in a prompt at once, and the oldest output is overwritten
+in place; a token takes 68 bytes.
 
-A chain is walked for a few places only. So that the longest match is found all the same, short ones have chains for
-each length, and long ones are followed: the places of the last match that went on as the row did are a longer match,
-however many others agree with the row's very last tokens.
+A chain is walked for a few places only. Two measures find the longest match all the same. Short matches have chains for
+each length. Long matches are followed: the places of the last match that continued as the row did are a longer match,
+for any number of other places that agree with the row's very last tokens.
 """
 
 from collections.abc import Callable
@@ -172,7 +172,7 @@ class SuffixProposer:
             owner: of its tenant's outputs. A number is never given twice, so places of the same one are what they were.
         """
         said, row.seen = row.index.end - row.seen, row.index.end
-        if said > len(context):  # for so long nobody asked that all will be found anew
+        if said > len(context):  # the row was not queried for so long that all matches must be found anew
             row.own = row.past = NO_MATCH
         if owner != row.owner:
             row.owner, row.past = owner, NO_MATCH

@@ -1,5 +1,5 @@
-"""A model of `transformers` proves that it goes with paged attention before it serves: some remember or bias what no
-interface shows, and would answer quietly with something else."""
+"""Checks before serving that a model of `transformers` works with paged attention. Some models keep state or add biases
+that no interface shows, and would silently give wrong answers."""
 
 from array import array
 from dataclasses import replace
@@ -40,7 +40,7 @@ class Watched(TransformersDecoder):
 def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len: int) -> None:
     """Compute two sequences side by side and by steps over the cache, and each at once without it.
 
-    Writes into the first blocks, which nobody reads yet.
+    Writes into the first blocks, which hold nothing yet.
 
     Raises:
         ModelLoadError: they differ.

@@ -28,7 +28,7 @@ STRETCHED = ("dynamic", "longrope")
 
 
 class GivenOutput:
-    """A body's output that has hidden states and nothing else, whatever else its kind may have."""
+    """A body's output with hidden states alone; every other attribute is None."""
 
     def __init__(self, hidden: Tensor | None) -> None:
         self.last_hidden_state = hidden
@@ -48,11 +48,11 @@ class Given(Module):
         self.hidden: Tensor | None = None
 
     def forward(self, *_: Any, **__: Any) -> GivenOutput:
-        """The given hidden states, whatever is asked."""
+        """The given hidden states, for any arguments."""
         return GivenOutput(self.hidden)
 
     def __getattr__(self, name: str) -> Any:
-        """Parts of the body that a head calls instead of it."""
+        """A part of the body, if a head calls one: the object itself stands in for it."""
         return super().__getattr__(name) if name.startswith("_") else self
 
 
@@ -122,7 +122,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def plain_logits(self, tokens: list[int]) -> Tensor:
-        """What the model makes of a sequence without us: float32 [tokens, vocab], or hidden states without a head."""
+        """The model's own result for a sequence: float32 [tokens, vocab], or hidden states without a head."""
         self.model.set_attn_implementation("eager")
         if self._place is not None:
             setattr(self.model, self._place, self.body)
@@ -164,7 +164,7 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
     # The library finds files by these two names alone, and prefers the first.
     usual = files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file())
     tensors = None if usual else {name: one for file in files for name, one in load_file(folder / file).items()}
-    for file in ("generation_config.json", SINGLE):  # which the library looks for, whatever an index says
+    for file in ("generation_config.json", SINGLE):  # the library reads these even if an index lists others
         check_file(folder / file)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""What a model of `transformers` looks like to the engine: asked of the model itself, built without memory."""
+"""Describes a model of `transformers` to the engine, from a copy of the model that is built without memory."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def knows(reader: ConfigReader) -> bool:
-    """Whether `transformers` is there and has this decoder. Imports it."""
+    """True if `transformers` is installed and has this decoder. Imports it."""
     return knows_name(architecture_of(reader))
 
 
@@ -216,7 +216,7 @@ def _widest(text: Any) -> int:
 
 
 def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[int | None, ...]:
-    """What every layer's mask says, of layers whose kinds are known."""
+    """The window of every layer's mask. Raises ModelLoadError: layers of an unknown kind."""
     unknown = [kind for kind in getattr(text, "layer_types", None) or () if kind not in KINDS]
     if unknown:
         raise ModelLoadError(f"{architecture}: layer_types: {unknown[0]} is not supported")
@@ -224,5 +224,5 @@ def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[
 
 
 def _short(error: Exception) -> str:
-    """Its first line that says something."""
+    """The first line of its text, cut to a length."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]

@@ -113,7 +113,7 @@ class PeerServer:
             connected.close()
 
     def _greet(self, connected: Wire) -> bool:
-        """Whether the other side knows the secret and wants what there is."""
+        """True if the other side knows the secret and wants blocks of this model and size."""
         connected.within(HANDSHAKE_SECONDS)
         greeting = wire.GREETING.pack(wire.MAGIC, wire.VERSION, secrets.token_bytes(wire.CHALLENGE_BYTES))
         connected.send(greeting)

@@ -1,4 +1,4 @@
-"""What an engine hands over: the blocks that it put there last, as many as fit."""
+"""The blocks that an engine offers to its peers: the ones put there last, as many as fit."""
 
 import threading
 from collections import OrderedDict

@@ -1,7 +1,7 @@
 """The `tcp-peer` connector: blocks go from one engine to another one over TCP.
 
 An engine that produces puts its blocks on a shelf of bounded size and serves them; one that consumes asks its peers in
-turn. Whatever goes wrong between them is a miss, or an error of the tier, which then leaves them alone for a while.
+turn. Any failure between them is a miss, or an error of the tier, which then leaves the peers alone for a while.
 """
 
 from collections import OrderedDict

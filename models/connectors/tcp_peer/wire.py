@@ -1,16 +1,16 @@
-"""What two engines say to each other about blocks, over TCP.
+"""The protocol by which two engines exchange blocks over TCP.
 
 The server begins with a challenge. The client answers it with proof that it knows the secret, a challenge of its own
-and what it wants blocks of; the server proves the same. Proofs are HMAC-SHA-256 over both challenges and all else that
-was said, under a key that follows from the shared secret, with another label for each side. Then the client asks, as
-often as it likes and without waiting for answers in between, and the server answers in order:
+and the kind of blocks it wants; the server proves the same. Proofs are HMAC-SHA-256 over both challenges and all
+earlier messages, under a key derived from the shared secret, with another label for each side. Then the client sends
+any number of questions, without waiting for answers in between, and the server answers in order:
 
     contains (keys)  -> how many of them there are, from the first on
     get (keys)       -> for each key nothing, or its header and block
     reset ()         -> 0, when it has forgotten all blocks
 
-A length is checked against what it may be before anything is read; nothing is ever unpickled, and a block is believed
-for its own tag only (see `seal`), whoever sent it. Content is not encrypted.
+A length is checked against its limit before anything is read; nothing is ever unpickled. A block is accepted only for
+its own tag (see `seal`), from any sender. Content is not encrypted.
 """
 
 import hmac
@@ -52,14 +52,14 @@ class WireClosed(WireError):
 
 
 class Wire:
-    """A connected socket with a deadline for whatever is under way."""
+    """A connected socket with a deadline for the exchange under way."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deadline = 0.0
 
     def within(self, seconds: float) -> None:
-        """What follows ends after so many seconds, with `TimeoutError` if need be."""
+        """Set the deadline of the following operations; one that exceeds it raises `TimeoutError`."""
         self._deadline = monotonic() + seconds
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
@@ -92,7 +92,7 @@ class Wire:
             into = into[received:]
 
     def shut(self) -> None:
-        """From any thread: whoever waits here hears of it at once."""
+        """Shut the connection down, from any thread: a thread that waits on it wakes at once."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -129,7 +129,7 @@ def reset_question() -> bytes:
 
 
 def read_question(head: bytes) -> tuple[int, int, int]:
-    """What is asked, the number of keys and the bytes that they take.
+    """The kind of question, the number of keys and the bytes that they take.
 
     Raises:
         WireError: it is none of the questions.
