@@ -174,7 +174,7 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
 
 
 class _Inbox:
-    """The received events of one request. hypercorn's queue, when full, holds up the end of a request answered early."""
+    """The received events of one request. hypercorn's queue, if full, holds up the end of a request answered early."""
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
