@@ -90,8 +90,8 @@ class LogprobGroup:
             return None
         if not self._normalised or self._alone:
             return logits.index_select(0, self.index)
-        everybody = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
-        return (logits if everybody else logits.index_select(0, self.index)).log_softmax(-1)
+        whole_step = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
+        return (logits if whole_step else logits.index_select(0, self.index)).log_softmax(-1)
 
     def drawn_from(self, logits: Tensor) -> Tensor:
         """Scores [members, vocab], as they are when a token is drawn: cut off, and over the temperature."""

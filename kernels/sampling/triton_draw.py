@@ -14,7 +14,7 @@ from troupellm.kernels.triton_support import Launch, next_power_of_2
 PIECE = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 MERGE = Launch(warps=1, stages=1)
 TILES_OF_A_PIECE = 4
-NOBODY = tl.constexpr(2147483647)
+NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def better(value, index, other, other_index):
 def winner(scores, ids):
     """The largest score and the lowest index of it; scores hold no NaN."""
     best = tl.max(scores, 0)
-    return best, tl.min(tl.where(scores == best, ids, NOBODY), 0)
+    return best, tl.min(tl.where(scores == best, ids, NO_ID), 0)
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def piece_kernel(
     lanes = tl.arange(0, BLOCK)
     if NOISE:
         low, high = tl.load(keys + row * 2), tl.load(keys + row * 2 + 1)
-    best, best_id, bad = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32), 0
+    best, best_id, bad = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32), 0
     for tile in tl.static_range(TILES):
         ids = (piece * TILES + tile) * BLOCK + lanes
         there = ids < width
@@ -61,7 +61,7 @@ def merged(values, ids, pieces, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     found = tl.load(values + lanes, lanes < pieces, float("-inf"))
     bad = tl.sum((found != found).to(tl.int32), 0)
-    best, best_id = winner(tl.where(found == found, found, float("-inf")), tl.load(ids + lanes, lanes < pieces, NOBODY))
+    best, best_id = winner(tl.where(found == found, found, float("-inf")), tl.load(ids + lanes, lanes < pieces, NO_ID))
     return tl.where(bad > 0, float("nan"), best), best_id
 
 

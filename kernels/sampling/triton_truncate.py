@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from troupellm.kernels.sampling.triton_draw import NOBODY, better, merged, winner
+from troupellm.kernels.sampling.triton_draw import NO_ID, better, merged, winner
 from troupellm.kernels.sampling.triton_noise import log_exponential
 from troupellm.kernels.sampling.triton_pivots import (
     BINS,
@@ -78,7 +78,7 @@ def peaks_kernel(
     best, part = tl.max(largest, 0), row * pieces + piece
     tl.store(heads + part * GROUPS + groups, largest)
     tl.store(part_values + part, tl.where(bad > 0, float("nan"), best))
-    tl.store(part_ids + part, tl.min(tl.min(tl.where(x == best, ids, NOBODY), 0), 0))
+    tl.store(part_ids + part, tl.min(tl.min(tl.where(x == best, ids, NO_ID), 0), 0))
     tl.store(lowest + part, tl.min(tl.min(tl.where(x > float("-inf"), x, INFINITY), 0), 0))
     if piece == 0:
         bins = tl.arange(0, BINS)
@@ -154,7 +154,7 @@ def gather_kernel(
         ids = part * tiles * BLOCK + tl.arange(0, BLOCK)
         raw = tile_at(row, ids, end, width)
         peak, _token, factor, least = row_of(scales, part_values, part_ids, index, pieces, PIECES)
-        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32)
         if (factor > 0) & (tl.abs(peak) < INFINITY):
             first, last, spread = tl.full([], BINS, tl.int32), tl.full([], BINS, tl.int32), tl.zeros([], tl.float32)
             if (count < width) | (share < 1):
@@ -201,7 +201,7 @@ def settle_kernel(
         first, last, spread = tl.zeros([], tl.int32), tl.full([], BINS - 1, tl.int32), tl.zeros([], tl.float32)
         above_count, above_mass, total = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
         limited = tl.full([], 1, tl.int1)
-        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32)
         if is_narrow(count, width, pieces) == 0:
             if (count < width) | (share < 1):
                 spread = tl.load(spreads + index)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troupellm.kernels.sampling.triton_draw import (
-    NOBODY,
+    NO_ID,
     PIECE,
     TILES_OF_A_PIECE,
     better,
@@ -38,7 +38,7 @@ def drawn_piece_kernel(
     """The winner of one piece of one row with noise; none for rows that take the likeliest token or no token."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
-    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32)
     factor = tl.load(scales + row * 2)
     peak, _ = merged(part_values + row * pieces, part_ids + row * pieces, pieces, PIECES)
     if (factor > 0) & (tl.abs(peak) < INFINITY):
