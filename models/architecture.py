@@ -30,7 +30,7 @@ class ModelConfigFile(NamedTuple):
 
 
 def read_config(folder: Path) -> ModelConfigFile:
-    """Read config.json, or what a GGUF file says instead.
+    """Read config.json, or the metadata of a GGUF file.
 
     Raises:
         ModelLoadError: a file is missing or damaged, names architectures of two families or none, or disagrees with

@@ -69,7 +69,7 @@ class Checkpoint:
 
         Args:
             folder: in Hugging Face's format: one file, or an index and its shards.
-            dtype: what tensors are converted to.
+            dtype: type to which tensors are converted.
             taken: called with the bytes of each tensor after its conversion.
             files: names within the folder, where they are not the usual ones.
 

@@ -76,7 +76,7 @@ class CompiledDecode:
 
 
 def compiled_decode(runner: "ModelRunner") -> CompiledDecode | None:
-    """None where some part of the model, or of what it is served with, is computed by others."""
+    """None if some part of the model, or of a step, has no compiled form."""
     decoder, cache = runner.decoder, runner.cache
     if not isinstance(decoder, Decoder) or decoder.together is None or decoder.head is None:
         return None

@@ -103,7 +103,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what goes through the layers."""
+        """Type of the hidden states."""
         return self.embedding.dtype
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
@@ -169,7 +169,7 @@ class Decoder:
     def _run_together(
         self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], tapped: Tensor | None
     ) -> Tensor:
-        """As `_run`, in one call. tapped: for what leaves the last layer."""
+        """As `_run`, in one call. tapped: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
         if tapped is None:
@@ -247,7 +247,7 @@ def _places(taps: Taps, layer: int) -> list[int]:
 
 
 def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
-    """Keep a layer's output of all tokens; those are the first rows, before what pads."""
+    """Keep a layer's output of all tokens; those are the first rows, before the padding."""
     assert tapped is not None
     width = residual.shape[1]
     found = tapped[:, place * width : (place + 1) * width]

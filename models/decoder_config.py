@@ -18,7 +18,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position: int = 0
     attention_factor: float | None = None
     yarn_attn_factor: float = 1.0
-    """On top of what YaRN makes of `factor`."""
+    """Factor on top of the one that YaRN derives from `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -35,7 +35,7 @@ class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
-    """Of what the attention adds to the residual."""
+    """Factor on the attention's addition to the residual."""
     before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
 

@@ -81,7 +81,7 @@ class LogprobGroup:
         """As `models.cuda.choosing` describes such rows, to the bit: who else is in a step is not to be seen."""
 
     def raw(self, logits: Tensor) -> Tensor | None:
-        """Scores [members, vocab] as the model gave them; None where what is drawn from is wanted.
+        """Scores [members, vocab] as the model gave them; None if the processed ones are wanted.
 
         Args:
             logits: [all rows, vocab], not processed yet.

@@ -17,7 +17,7 @@ _NAMES = {
 }
 _KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 ENCODERS = {f"{name}{kind}": (family, kind) for name, family in _NAMES.items() for kind in _KINDS}
-"""Architecture: family, and what is on top of it."""
+"""Architecture: family, and the head on top of it."""
 _HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 

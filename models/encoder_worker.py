@@ -1,4 +1,4 @@
-"""Loading an encoder: what the worker does instead of taking memory for a cache."""
+"""Loads an encoder, which the worker does instead of allocating a cache."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class LoadedEncoder:
-    """An encoder and what is reported of it. `fresh_runner` starts over with the same weights."""
+    """An encoder and its report. `fresh_runner` starts over with the same weights."""
 
     def __init__(
         self, folder: Path, reader: ConfigReader, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink

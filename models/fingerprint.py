@@ -49,7 +49,7 @@ def model_fingerprint(
         dtype: of activations.
         cache_dtype: of keys and values.
         longest: tokens of a sequence, as it is served: some models rotate their keys by it.
-        extra: what else counts: of each drafter whose keys and values are in the blocks, its own digest.
+        extra: further inputs: the digest of each drafter whose keys and values are in the blocks.
 
     Raises:
         OSError: a file cannot be read.

@@ -38,7 +38,7 @@ _ROPE_KEYS = frozenset(
 
 
 class ConfigReader:
-    """Typed access to config.json, or what says the same; refusals are ModelLoadErrors naming the file and the key."""
+    """Typed access to config.json or equivalent metadata; refusals are ModelLoadErrors naming the file and the key."""
 
     def __init__(
         self, values: Mapping[str, Any], prefix: str = "", file: str = FILE,
@@ -55,7 +55,7 @@ class ConfigReader:
 
     @classmethod
     def load(cls, folder: Path) -> "ConfigReader":
-        """Read `folder`/config.json, or what a GGUF file says instead."""
+        """Read `folder`/config.json, or the metadata of a GGUF file."""
         if is_gguf(folder):
             from troupellm.models.gguf.documents import document  # which is read by this class itself
 

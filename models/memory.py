@@ -25,7 +25,7 @@ CPU_KV_SHARE = 0.5
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, and what follows from them."""
+    """Sizes in bytes, and the numbers that follow from them."""
 
     weight_bytes: int
     activation_bytes: int
@@ -68,7 +68,7 @@ def plan_memory(
         stored: of a quantized checkpoint.
         device: where products are computed.
         on_gpu: the cache may take all that is left; on a CPU others live, too.
-        drafter: what speculative decoding takes beside the model.
+        drafter: the memory needs of speculative decoding beside the model.
 
     Raises:
         ConfigError: the wanted context or cache does not fit; `param` names the setting.
@@ -122,7 +122,7 @@ def drafter_block_bytes(drafter: DrafterNeeds, block_size: int, dtype: torch.dty
 
 
 def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:
-    """The widest moment of a full step, plus logits of all rows and what the sampler makes of them."""
+    """Peak activation memory of a full step, plus the logits of all rows and the sampler's copies of them."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     width = 4 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads)
     if (moe := model.moe) is not None:  # each token as often as it has experts, before, between and behind them

@@ -10,7 +10,7 @@ _STATM = Path("/proc/self/statm")
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Of glibc's malloc.h."""
 _ARENAS = 2
-"""A process has one for almost every thread otherwise, and each keeps what is free in it."""
+"""Most arenas of the allocator: otherwise there is one for almost every thread, and each keeps its free memory."""
 
 
 def resident_bytes() -> int:
@@ -33,7 +33,7 @@ def return_large_blocks() -> None:
 
 
 def give_back() -> None:
-    """Collect what is garbage, and have the allocator return free memory to the system, as far as it can."""
+    """Run the garbage collector, and have the allocator return free memory to the system, as far as it can."""
     gc.collect()
     trim_heap()
 

@@ -100,7 +100,7 @@ def _is_blob(target: Path, home: Path) -> bool:
     owner = target.parent.parent
     if target.parent.name == "blobs" and (owner / "snapshots" in home.parents or owner.name.startswith("models--")):
         return True
-    if not _DIGEST.fullmatch(target.name):  # a link to just any folder does not make blobs of what is there
+    if not _DIGEST.fullmatch(target.name):  # a blob must also have a blob's name
         return False
     if target.parent.name == target.name[:2] and (owner / _SHARED).is_file():
         return True

@@ -15,7 +15,7 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def limit(kind: int, most: int) -> None:
-    """Limit what this process may take, for itself only; a lower hard limit that it was started with counts."""
+    """Limit this process's own memory; a lower hard limit that it was started with stays in force."""
     hard = resource.getrlimit(kind)[1]
     unlimited = hard == resource.RLIM_INFINITY
     resource.setrlimit(kind, (most if unlimited else min(most, hard), hard))

@@ -148,7 +148,7 @@ class RowTable:
         self._copy_tables(slots, parents)
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
-        """Remember what this table needs of a row's sampling state."""
+        """Remember the parts of a row's sampling state that this table needs."""
         slot = self.slot(row)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs
         if sampling.prompt_logprobs >= 0:
@@ -166,7 +166,7 @@ class RowTable:
     def slots_of(
         self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> NDArray[np.int64]:  # fmt: skip
-        """Slots of a plan's rows [rows], after checking that the plan fits what is known. They are not to be changed.
+        """Slots of a plan's rows [rows], after checking the plan against the table. They must not be changed.
 
         Args:
             starts: the plan's.

@@ -60,13 +60,13 @@ class ModelRunner:
         Args:
             poison: for debugging, shows who reads memory that was not written.
             processors: plug-ins that rows may ask for.
-            activation: what a classifier's logits go through.
+            activation: applied to a classifier's logits.
             guides: for rows with a guide; without it there can be none.
             attention_backend: who computes attention; auto is the first that can.
             speculation: makes who drafts; without it no row may be elastic.
 
         Raises:
-            ConfigError: that back end cannot do what the model needs.
+            ConfigError: that back end does not support the model.
         """
         device = cache.storage.device
         self.attention = plan_attention(
@@ -100,7 +100,7 @@ class ModelRunner:
                 step without rows.
 
         Raises:
-            PlanError: the plan contradicts what earlier plans said; nothing was computed.
+            PlanError: the plan contradicts earlier plans; nothing was computed.
         """
         begin = perf_counter()
         self._apply(plan)
@@ -205,7 +205,7 @@ class ModelRunner:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
 
     def _follow(self, plan: StepPlan, spans: Spans) -> None:
-        """For debugging: poison what is about to be computed."""
+        """For debugging: poison the positions that are about to be computed."""
         if self.poison is not None:
             self.poison.follow(plan, self.rows, spans)
 
@@ -347,7 +347,7 @@ class ModelRunner:
         return found
 
     def _pool(self, spans: Spans, hidden: Tensor) -> None:
-        """hidden: of a whole batch, whose last part is what is pooled."""
+        """hidden: of a whole batch, whose last part is to be pooled."""
         found = self._pooled(spans)
         if not found:
             return

@@ -177,8 +177,8 @@ class Sampler:
             rows: known rows; one that has drafts stands here once for itself and once for each of them.
             positions: index in its sequence of the token being sampled.
             histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
-                position, and only for rows whose options look at what they have said.
-            masks: what rows with a guide may draw.
+                position, and only for rows whose options depend on their tokens.
+                masks: the tokens that rows with a guide may draw.
             sure: how many tokens of each history are the row's; those behind are drafts. None: all.
 
         Raises:
@@ -250,7 +250,8 @@ class Sampler:
         self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
         sure: Sequence[int] | None,
     ) -> dict[int, RowError]:  # fmt: skip
-        """Masks, bias, penalties, plug-ins and what is forced, in place; the rows that cannot go on, by index."""
+        """Apply masks, bias, penalties, plug-ins and forced tokens, in place; returns rows that cannot go on, by
+        index."""
         if batch.allowed is not None:
             keep_only(logits, *batch.allowed)
         if batch.bad_words is not None:

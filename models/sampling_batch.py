@@ -31,12 +31,12 @@ class RandomRows:
     plain: Tensor | None
     """Those that draw from the whole vocabulary, as indices into this table; None is all of them."""
     groups: tuple[tuple[Tensor, Nucleus, int], ...]
-    """Those that cut off, with what they keep and the prefix that they look at first."""
+    """Rows with top_k or top_p, their limits, and the prefix that is looked at first."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows take the likeliest token, and what the others need."""
+    """Rows that take the likeliest token, and the options of the others."""
 
     greedy: Tensor | None
     """Indices of the former; None is all."""

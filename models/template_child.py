@@ -197,7 +197,7 @@ def _end_rendering(*_: object) -> NoReturn:
 
 
 def _limit(kind: int, most: int) -> None:
-    """Limit what this process may take; a lower limit that it was started with stays."""
+    """Limit this process's own resources; a lower limit that it was started with stays in force."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

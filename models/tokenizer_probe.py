@@ -18,7 +18,7 @@ MOST_SECONDS_IN_ALL = 5
 MOST_GROWTH = 16
 LENGTH = 2048
 BEGINNING = 64
-"""Characters of each sample that are tried first: what grows fast takes long."""
+"""Characters of each sample that are tried first: a text that grows fast takes long."""
 _LETTERS = "aZ1 \n\t\r'.,-_é日ก\u0301🎉\u2581"
 _MOST_LETTERS = 64
 

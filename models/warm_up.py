@@ -1,4 +1,4 @@
-"""First steps, so that the first request does not pay for what is done once."""
+"""Runs first steps, so that one-time work does not delay the first request."""
 
 from time import perf_counter
 

@@ -20,7 +20,7 @@ class RenamedWeights:
     """A source whose names begin otherwise."""
 
     def __init__(self, source: WeightSource, beginnings: dict[str, str]) -> None:
-        """beginnings: of asked-for names, what takes their place."""
+        """beginnings: prefixes of requested names, and the checkpoint's prefixes for them."""
         self._source, self._beginnings = source, beginnings
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:

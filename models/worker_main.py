@@ -115,7 +115,7 @@ class Server:
         while True:
             message: ToWorker | None = None
             try:
-                message = self._next()  # which may launch what a step has left
+                message = self._next()  # which may launch the rest of a step
                 match message:
                     case None:
                         self._give()
@@ -176,12 +176,12 @@ class Server:
             answer = Obeyed(report)
         except FrameError:
             raise
-        except Exception as error:  # what it has of the model it still has
+        except Exception as error:  # the worker still has the memory that it had before
             answer = Refused(failed(error, loading=isinstance(command, WakeWorker)))
         self._send(answer)
 
     def _step(self, plan: StepPlan) -> None:
-        """Launch a plan, as soon as it is there; but a launch may take as long as a step, so what is due goes first."""
+        """Launch a plan as soon as it is there; but a launch may take as long as a step, so due results go first."""
         if self._steps is None:
             raise RuntimeError("a plan came before a model")
         while self._steps.due:

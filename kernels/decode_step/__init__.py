@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowMemory:
-    """Where a worker keeps what it knows of rows, by slot. Arrays are contiguous, and written to by every step."""
+    """The worker's tables of rows, by slot. Arrays are contiguous, and written to by every step."""
 
     tokens: NDArray[np.int32]
     """[slots, longest]."""

@@ -60,7 +60,7 @@ class LayerParts:
     activation: str
     eps: float
     multiplier: float
-    """Of what is added to the residual."""
+    """Factor on the results that are added to the residual."""
 
     def check(self, hidden: int) -> None:
         """
@@ -143,7 +143,7 @@ class DecoderLayers:
             keep: int64 [kept], the rows to go on with behind the last attention; None is all.
 
         Returns:
-            what leaves the last layer [kept, hidden]; of all rows it is `residual`.
+            output of the last layer [kept, hidden]; if all rows are kept, it is `residual`.
 
         Raises:
             RefusedCall: a tensor of another type or shape, or numbers that lead out of the caches.

@@ -98,6 +98,6 @@ def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | Non
 
 
 def _scales(codes: Coded) -> Tensor:
-    """float32 [out, 2 * groups]: scales, and what codes of four bits without a base need added to them."""
+    """float32 [out, 2 * groups]: scales, and the offsets of four-bit codes without a base."""
     added = codes.base * codes.scale
     return torch.cat((codes.scale, added if codes.offset is None else added + codes.offset), dim=1)

@@ -21,9 +21,9 @@ class Blocks(NamedTuple):
     """
 
     slots: Tensor
-    """int32 [most_blocks * block_m]; what fills a block up is tokens * top_k."""
+    """int32 [most_blocks * block_m]; blocks are padded with tokens * top_k."""
     experts: Tensor
-    """int32 [most_blocks]; what lies behind `total` is undefined."""
+    """int32 [most_blocks]; places from `total` on are undefined."""
     total: Tensor
     """int32 [1]: how many blocks there are."""
 

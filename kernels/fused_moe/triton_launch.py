@@ -93,5 +93,5 @@ def _row_scales(weight: StackedWeight) -> int:
 
 
 def kind_options(weight: StackedWeight) -> dict[str, int]:
-    """Compile-time arguments: what the weights are, and how many inputs share a scale."""
+    """Compile-time arguments: the kind of the weights, and the number of inputs that share a scale."""
     return {"KIND": KINDS[weight.kind], "SCALE_K": 1 if weight.kind in ("plain", "fp8") else weight.block}

@@ -27,7 +27,7 @@ def mla_attention(
     query: Tensor, cache: Tensor, plan: Plan, key_weight: Tensor, value_weight: Tensor, scale: float, *,
     batch_invariant: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attend to what the plan names. The step's own vectors have been written before.
+    """Attend to the keys that the plan names. The step's own vectors have been written before.
 
     Args:
         query: [tokens, heads, plain + rotated], contiguous; as many tokens as the plan has.

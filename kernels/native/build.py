@@ -31,7 +31,7 @@ RETRY_SECONDS = 3600.0
 """A build that failed, took too long, or gave what cannot be loaded, is not tried again before: every process of the
 machine would wait for it anew."""
 LAST_LINES = 5
-"""Of what a compiler says that fails."""
+"""Limit of the compiler's error output."""
 SWITCH = "TROUPE_NATIVE"
 """A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler; asan is the build
 with AddressSanitizer and UBSan, whose runtime the process must have loaded first (`make asan`)."""

@@ -91,7 +91,7 @@ def poisoned_codes(cache: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def give_back(case: Case, tables: NDArray[np.int32], keys: Tensor, values: Tensor) -> None:
-    """Blocks that lie whole behind a row's window become -1 in its table, and what they held becomes NaN."""
+    """Blocks that are wholly outside of a row's window become -1 in its table, and their content becomes NaN."""
     assert case.window is not None
     for row, start in enumerate(case.starts):
         for column in range(max(0, start + 1 - case.window) // case.block_size):

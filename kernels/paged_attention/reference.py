@@ -22,7 +22,7 @@ def paged_attention_reference(
         items: int32 [items, 4]: token, row, first key position, key position past the last.
         softcap: scores become softcap * tanh(score / softcap); 0 leaves them.
         sinks: float32 [heads], one more score per head, of a key without a value; None is without.
-        tree: what tokens of trees see of the keys of their item.
+        tree: the keys of their item that tokens of trees see.
 
     Returns:
         [tokens, heads, head_dim], the type of `query`; tokens without an item are NaN.

@@ -1,4 +1,4 @@
-"""Attention of one row at a time with what torch has: scaled_dot_product_attention, or flex attention.
+"""Attention of one row at a time with torch's own operators: scaled_dot_product_attention, or flex attention.
 
 A sink is one more key and value of zeros, whose score is replaced: no operator of torch knows sinks.
 """

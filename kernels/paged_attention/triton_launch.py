@@ -1,4 +1,4 @@
-"""Launching the attention kernels on what a device plan says."""
+"""Launches the attention kernels for a device plan."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ Caches = tuple[Tensor, Tensor]
 
 
 class _Call:
-    """One layer's call: what both kernels are given."""
+    """One layer's call: the arguments of both kernels."""
 
     def __init__(self, query: Tensor, caches: Caches, plan: DevicePlan, out: Tensor, *,
                  scale: float, softcap: float, sinks: Tensor | None) -> None:  # fmt: skip

@@ -14,7 +14,7 @@ class GroupedWeight(QuantizedWeight):
     """w = (q - zero) * scale, with the scale and zero point of the group that an input belongs to.
 
     Attributes:
-        codes: what `q` is stored as; see the kinds.
+        codes: the stored form of `q`; see the kinds.
         scale: any float type [out_features, groups].
         zero: [out_features, groups], or None for the middle of the range of q.
         group: int32 [in_features], which group an input belongs to, or None: equal runs of inputs.

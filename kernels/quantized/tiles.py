@@ -1,4 +1,4 @@
-"""Tile sizes of products with quantized weights on a GPU, held to what compiles for sm_90 without spilling."""
+"""Tile sizes of products with quantized weights on a GPU, limited to those that compile for sm_90 without spilling."""
 
 from troupellm.kernels.triton_support import Launch, next_power_of_2
 

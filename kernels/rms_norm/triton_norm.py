@@ -27,7 +27,7 @@ def rms_norm_kernel(
 
     Args:
         x: row r begins at r // inner * outer_stride + r % inner * inner_stride.
-        residual: None, or what x is added to and which the sum is written to.
+        residual: None, or the tensor that x is added to, in place.
         out: [rows, size], contiguous; the type of `x`, or an eight-bit one with `scales` float32 [rows].
         OFFSET: the weight is weight + offset, and nothing is rounded before it; so it is with a wider weight, too.
     """

@@ -53,7 +53,7 @@ def penalize_kernel(
 def tally_kernel(
     texts, slots, skips, prompts, ends, counts, seen, length, vocab, words, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """BLOCK tokens of one row, added to what there is of others."""
+    """BLOCK tokens of one row, added to the counts of others."""
     index, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = (place >= tl.load(skips + index)) & (place < tl.load(ends + index))
     prompt = place < tl.load(prompts + index)

@@ -12,7 +12,7 @@ from troupellm.kernels.sampling.triton_draw import merged
 from troupellm.kernels.sampling.triton_noise import position_key
 
 BINS = tl.constexpr(512)
-"""Of equal width, from a row's largest logit down; what lies below them all counts to the last."""
+"""Of equal width, from a row's largest logit down; the last bin also has everything below."""
 GROUPS = tl.constexpr(8)
 """Of a piece of a row, each with a largest logit of its own."""
 GROUPS_EACH = tl.constexpr(2)
@@ -180,8 +180,8 @@ def pivot(
     Its digits are found from the highest on, three bits at a walk through the candidates.
 
     Args:
-        cut: ordered; what lies below does not count.
-        base: int64, what is above all candidates.
+        cut: ordered; tokens below it do not count.
+        base: int64, the mass above all candidates.
         target: float64 above 0.
     """
     digits = tl.arange(0, 8)

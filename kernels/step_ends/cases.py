@@ -1,4 +1,4 @@
-"""Shapes that the tests and the benchmark of both ends of a decode step share; what begins it is exact."""
+"""Shapes for the tests and the benchmark of the first and last operations of a decode step; the first are exact."""
 
 from dataclasses import dataclass
 

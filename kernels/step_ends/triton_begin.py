@@ -32,7 +32,7 @@ def begin_kernel(
     QUERIES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr,
     ANGLES: tl.constexpr, ANGLES_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row in one group; the first group's programs do what has no groups, too.
+    """One row in one group; the first group's programs also write the results without groups.
 
     Args:
         slots_of: slots of each group in `block_tables`.

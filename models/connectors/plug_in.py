@@ -92,7 +92,7 @@ class PlugInStore(BlockStore):
             said = use.blocks, use.used_bytes, use.capacity_bytes, use.evicted
             numbers = [int(index(each)) for each in said]
             if not all(0 <= each < _MOST for each in numbers):
-                raise StoreError("what it says of its use cannot be")
+                raise StoreError("its report of its use is not valid")
             with self._lock:
                 if number > self._newest:
                     self._newest, self._use = number, StoreUse(*numbers)

@@ -176,12 +176,12 @@ class CudaDevice(Device):
 
     def memory(self) -> tuple[int, int]:
         with _CAPTURING:
-            torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
+            torch.cuda.empty_cache()  # memory that torch has cached counts as free, too
             return torch.cuda.mem_get_info(self.torch_device)
 
 
 def empty_cache() -> None:
-    """Give back what torch keeps of freed memory, where it has any."""
+    """Return the freed memory that torch has cached, if any."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with _CAPTURING:
             torch.cuda.empty_cache()

@@ -124,7 +124,7 @@ class Dispatcher:
 
     @property
     def kinds(self) -> tuple[GraphKey, ...]:
-        """The smallest graph of each kind: what differs in no more than the number of rows runs the same code."""
+        """The smallest graph of each kind: graphs that differ only in the number of rows run the same code."""
         falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.kind))
         return tuple({(key.queries, key.kind): key for key in falling}.values())
 

@@ -29,7 +29,7 @@ from troupellm.protocol.worker import LoadProgress, ProgressSink, StepResult
 logger = logging.getLogger("troupellm.worker")
 
 CAPTURE_SHARE = 0.1
-"""Of the time in which steps come, what captures may take: requests wait for each of them."""
+"""Share of the time that captures may take while steps come: requests wait for each of them."""
 
 
 class DecodeGraphs:
@@ -38,7 +38,7 @@ class DecodeGraphs:
 
     Attributes:
         columns: int64 [n] on the device, whose beginning is where a step's columns go before `run`.
-        capture_seconds: what capturing has taken so far.
+        capture_seconds: time spent on captures so far.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ DTYPES = {
     "half": torch.float16,
 }
 GRAPH_BYTES = 512 * 2**20
-"""Left for graphs, but for what they write to, and for what libraries set up later."""
+"""Memory reserved for graphs, apart from their outputs, and for later allocations of libraries."""
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -167,7 +167,7 @@ class GpuPlace:
         """The budget once more, now that the weights are there and a step as large as any was computed.
 
         Raises:
-            ConfigError: what is left does not hold the context that was asked for; `param` names the setting.
+            ConfigError: the remaining memory does not hold the requested context; `param` names the setting.
         """
         model, config = decoder.config, self._config
         block = whole_block_bytes(model, drafter, config.cache.block_size, kv_dtype)

@@ -1,4 +1,4 @@
-"""Trees of drafts on their way to the device: what each token sees, for every window that layers have."""
+"""Trees of drafts for the device: the nodes that each token sees, for every window that layers have."""
 
 from collections.abc import Sequence
 

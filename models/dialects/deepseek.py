@@ -45,7 +45,7 @@ _SPACED: Final = _dsml("｜DSML｜", "\u2423")
 DEEPSEEK_V32: Final = CallSyntax(
     forms=("<｜DSML｜function_calls>{json}</｜DSML｜function_calls>", f"<｜DSML｜function_calls> {_DSML[0]}", _DSML[0]),
     parameter=_DSML[1],
-    # A grammar cannot promise what a schema says of texts without quotes.
+    # A grammar cannot enforce a schema's rules for texts without quotes.
     written=Written(before="<｜DSML｜function_calls>", call="{json}", between="\n", after="</｜DSML｜function_calls>"),
 )
 

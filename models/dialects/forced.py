@@ -215,7 +215,7 @@ def _all_begin(tags: list[Format], text: str) -> bool:
 
 
 def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool, strict: bool) -> Format:
-    """One function's call: what stands before its arguments, their schema, what stands behind.
+    """One function's call: the text before its arguments, their schema, and the text after them.
 
     Args:
         strict: all of the schema is to hold; else `uniqueItems`, which no grammar can hold, is left to the model.

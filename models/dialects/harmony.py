@@ -39,7 +39,7 @@ def read_channels(
     """Read messages until the end of the text.
 
     Args:
-        with_calls: tools are on offer; otherwise what is meant for one is content.
+        with_calls: tools are on offer; otherwise a message to a tool is content.
         region: the prompt ends inside a message of this channel; empty: before the first header.
     """
     channels = marks.channels

@@ -14,7 +14,7 @@ from troupellm.models.dialects.source import NotACall, Reading, Source, literal,
 _STOP: Final = re.compile(r"""['"\[\](){},]""")
 _PLAIN: Final = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
 _RUN: Final = re.compile(r"""(?:[^'"\[\](){},]+|'[^'\\]*'|"[^"\\]*")+""")
-"""Texts that are complete and hold no escapes, and what stands between them."""
+"""Complete strings without escapes, and the separators between them."""
 _KEY: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*(.*)", re.DOTALL)
 _PARTNER: Final = {")": "(", "]": "[", "}": "{"}
 _MOST_NESTED: Final = 32
@@ -29,7 +29,7 @@ def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Readin
         listed: they stand in brackets, with commas between them; otherwise each is on a line of its own.
 
     Raises:
-        NotACall: what comes is none.
+        NotACall: no call follows.
     """
     if listed and not (yield from literal(source, "[")):
         raise NotACall

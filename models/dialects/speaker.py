@@ -96,7 +96,7 @@ class Voice:
         return ThinkingMarks(start=marks.opens, end=marks.closes, open=inside)
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with what reading the answers needs.
+        """The parameters, with additions for parsing the answers.
 
         Raises:
             InvalidRequest: the answer shall call tools and look otherwise, too.

@@ -40,7 +40,7 @@ HOLES: Final = frozenset(
 )  # fmt: skip
 _OPEN_SPACE: Final = "\u2423"
 SUFFIX: Final = "{suffix}"
-"""Stands in marks for what a tokenizer adds to all of its own; see `with_suffix`."""
+"""Placeholder in marks for the suffix that a tokenizer adds to its own; see `with_suffix`."""
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     bare_lines: bool = False
     """It also counts at the start of a line, where it begins with "{"."""
     unsure: tuple[str, ...] = ()
-    """First marks that other texts have too: what follows counts when it names a tool on offer."""
+    """First marks that other texts have too: the text after one counts as a call if it names a tool on offer."""
     parameter: str = ""
     parameters: tuple[str, ...] = ()
     """Other spellings of `parameter`."""
@@ -102,7 +102,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """Names and keys are written with &quot; and &amp;."""
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
-    """The first one of each is what a grammar writes."""
+    """A grammar writes the first one of each."""
     ids: IdStyle = "hex"
 
 

@@ -44,7 +44,7 @@ class GgufWeights:
     ) -> None:
         """
         Args:
-            dtype: what plain tensors are converted to, and products are computed in.
+            dtype: type to which plain tensors are converted, and in which products are computed.
             head_dim: of the model; where queries and keys are stored turned, its halves are put back in order.
             taken: called with the bytes of each tensor.
 

@@ -63,7 +63,7 @@ class FilledLater:
         self.seconds = 0.0
 
     def start(self, library: GuideLibrary, helper: ThreadPoolExecutor | None) -> None:
-        """Fill on the helper, behind what it does already; without one, now."""
+        """Fill on the helper thread, after its earlier work; without a helper, now."""
         if helper is None:
             self._fill(library)
         else:
@@ -197,7 +197,7 @@ def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[Referen
 
 
 def _computed(library: GuideLibrary, name: str, rows: Sequence[GuidedRow], masks: Masks) -> Sequence[float]:
-    """Write the masks of rows that are awake. Returns what `Backend.fill` does."""
+    """Write the masks of rows that are awake. Returns the result of `Backend.fill`."""
     return library.backend(name).fill([matcher for row in rows if (matcher := row.matcher) is not None], masks)
 
 

@@ -69,7 +69,7 @@ class GuidedRow:
         self._stopped: bool | None = None
         """Of the matcher; None: it has moved since it was asked."""
         self.debt = self._draft_debt = 0.0
-        """CPU seconds that its masks have taken beyond what they may."""
+        """CPU seconds that its masks have taken beyond their allowance."""
 
     @property
     def asleep(self) -> bool:
@@ -87,7 +87,7 @@ class GuidedRow:
         return self._stopped
 
     def _moved(self) -> None:
-        """Forget what was known of where the matcher was."""
+        """Forget the results that depend on the matcher's place."""
         self._stopped = self.only = self.ahead = None
 
     def failure(self, row: int) -> RowError:

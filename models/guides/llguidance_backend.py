@@ -25,7 +25,7 @@ than one mask may."""
 WATCHED_CALLS: Final = 1000
 """So many calls are timed then: a row may be slow once in a while, and whose mask it was is not known at first."""
 _LEXER = "lexer error"
-"""In errors about what a grammar's copies share."""
+"""Part of errors about limits that a grammar's copies share."""
 _LONGEST_REASON = 300
 _SPECIAL = b"\xff"
 """Before the bytes of tokens that no text stands for."""

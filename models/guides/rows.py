@@ -161,7 +161,7 @@ class GuidedRows:
                     kept[row] = taken
             elif wants_mask:
                 ahead.append(guided)
-        # Not behind a grammar that is being built: what is quick would wait for it.
+        # Not while the helper builds a grammar: the quick fill would wait for it.
         if len(ahead) >= LEAST_AHEAD and not self._crowded and not any(map(_building, self._rows.values())):
             self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)

@@ -196,7 +196,7 @@ class XGrammar:
                     grammar = compiler.compile_structural_tag(tag)
                 case _:
                     raise GuideError("this is no guide of the backend xgrammar")
-        except (RuntimeError, ValueError, TypeError) as error:  # what its own code raises
+        except (RuntimeError, ValueError, TypeError) as error:  # the library's own code raises these
             if "bad_alloc" in str(error):
                 raise GuideError(_TOO_MUCH_MEMORY) from None
             raise GuideError(" ".join(str(error).split())[-_LONGEST_REASON:] or "it cannot be compiled") from None

@@ -120,7 +120,7 @@ class HubModel:
         """The cached snapshot where the hub fails; where it refuses, the refusal.
 
         Raises:
-            ModelLoadError: says what to do.
+            ModelLoadError: its text says how to fix it.
         """
         errors, repo = self._errors, self._name.repo
         if isinstance(error, errors.GatedRepoError):

@@ -57,7 +57,7 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource, *, input_size: int | None = None
     ) -> None:
-        """input_size: of what queries, keys and values are made from, where it is not the hidden size."""
+        """input_size: width of the input of queries, keys and values, if it is not the hidden size."""
         size = config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
         self.view = cache_layout(config).view_of[layer]
@@ -132,7 +132,7 @@ class Attention:
         return flat if keep is None else flat[keep]
 
     def _native(self, config: DecoderConfig, layer: int) -> NativeAttention | None:
-        if self.qkv.weight.device.type != "cpu":  # nothing is compiled for what is not there
+        if self.qkv.weight.device.type != "cpu":  # other devices have no compiled code
             return None
         if self.rope_interleaved or (
             self.norms is not None and any(norm.shape[0] != self.head_dim for norm in self.norms)

@@ -56,7 +56,7 @@ class DecoderLayer:
         """One layer.
 
         Args:
-            update: [rows, hidden], what the layer before adds to the residual; None is nothing any more.
+            update: [rows, hidden], the previous layer's addition to the residual; None if it is added already.
             residual: [rows, hidden]; changed in place.
             angles: of the layer's rotation; None is none.
             keep: int64 [kept], the rows to go on with after the attention; None is all.

@@ -146,7 +146,7 @@ class DiskStore(BlockStore):
                 self._index.move_to_end(name)
 
     def probe(self) -> None:
-        """Open the folder and learn what is there, if that was not done yet; write, read and remove a block.
+        """Open the folder and list its blocks, if that was not done yet; write, read and remove a test block.
 
         Raises:
             StoreError: another engine has the folder.
@@ -156,12 +156,12 @@ class DiskStore(BlockStore):
             self._open()
         name = _temporary_name()
         data = secrets.token_bytes(64).ljust(self._framing.frame_bytes, b"\0")
-        try:  # beyond what blocks may take, for a moment: none has to give way for it
+        try:  # exceeds the blocks' limit for a moment: no block is evicted for it
             self._write_new(name, (data,))
             file = os.open(name, _READ, dir_fd=self._folder)
             try:
                 if os.pread(file, len(data), 0) != data:
-                    raise StoreError("what is written is not what is read")
+                    raise StoreError("a written block is not read back unchanged")
             finally:
                 os.close(file)
         finally:
@@ -241,7 +241,7 @@ class DiskStore(BlockStore):
         self._make_room(0)
 
     def _scan(self, folder: int) -> list[tuple[int, str, int]]:
-        """Time of use, name and space of every block; what was being written when a process died is removed."""
+        """Time of use, name and space of every block; unfinished files of a dead process are removed."""
         found = []
         with os.scandir(folder) as entries:
             for entry in entries:

@@ -56,12 +56,12 @@ class TransferEngine:
             tier.start()
 
     def described(self, ready: WorkerReady) -> WorkerReady:
-        """With what the scheduler must know of the tiers."""
+        """Add the tiers' properties for the scheduler."""
         tiers = tuple(tier.info() for tier in self._tiers)
         return msgspec.structs.replace(ready, host_places=self._arena.places, tiers=tiers)
 
     def reported(self, result: StepResult, *, idle: bool) -> StepResult:
-        """With what has ended; see `collect`."""
+        """Add the operations that have ended; see `collect`."""
         outcome = self.collect(idle=idle)
         if outcome is NOTHING:
             return result
@@ -166,7 +166,7 @@ class TransferEngine:
                     board.answer(operation, error="cancelled")
 
     def _admitted(self, plan: StepPlan) -> tuple[list[BlockTransfer], list[BlockTransfer], list[BlockTransfer]]:
-        """Stores, loads, and what is for outer tiers; what the host tier has no room for is refused."""
+        """Submit stores, loads, and operations of outer tiers; those that the host tier has no room for are refused."""
         stores, loads, outer = list[BlockTransfer](), list[BlockTransfer](), list[BlockTransfer]()
         room = self._host.room()
         for asked in plan.transfers:

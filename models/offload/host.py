@@ -15,7 +15,7 @@ from troupellm.protocol.transfers import BlockTransfer, TierReport
 MOST_WAITING = 4096
 """Copies that may wait for their turn; the scheduler's credits are far below."""
 BATCH = 16
-"""Copies between two looks at what else was said."""
+"""Number of copies before the thread looks at new requests."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class HostTier:
         )  # fmt: skip
 
     def rest(self) -> None:
-        """Give up what waits, see the rest to its end, and let go of the cache."""
+        """Give up waiting operations, wait for the running ones, and let go of the cache."""
         with self._board.lock:
             for job in self._jobs:
                 self._board.answer(job.operation, error="cancelled")
@@ -148,7 +148,7 @@ class HostTier:
                 self._work.notify_all()
 
     def _checked(self, batch: list[_Job]) -> list[_Job]:
-        """Without loads of what is not what was stored."""
+        """Without loads of blocks whose content is not the stored one."""
         if batch[0].asked.kind == "store":
             return batch
         sound = [self._arena.checksums[job.asked.place] == checksum(self._arena[job.asked.place].data) for job in batch]

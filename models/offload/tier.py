@@ -104,7 +104,7 @@ class OuterTier:
                 self._work.notify()
 
     def watch(self) -> None:
-        """Give up what is late; find out whether a disabled store works again. Costs nothing while all is well."""
+        """Give up late operations; probe a disabled store when it is due. Costs nothing while all is well."""
         if not self._disabled and not self._running and not self._reads and not self._resets:
             return
         now = monotonic()
@@ -134,7 +134,7 @@ class OuterTier:
         )  # fmt: skip
 
     def rest(self) -> None:
-        """Give up everything; what moves bytes of the arena right now is waited for."""
+        """Give up everything; wait for operations that are copying bytes of the arena right now."""
         with self._board.lock:
             self._give_up("cancelled", (self._resets, self._reads, self._writes))
             self._work.wait_for(lambda: all(each.stage is not Stage.LANDING for each in self._running))
@@ -178,7 +178,7 @@ class OuterTier:
         self._backoff = min(LAST_PROBE_SECONDS, 2 * self._backoff)
 
     def _give_up(self, error: str, queues: Sequence[deque[Operation]]) -> None:
-        """With the lock: answer what waits in these queues, and what runs, unless that ends at once."""
+        """With the lock held: answer the operations in these queues, and running ones unless they end at once."""
         for waiting in queues:
             for operation in waiting:
                 self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
@@ -222,7 +222,7 @@ class OuterTier:
             return self._probe
         if self._resets or any(map(_is_reset, self._running)):
             return self._resets.popleft() if self._resets and not self._running else None
-        busy = sum(each.stage is not Stage.ANSWERED for each in self._running)  # what hangs was given up
+        busy = sum(each.stage is not Stage.ANSWERED for each in self._running)  # hanging ones were given up
         for waiting in (self._reads, self._writes):
             if waiting is self._writes and busy >= THREADS - 1:
                 return None
@@ -311,7 +311,7 @@ class OuterTier:
         """Copy a place; False where that was given up before.
 
         Raises:
-            StoreCorrupt: it does not hold what was stored there.
+            StoreCorrupt: its content is not the stored one.
         """
         if not self._land(operation):
             return False
@@ -330,7 +330,7 @@ class OuterTier:
             self._arena.checksums[place] = checksum(buffer.data)
 
     def _land(self, operation: Operation) -> bool:
-        """Begin what cannot be given up; False: it was given up before."""
+        """Begin the part that cannot be given up; False: it was given up before."""
         with self._board.lock:
             if operation.stage is not Stage.RUNNING:
                 return False

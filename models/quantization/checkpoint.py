@@ -47,7 +47,7 @@ class Format(Protocol):
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A `Checkpoint` that knows what a layer's tensors mean."""
+    """A `Checkpoint` that decodes a layer's quantized tensors."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format) -> None:
         super().__init__(folder, dtype, taken)
@@ -65,7 +65,7 @@ class QuantizedCheckpoint(Checkpoint):
         return self.take(f"{name}.weight", shape)
 
     def build(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
-        """Make a quantized weight; what does not fit together is the checkpoint's fault.
+        """Make a quantized weight; parts that do not fit together are the checkpoint's fault.
 
         Raises:
             ModelLoadError: names the layer.

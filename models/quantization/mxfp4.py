@@ -23,7 +23,7 @@ def mx_experts(source: Raw, name: str, shape: tuple[int, int, int], dtype: torch
 
     Args:
         shape: experts, out_features, in_features.
-        dtype: what products with them are computed in.
+        dtype: type in which products are computed.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape, or the inputs are no whole blocks.

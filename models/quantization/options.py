@@ -1,4 +1,4 @@
-"""Reading a quantization section: what cannot change the arithmetic is ignored and noted, the rest is refused."""
+"""Reads a quantization section: keys that cannot change the arithmetic are ignored and noted, the rest is refused."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -19,7 +19,8 @@ MAKING = frozenset(
         "wait_for_submodule_finalizers", "auto_forward_data_parallel",
     }
 )  # fmt: skip
-"""How AutoGPTQ, GPTQModel, Optimum and AutoAWQ made a checkpoint, which does not change what its tensors mean."""
+"""Tools' own settings in checkpoints (AutoGPTQ, GPTQModel, Optimum, AutoAWQ), without effect on the tensors'
+meaning."""
 AUTOROUND_MAKING = frozenset(
     {
         "iters", "nsamples", "seqlen", "lr", "minmax_lr", "batch_size", "amp", "low_gpu_mem_usage", "train_bs",
@@ -39,7 +40,7 @@ def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str]
 
     Args:
         known: settings that are read.
-        harmless: settings of the tool that cannot change what the tensors mean; `damp_*` is all that begin so.
+        harmless: settings of the tool that cannot change the meaning of the tensors; `damp_*` is all that begin so.
 
     Raises:
         ModelLoadError: there is another setting.

@@ -31,7 +31,7 @@ _COMPARED = (
     "modules_to_not_convert", "packing_format", "extra_config", "data_type", "act_bits", "quant_algo",
     "exclude_modules", "config_groups", "weight_block_size", "activation_scheme", "fmt",
 )  # fmt: skip
-"""Keys that change what the stored tensors mean."""
+"""Keys that change the meaning of the stored tensors."""
 _LISTS = ("modules_to_not_convert", "exclude_modules", "dynamic", "extra_config", "config_groups")
 """Of these, an empty one does not contradict another file."""
 _SIGNS = (

@@ -1,4 +1,4 @@
-"""How probable it is that drafts are kept: by row and by depth, out of what became of earlier ones."""
+"""The probability that drafts are kept, by row and by depth, estimated from earlier drafts."""
 
 from typing import Final
 
@@ -13,7 +13,7 @@ _ROW_MEMORY: Final = 0.9
 _MEMORY: Final = 0.95
 """The same for all rows together, by steps."""
 _STRENGTH: Final = 2.0
-"""How many observations weigh as much as what is known of the other rows, or of other depths."""
+"""Number of observations that weigh as much as the average over the other rows, or other depths."""
 _ROW_STRENGTH: Final = 4.0
 """The same where it is about a row: a few bad guesses do not make it another kind of text."""
 _FIRST_RATE: Final = 0.7

@@ -78,7 +78,7 @@ class Drafter:
         return {"speculation": make}
 
     def forget(self) -> None:
-        """Give back what the proposer holds."""
+        """Release the proposer and its memory."""
         self._made = self._reporter = None
 
     def reported(self, result: StepResult) -> StepResult:

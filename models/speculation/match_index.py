@@ -90,7 +90,7 @@ class MatchIndex:
         self.hashes = [0] * len(self.sizes)
 
     def forget_before(self, position: int) -> None:
-        """Nothing is found any more of what lies before a position."""
+        """Forget all places before a position."""
         self.floor = max(self.floor, position)
 
     def extend(self, tokens: NDArray[np.int32]) -> None:

@@ -57,7 +57,7 @@ class Drafts:
     """Guesses for the rows of one `ProposalBatch`, in its order."""
 
     token_ids: NDArray[np.int32]
-    """[rows, width]; a row's drafts come first, what lies behind them does not matter."""
+    """[rows, width]; a row's drafts come first, later places are ignored."""
     counts: NDArray[np.int64]
     """[rows] drafts of each row, from 0 to the row's limit."""
     parents: NDArray[np.int32] | None = None

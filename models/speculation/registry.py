@@ -75,7 +75,7 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
     try:
         proposer = load()(config, context)
     except TroupeError:
-        raise  # it says itself what is wrong
+        raise  # its message is complete already
     except Exception as error:  # a plug-in may raise anything
         reason = str(error)[:_LONGEST_REASON] or type(error).__name__
         raise ModelLoadError(f"the proposer {name} cannot be loaded: {reason}") from error

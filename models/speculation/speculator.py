@@ -164,7 +164,7 @@ class Speculator:
         return True
 
     def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> Trial:
-        """Decide what each row computes, and write its drafts behind its tokens.
+        """Decide which positions each row computes, and write its drafts behind its tokens.
 
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
@@ -221,7 +221,7 @@ class Speculator:
         self._rows.computed[spans.slots] = spans.starts + spans.counts
 
     def finish(self, trial: Trial, judged: dict[int, Judged]) -> None:
-        """Append what rows keep to their tokens.
+        """Append the kept tokens of each row.
 
         Args:
             judged: of the rows of `trial.spans` that sample.
@@ -243,14 +243,14 @@ class Speculator:
         if tokens:
             rows.put(slots, positions, tokens)
         rows.lengths[spans.slots] = trial.lengths + grown
-        # The last token of a row is computed with what follows it.
+        # The last token of a row is computed together with the next one.
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
     def learn(
         self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], seconds: float | None = None
     ) -> None:
-        """Show the proposer what was computed and kept, and remember what it cost.
+        """Show the proposer the computed and kept tokens, and measure the time.
 
         Args:
             judged: as for `finish`; of a step without drafts nothing.
@@ -298,7 +298,7 @@ class Speculator:
         firsts, counts = (np.cumsum(spans.counts) - spans.counts)[rows], counts[rows]
         ends = np.cumsum(counts)
         index = np.arange(ends[-1]) + np.repeat(firsts - ends + counts, counts)
-        if trial.trees:  # what is kept of a tree need not lie side by side
+        if trial.trees:  # the kept drafts of a tree need not be contiguous
             for place, row in enumerate(rows.tolist()):
                 path = judged[row].path if row in judged else []
                 index[ends[place] - len(path) : ends[place]] = firsts[place] + own[row] + np.array(path, dtype=np.int64)

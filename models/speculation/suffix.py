@@ -60,7 +60,7 @@ class _Row:
     index: MatchIndex
     tenant: str = ""
     written: int = 0
-    """Tokens that are no past output: the prompt, and what was kept already when the row came back."""
+    """Tokens that are no past output: the prompt, and tokens that were kept already when the row came back."""
     seen: int = 0
     """The index's end when the row was last asked."""
     own: Match = NO_MATCH
@@ -92,7 +92,7 @@ class SuffixProposer:
     ) -> None:  # fmt: skip
         """
         Args:
-            max_tree_depth: most tokens of a match and what is drafted behind it, together.
+            max_tree_depth: most tokens of a match and its drafts together.
             max_cached_requests: past outputs that are kept, of all tenants.
             max_spec_factor: drafts per token of the match.
             min_token_prob: least estimated probability of a draft and all before it.

@@ -120,7 +120,7 @@ class Verification:
         return found
 
     def _guide(self) -> None:
-        """Tell the guides what was kept; nothing follows a grammar that is complete."""
+        """Give the guides the kept tokens; nothing follows a complete grammar."""
         if self._guides is None or not len(self._guides):
             return
         order = list(self.judged)

@@ -41,7 +41,7 @@ class GivenOutput:
 
 
 class Given(Module):
-    """Stands where the model's body was: what goes through the head is given from outside."""
+    """Stands in the place of the model's body: the hidden states for the head are set from outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class TransformersDecoder:
         self.dtype: torch.dtype = model.dtype
         self.body, self._place = body_of(model), body_name(model)
         self.head: Given | None = None
-        """In the place of the body, for what comes behind it."""
+        """Stands in for the body, and gives the head its hidden states."""
         _fix_rotations(self.body, max_model_len)
         if config.head == "lm" and self._place is not None:
             self.head = Given()

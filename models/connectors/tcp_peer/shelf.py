@@ -28,7 +28,7 @@ class Shelf:
             clearings = self._clearings
         header, content = self._seal.header(key, data), bytes(data)
         with self._lock:
-            if clearings != self._clearings:  # meanwhile, and what was there before is to be forgotten
+            if clearings != self._clearings:  # the shelf was cleared meanwhile, and this block is older
                 return
             self._blocks[key] = header, content
             while len(self._blocks) > self._most:
