@@ -250,8 +250,7 @@ class Sampler:
         self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
         sure: Sequence[int] | None,
     ) -> dict[int, RowError]:  # fmt: skip
-        """Apply masks, bias, penalties, plug-ins and forced tokens, in place; returns rows that cannot go on, by
-        index."""
+        """Apply masks, bias, penalties, plug-ins and forced tokens, in place; returns the failed rows, by index."""
         if batch.allowed is not None:
             keep_only(logits, *batch.allowed)
         if batch.bad_words is not None:

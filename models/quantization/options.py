@@ -19,8 +19,7 @@ MAKING = frozenset(
         "wait_for_submodule_finalizers", "auto_forward_data_parallel",
     }
 )  # fmt: skip
-"""Tools' own settings in checkpoints (AutoGPTQ, GPTQModel, Optimum, AutoAWQ), without effect on the tensors'
-meaning."""
+"""Settings of tools (AutoGPTQ, GPTQModel, Optimum, AutoAWQ) that do not change the meaning of the tensors."""
 AUTOROUND_MAKING = frozenset(
     {
         "iters", "nsamples", "seqlen", "lr", "minmax_lr", "batch_size", "amp", "low_gpu_mem_usage", "train_bs",
