@@ -30,7 +30,7 @@ EXACT = (".e_score_correction_bias",)
 
 
 class WeightSource(Protocol):
-    """Where layers take their tensors from while they are built."""
+    """The source of the tensors from which layers are built."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape, in the type and on the device to compute with."""

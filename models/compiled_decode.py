@@ -29,7 +29,7 @@ class CompiledDecode:
 
     @property
     def logits(self) -> Tensor:
-        """Of the last step, as its first rows [.., vocab]."""
+        """The logits of the last step, as the first rows [.., vocab]."""
         return self._step.logits
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult | None:

@@ -22,7 +22,7 @@ _FILE_RULES = frozenset(
 )  # fmt: skip
 """Model types whose repositories often declare a wrong class: transformers takes tokenizer.json as it is."""
 _QWEN2 = "qwen2"
-"""The same, but a declared LlamaTokenizer stands for Qwen2's."""
+"""As the one above, but a declared LlamaTokenizer stands for Qwen2's."""
 
 
 def declared(settings: dict[str, Any], config: dict[str, Any], definition: bytes | None) -> Declared | None:

@@ -78,7 +78,7 @@ class LogprobGroup:
         self._listed = torch.tensor(listed, dtype=torch.int64, device=device) if listed else None
         self._device = device
         self._alone = device.type != "cpu" and mode == "raw_logprobs" and not count and not listed
-        """As `models.cuda.choosing` describes such rows, to the bit: who else is in a step is not to be seen."""
+        """As `models.cuda.choosing` describes such rows, to the bit: a result does not depend on other rows."""
 
     def raw(self, logits: Tensor) -> Tensor | None:
         """Scores [members, vocab] as the model gave them; None if the processed ones are wanted.
@@ -121,7 +121,7 @@ class LogprobGroup:
 
     @cached_property
     def _drawing(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Nucleus]:
-        """Of the members: which draw, their scale and least log-probability; of those, which cut off, and what."""
+        """Members that draw (indices), their scales and least log-probabilities; those with a nucleus (indices), and it."""
         drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
         options = [self._rows[i] for i in drawn]
         cut = [i for i, row in enumerate(options) if row.prefix is not None]

@@ -19,9 +19,9 @@ from troupellm.protocol.setting_types import on_load_mode
 
 CPU = torch.device("cpu")
 CPU_KV_LIMIT = 4 * 2**30
-"""Most that the KV cache takes of a CPU's memory unless it is told to."""
+"""Most bytes of a CPU's memory that the KV cache takes without an explicit setting."""
 CPU_KV_SHARE = 0.5
-"""Of the memory that weights and activations leave."""
+"""Share of the memory that weights and activations leave."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +112,7 @@ def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> in
 
 
 def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
-    """The same, with the drafter's part."""
+    """Bytes of a block, the drafter's part included."""
     return block_bytes(model, block_size, dtype) + drafter_block_bytes(drafter, block_size, dtype)
 
 

@@ -58,9 +58,9 @@ class Sampled:
     """Largest raw logit per row: NaN or infinite when the model failed."""
     described: tuple[Described, ...]
     failures: Mapping[int, RowError]
-    """By index: rows that failed before anything was drawn for them."""
+    """By index: errors of rows that failed before anything was drawn for them."""
     reasons: Mapping[int, RowError]
-    """By row index: why a guided row without a token has none."""
+    """By row index: the reason why a guided row has no token."""
 
     @cached_property
     def errors(self) -> list[RowError]:
@@ -94,7 +94,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples for the rows that it was told about. Calls come from one thread."""
+    """Samples for the rows that were added to it. Calls come from one thread."""
 
     def __init__(self, vocab_width: int, device: torch.device, processors: Processors | None = None) -> None:
         """

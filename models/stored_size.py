@@ -27,10 +27,10 @@ EXPERTS = ".experts."
 
 
 class StoredSize(NamedTuple):
-    """Of one checkpoint."""
+    """Size of one checkpoint."""
 
     method: str
-    """How it is quantized."""
+    """Quantization method."""
     nbytes: int
     """Upper bound of the memory once it is loaded; weights without a product in their codes count as dequantized."""
 

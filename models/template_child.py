@@ -29,12 +29,12 @@ import jinja2.runtime
 import jinja2.sandbox
 
 MEMORY_BYTES = 2**30
-"""Of address space. The interpreter takes some 60 MB of it; a conversation of 8 MiB some copies of itself."""
+"""Address space. The interpreter takes some 60 MB of it; a conversation of 8 MiB takes several times its size."""
 MAX_CHARACTERS = 16 * 2**20
-"""Of a rendered text."""
+"""Longest rendered text."""
 LONGEST_REASON = 300
 ENCODE_SECONDS = 1
-"""Of processor time beyond that of a rendering, in which its text becomes bytes."""
+"""Processor time beyond that of a rendering, for encoding its text."""
 _AGAIN_SECONDS = 0.02
 """The signal comes again, in case that Python code swallowed the first one."""
 _KEPT_TEMPLATES = 32

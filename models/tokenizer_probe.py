@@ -13,7 +13,7 @@ from troupellm.models.process_limits import limit
 
 MOST_BYTES = 2**30
 MOST_SECONDS = 0.1
-"""Of processor time, for one sample."""
+"""Processor time for one sample."""
 MOST_SECONDS_IN_ALL = 5
 MOST_GROWTH = 16
 LENGTH = 2048

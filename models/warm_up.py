@@ -10,7 +10,7 @@ from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 
 BUSY_SECONDS = 0.2
-"""A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
+"""If the first step of one token takes longer, the model is large or the machine busy: no others are timed then."""
 
 
 def warmed(

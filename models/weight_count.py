@@ -1,4 +1,4 @@
-"""How many numbers a model has, and in which matrix products, as its configuration says it."""
+"""Counts a model's parameters, and its matrix products, from its configuration."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -12,7 +12,7 @@ StoredWeights = Checkpoint | GgufWeights
 FIRST = "model."
 HEAD = "lm_head"
 TEXT_PARTS = (("model.language_model.", HEAD), ("language_model.model.", f"language_model.{HEAD}"))
-"""Where a decoder that is one part of a model lies, and its head: newer files, older files."""
+"""Prefixes of a decoder that is one part of a model, and of its head: newer files, older files."""
 OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 

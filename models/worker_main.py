@@ -56,7 +56,7 @@ _LONGEST_DETAIL = 32768
 PARALLEL_BUILDS = 2
 """Guides that are built at once: a small one does not wait for a large one."""
 NICE = 5
-"""Of the threads that build guides: steps have three times their share of a busy processor."""
+"""Niceness of the threads that build guides: steps have three times their share of a busy processor."""
 
 EXIT_GONE = 0
 """The other end has closed: the usual end."""
@@ -230,7 +230,7 @@ def failed(error: Exception, *, loading: bool) -> Failed:
 def _watch(descriptor: int) -> None:
     """End the process at once when the other end has closed. Sleeps in the kernel until then."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # hang-ups are always told
+    poll.register(descriptor, 0)  # hang-ups are always reported
     while True:
         for _, events in poll.poll():
             if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):

@@ -14,7 +14,7 @@ from troupellm.kernels.triton_support.language import cast, dot
 KINDS = {"plain": 0, "fp8": 1, "fp8_blocks": 2, "int8": 3, "mx": 4, "int4": 5}
 PLAIN, FP8_ROWS, FP8_BLOCKS, INT8, MX, INT4 = (tl.constexpr(kind) for kind in KINDS.values())
 FOUR_BITS = MX
-"""Of this kind and those behind it, a byte is two weights."""
+"""In this kind and the later ones, a byte holds two weights."""
 
 
 @triton.jit

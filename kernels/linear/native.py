@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """From here on oneDNN is as fast, or faster: with AVX2, with AMX, or where a panel is large; measured over shapes of
 models."""
 MANY_ROWS = 4096
-"""The same with AVX-512, where panels are small."""
+"""The same with AVX-512, if panels are small."""
 ANY_ROWS = 2**31 - 1
 """The compiled code's value for no limit on the number of rows."""
 PANEL_BYTES = 768 * 1024
@@ -115,7 +115,7 @@ class NativeWeight:
 
 
 def most_rows(layout: Layout, functions: Functions, splits: bool) -> int:
-    """With how many rows a product of the compiled code is as fast as oneDNN's."""
+    """The number of rows up to which a product of the compiled code is as fast as oneDNN's."""
     whole = functions.many_rows if 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
     return max(whole, functions.split_rows) if splits else whole
 
@@ -143,13 +143,13 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: b
     else:
         found = _layouts_of(packed, weight)
         layout = found[0] if found else None
-        if len(found) < 2:  # a weight of one number lies in many of them alike, and tells nothing of the next one
+        if len(found) < 2:  # a weight of one value fits many layouts, and says nothing about the next weight's
             _layouts[packing] = layout
     return None if layout is None else NativeWeight(functions, packed, layout, shape, bias, splits)
 
 
 _layouts: dict[tuple[int, int, int], Layout | None] = {}
-"""By shape and number of threads: oneDNN's choice depends on nothing else, on AVX2 also on the latter."""
+"""By shape and number of threads: oneDNN's choice depends only on the shape, on AVX2 also on the threads."""
 
 
 def _layouts_of(packed: Tensor, weight: Tensor) -> list[Layout]:

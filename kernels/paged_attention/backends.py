@@ -172,7 +172,7 @@ class RowByRow(Backend):
 
     def attend(self, query: Tensor, caches: tuple[Tensor, Tensor], plan: RowPlan, scale: float, softcap: float,
                sinks: Tensor | None) -> Tensor:  # fmt: skip
-        """Of tokens [tokens, heads, head_dim], the same; tokens of no row are zeros."""
+        """The attention of tokens [tokens, heads, head_dim], in the same shape; tokens of no row get zeros."""
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         for span in plan.rows:
             keys, values = (span.gather(cache, query.dtype) for cache in caches)
@@ -217,7 +217,7 @@ class Flex(RowByRow):
 
 
 class Reference(RowByRow):
-    """The definition, token by token in float32: to find out who is wrong."""
+    """The definition, token by token in float32: a reference to check the others against."""
 
     name, also = "reference", ()
 
@@ -241,14 +241,14 @@ class Reference(RowByRow):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step's rows and who computes them."""
+    """A step's rows and the back end that computes them."""
 
     backend: RowByRow
     rows: RowPlan
 
 
 BACKENDS: tuple[Backend, ...] = (Triton(), Native(), Torch(), Sdpa(), Flex(), Reference())
-"""In the order in which they are tried."""
+"""All back ends, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True)

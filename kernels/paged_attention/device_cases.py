@@ -38,7 +38,7 @@ SMALL_EXTEND = Launch(warps=4, stages=2, constants={"ROWS": 32, "TILE": 16})
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of one case, on a device."""
+    """The tensors of one case, on a device."""
 
     query: Tensor
     keys: Tensor

@@ -110,7 +110,7 @@ class ExtendPart:
     context_lens: Tensor
     launch: Launch
     tokens: int
-    """Of one row, in one program."""
+    """Query tokens of one row, in one program."""
     blocks: Tensor
     """int32 [programs, 2], see `triton_plan.map_extend`."""
     tree: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]
@@ -134,7 +134,7 @@ class LongRow:
     """A row of latent vectors whose keys and values are worth making, for it has many query tokens."""
 
     tokens: slice
-    """Of the flat batch."""
+    """Place in the flat batch."""
     blocks: Tensor
     """int64 [blocks]."""
     keys: int
@@ -278,7 +278,7 @@ def _upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device)
 
 
 class _Workspaces(threading.local):
-    """Of one thread."""
+    """The work space of one thread."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[torch.device, int, int, int], tuple[Tensor, Tensor]] = {}

@@ -21,7 +21,7 @@ from troupellm.kernels.rope.reference import rope_reference
 
 LANES = 16
 MAX_HEAD_DIM, MAX_LATENT = 256, 1024
-"""Of heads whose keys and values are written on the way, and of others: latent vectors."""
+"""Limits for heads whose keys and values are written in the same call, and for latent vectors."""
 CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
 """Types of caches, see `kernels.kv_codes`."""
 

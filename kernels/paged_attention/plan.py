@@ -18,7 +18,7 @@ JOB_HEADS = 8
 """Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS (kMostHeads of attend.h): larger
 groups than half of it would have one token in each call."""
 BUCKET_SLACK = 1.25
-"""How much longer than its shortest member the longest of a bucket may be."""
+"""Largest ratio of the longest to the shortest member of a bucket."""
 
 Ints = NDArray[np.int64]
 

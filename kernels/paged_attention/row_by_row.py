@@ -42,7 +42,7 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: floa
 
 def flex(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
          sinks: Tensor | None) -> Tensor:  # fmt: skip
-    """By flex attention, compiled on a GPU; elsewhere it is torch's own slow definition. Arguments as of `sdpa`."""
+    """Attention by flex attention, compiled on a GPU; elsewhere torch's own slow definition. Arguments as of `sdpa`."""
     seen, real = span.seen, span.seen.shape[1]
     if sinks is not None:
         keys, values = functional.pad(keys, (0, 0, 0, 1)), functional.pad(values, (0, 0, 0, 1))

@@ -19,7 +19,7 @@ class RowSpan:
     """One row's query tokens and keys."""
 
     tokens: slice
-    """Of the flat batch."""
+    """Place in the flat batch."""
     blocks: Tensor
     """int64 [blocks], from the one with the first key that any token sees."""
     keys: slice

@@ -17,7 +17,7 @@ def decode_tasks_kernel(
     context_lens, tasks, rows, kv_heads, queries,
     window, programs, TILE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Where one program's run of tiles begins. Tiles are counted row by row, head by head."""
+    """Find the beginning of one program's run of tiles. Tiles are counted row by row, head by head."""
     program = tl.program_id(0)
     offsets = tl.arange(0, ROWS)
     all_tiles = tl.zeros([], tl.int64)
@@ -50,7 +50,7 @@ def decode_tasks_kernel(
 def extend_blocks_kernel(
     query_starts, query_stops, blocks, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Which row, and which of its blocks of query tokens, one program computes; row -1 is none."""
+    """Find the row, and its block of query tokens, that one program computes; row -1 is none."""
     program = tl.program_id(0)
     offsets = tl.arange(0, ROWS)
     row, before, counted = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32)

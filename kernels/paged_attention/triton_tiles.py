@@ -13,7 +13,7 @@ import triton.language as tl
 from troupellm.kernels.triton_support.language import LOG2_E, cast, dot, not_finite, tanh
 
 NEVER = tl.constexpr(-1.0e30)
-"""Where a running maximum begins: finite, because -inf minus -inf is NaN."""
+"""Initial value of a running maximum: finite, because -inf minus -inf is NaN."""
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def row_tiles(context, queries, window, TILE: tl.constexpr):
 
 @triton.jit
 def block_ids(table, tile, oldest, context, PAGE: tl.constexpr, TILE: tl.constexpr):
-    """Of the tile's keys [TILE], or of all of them where a block holds whole tiles; 0 where no key is to be read."""
+    """Block ids of the tile's keys [TILE], or one for all of them if a block holds whole tiles; 0 for unread keys."""
     begin = tile * TILE
     if PAGE % TILE == 0:
         return tl.load(table + begin // PAGE, mask=(begin + TILE > oldest) & (begin < context), other=0)

@@ -10,7 +10,7 @@ from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable, requi
 from troupellm.kernels.quantized.outline import Code, Outline
 
 LARGEST = 448.0
-"""Of e4m3."""
+"""Largest number of e4m3."""
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 

@@ -177,7 +177,7 @@ def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def panel_of(address: int, size: int, values: Tensor) -> int:
-    """How many outputs lie side by side in a packed weight; 0 where its layout is another one."""
+    """The number of outputs that are contiguous in a packed weight; 0 if its layout is another one."""
     raw = torch.frombuffer((ctypes.c_int8 * size).from_address(address), dtype=torch.int8)
     for panel in PANELS:
         wanted = in_panels(values, panel)

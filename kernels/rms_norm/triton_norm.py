@@ -12,7 +12,7 @@ from troupellm.kernels.triton_support.language import cast
 from troupellm.kernels.triton_support.rows import largest, quantized, row_scale
 
 LARGEST_SIZE = 32768
-"""Of a row that one program holds in its registers."""
+"""Largest row that one program holds in its registers."""
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 512
 """Short rows share a program up to so many numbers."""
@@ -56,7 +56,7 @@ def rms_norm_kernel(
 
 
 def norm_launch(size: int) -> Launch:
-    """For rows of so many numbers: some 16 to 32 of them in each thread."""
+    """The launch for rows of this size: some 16 to 32 numbers in each thread."""
     block = next_power_of_2(max(size, 16))
     rows = max(TILE // block, 1)
     return Launch(min(max(block * rows // 512, 1), 16), 1, {"ROWS": rows, "BLOCK": block})

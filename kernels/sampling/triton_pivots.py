@@ -12,9 +12,9 @@ from troupellm.kernels.sampling.triton_draw import merged
 from troupellm.kernels.sampling.triton_noise import position_key
 
 BINS = tl.constexpr(512)
-"""Of equal width, from a row's largest logit down; the last bin also has everything below."""
+"""Number of bins of equal width, from a row's largest logit down; the last bin also has everything below."""
 GROUPS = tl.constexpr(8)
-"""Of a piece of a row, each with a largest logit of its own."""
+"""Groups of a piece of a row, each with its own largest logit."""
 GROUPS_EACH = tl.constexpr(2)
 """There must be this many groups for each of the top_k tokens, or else few groups hold many of these."""
 DEEPEST = tl.constexpr(64.0)

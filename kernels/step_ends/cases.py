@@ -38,7 +38,7 @@ CASES = (
     Case("cut", (5, 2, 3, 0, 8, 13, 21, 34, 55), vocab=4501, draws=True, cut=True),
 )
 LENGTH = 3001
-"""Of a row's text."""
+"""Length of a row's text."""
 
 
 @dataclass(frozen=True, slots=True)

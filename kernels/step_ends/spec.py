@@ -27,7 +27,7 @@ class Beginning(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """How tokens are drawn."""
+    """The options by which tokens are drawn."""
 
     scales: Tensor
     """float32 [rows, 2], contiguous: one over the temperature, 0 where the likeliest token is taken; log of min_p."""

@@ -106,7 +106,7 @@ def finish_triton(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, dr
 
 
 def _parts(rows: int, pieces: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the largest number of each piece and its index."""
+    """Tensors for the largest number of each piece and its index."""
     return (
         torch.empty(rows, pieces, dtype=torch.float32, device=device),
         torch.empty(rows, pieces, dtype=torch.int32, device=device),

@@ -43,7 +43,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one kernel is launched for one kind of shape."""
+    """The launch options of one kernel for one kind of shape."""
 
     warps: int = 4
     stages: int = 3
@@ -110,7 +110,7 @@ def check_device() -> torch.device:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
+    """Multiprocessors of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -81,7 +81,7 @@ class SharedDirectory(BlockStore):
         self._lock = threading.Lock()
         self._looking = False
         self._survey: Survey | None = None
-        """That has begun and is not done."""
+        """The survey under way, if any."""
         self._unseen = limit
         """Bytes that were written since the folder was looked at: at first as if it were full."""
         self._use = StoreUse(capacity_bytes=limit)

@@ -37,7 +37,7 @@ class DeviceSpans:
     decode_rows: int
     queries: int = 1
     trees: Mapping[int | None, DeviceTree] | None = None
-    """Of rows behind the first `decode_rows`, by how many keys a token sees."""
+    """Trees of rows behind the first `decode_rows`, by window."""
     owners: Tensor | None = None
     """int64 [tokens], the row that each token is of; None where every row has `queries` tokens, in order."""
     known: NDArray[np.int64] | None = None
@@ -93,7 +93,7 @@ def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape, least: 
 
 
 def _long_rows(tables: Tensor, spans: DeviceSpans, shape: AttentionShape, least: int) -> tuple[LongRow, ...]:
-    """In the order of the flat batch."""
+    """Long rows in the order of the flat batch."""
     if spans.known is None:
         return ()
     found = enumerate(spans.known.T.tolist())
@@ -134,7 +134,7 @@ class BatchMaker:
         self, slots: Tensor, ends: Tensor, counts: Tensor | None, queries: int, rows: DeviceRows,
         angle_table: Tensor | None,
     ) -> ForwardBatch:  # fmt: skip
-        """Of the last tokens of some rows, all with logits; arguments as of `step_ends.begin`."""
+        """The batch of the last tokens of some rows, all with logits; arguments as of `step_ends.begin`."""
         begun = begin(
             slots, ends, counts, rows.tokens, rows.block_tables, angle_table, queries=queries, scratch=rows.scratch,
             **self._sizes,

@@ -44,7 +44,7 @@ class Device(ABC):
 
     torch_device: torch.device
     graph_bytes = 0
-    """That the graphs take which were not forgotten."""
+    """Memory of the graphs that were not forgotten."""
 
     @abstractmethod
     def pinned(self, size: int) -> Tensor:
@@ -207,7 +207,7 @@ class CpuGraph(Graph):
 
 
 class CpuDevice(Device):
-    """The same without a GPU."""
+    """The same interface without a GPU."""
 
     torch_device = torch.device("cpu")
 

@@ -68,7 +68,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
         self._warm: GraphKey | None = None
-        """That can be captured: all that it launches has been launched once."""
+        """The key that can be captured: all its kernels have been launched once."""
         self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
         self._told: tuple[int, int] | None = None
@@ -147,7 +147,7 @@ class DecodeGraphs:
         self._generation = self._rows.generation
 
     def reported(self, result: StepResult) -> StepResult:
-        """With how the graphs stand, where that is new."""
+        """Add the graphs' report to a result if it has changed."""
         now = (self.dispatcher.captured, self.dispatcher.missing)
         if now == self._told:
             return result
@@ -155,14 +155,14 @@ class DecodeGraphs:
         return msgspec.structs.replace(result, graphs=self.report())
 
     def report(self) -> GraphReport:
-        """How they stand."""
+        """The numbers of captured, missing and given-up graphs."""
         return GraphReport(
             captured=self.dispatcher.captured, missing=self.dispatcher.missing, given_up=self.dispatcher.given_up,
             seconds=self.capture_seconds, bytes=self._device.graph_bytes,
         )  # fmt: skip
 
     def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
-        """Compute the step that `columns` tell of.
+        """Compute the step whose rows are in `columns`.
 
         Returns:
             as `decode`; both last until the next step.
@@ -173,7 +173,7 @@ class DecodeGraphs:
         return self._logits[: key.requests], given[0]
 
     def verify(self, key: GraphKey) -> tuple[Tensor, Tensor]:
-        """Compute the step that `columns` tell of, of graphs that verify.
+        """Compute the step whose rows are in `columns`, with a graph that verifies drafts.
 
         Returns:
             logits float32 [rows * queries, vocab], and what is shown to the proposer [rows * queries, width]; both
@@ -259,7 +259,7 @@ class DecodeGraphs:
         self.capture_seconds += self._clock() - begin
 
     def _static(self, key: GraphKey) -> Tensor:
-        """Where a graph finds its columns, int64 [WIDTH, rows]."""
+        """The columns that a graph reads, int64 [WIDTH, rows]."""
         return self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
 
     def _compute(self, key: GraphKey, found: list[Tensor]) -> None:

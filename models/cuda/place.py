@@ -232,7 +232,7 @@ class GpuPlace:
 
 
 def host_planner(planner: Planner) -> GroupPlanner:
-    """Of back ends that plan on the host: it waits for the device, so no graph can hold it."""
+    """A planner for back ends that plan on the host: it waits for the device, so no graph can contain it."""
 
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         parts = (spans.starts, spans.stops, spans.context_lens)

@@ -14,7 +14,7 @@ from troupellm.models.speculation.trials import Trial
 
 Ints = NDArray[np.int64]
 TEXT = "text"
-"""Where tokens stand in the text, beside the masks."""
+"""Key of the tokens' positions in the text, beside the masks."""
 
 
 def host_trees(

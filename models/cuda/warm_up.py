@@ -108,5 +108,5 @@ def sizes(most: int) -> list[int]:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """Those below `most`, and itself."""
+    """The powers of two below `most`, and `most` itself."""
     return [1 << power for power in range((most - 1).bit_length())] + [most]

@@ -32,7 +32,7 @@ DEEPSEEK_THINK: Final = Thinking(switches=("thinking",))
 
 
 def _dsml(mark: str, space: str = "") -> tuple[str, str]:
-    """How one call and one of its arguments are written behind a token such as ｜DSML｜."""
+    """The syntax of one call and one of its arguments behind a token such as ｜DSML｜."""
     call = f"<{mark}{space}invoke name={{name}}> {{parameters}} </{mark}{space}invoke>"
     parameter = f"<{mark}{space}parameter name={{key}} {{?string={{type}}?}}>{{value}}</{mark}{space}parameter>"
     return call, parameter

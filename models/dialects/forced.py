@@ -103,7 +103,7 @@ def may_think(guide: GuideSpec, marks: ThoughtPairs) -> GuideSpec | None:
 
 
 def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
-    """A form, or thoughts and then that: which of the two, the first token tells."""
+    """A form, or thoughts and then the form: the first token decides between the two."""
     if not marks:
         return format_
     tags = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end} for begin, end in marks]
@@ -194,7 +194,7 @@ def _row(written: Written, tags: list[Format], *, parallel: bool) -> Format:
 
 
 def _optional(written: Written, tags: list[Format], *, parallel: bool) -> Format | None:
-    """Free text in which each call fits; None where it could not be told from a call."""
+    """Free text in which each call fits; None if it could not be distinguished from a call."""
     if written.before:
         calls = _row(written, tags, parallel=parallel)
         tag: Format = {"type": "tag", "begin": written.before, "content": calls, "end": written.after}

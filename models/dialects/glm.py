@@ -14,4 +14,4 @@ GLM45: Final = CallSyntax(
 )
 
 LING_THINK: Final = Thinking(default_on=False)
-"""Ling 3 thinks when it is told to."""
+"""Ling 3 thinks only on request."""

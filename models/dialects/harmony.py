@@ -74,7 +74,7 @@ def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
 
 
 def _header(source: Source, marks: ChannelMarks, mark: str, header: list[str]) -> Reading[str]:
-    """From `mark` to the mark that ends the header."""
+    """Read from `mark` to the mark that ends the header."""
     channels = marks.channels
     while mark in (channels.start, channels.channel, channels.constrain):
         parts: list[str] = []

@@ -31,7 +31,7 @@ class ArgumentEnds:
 
 
 class _Limits:
-    """Where the next marks of a text stand, looked for once."""
+    """The places of the next marks in a text, searched once."""
 
     def __init__(self, source: Source, ends: ArgumentEnds) -> None:
         self._source = source

@@ -62,7 +62,7 @@ def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Readin
 
 
 def _arguments(source: Source, offer: Offer, name: str) -> Reading[bool]:
-    """From behind the opening bracket to the closing one; each argument is shown when it is complete."""
+    """Read from behind the opening bracket to the closing one; each argument is shown when it is complete."""
     position = 0
     while True:
         text, end = ("", "") if position == _MOST_ARGUMENTS else (yield from _argument(source))
@@ -131,7 +131,7 @@ def _argument(source: Source) -> Reading[tuple[str, str]]:
 
 
 def _rest_of_text(source: Source, quote: str, most: int) -> Reading[str]:
-    """From behind an opening quote to the closing one, at most so many characters."""
+    """Read from behind an opening quote to the closing one, at most `most` characters."""
     parts: list[str] = []
     escaped = False
     while most > 0 and (yield from peek(source)):

@@ -89,7 +89,7 @@ class Source:
         self._new_id = new_id
         self._most_calls = most_calls
         self.ids: set[str] = set()
-        """Of all calls."""
+        """Ids of all calls."""
         self.named = ("", "")
         """Name and id that the attempt has read so far."""
         self.spoken = ""

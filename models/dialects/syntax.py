@@ -73,7 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls are written."""
+    """The syntax of calls."""
 
     forms: tuple[str, ...]
     """Templates of one call (or of all of them, with {json} and {python}). Where several begin alike, the character
@@ -107,7 +107,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """How thoughts are told from the answer."""
+    """The marks that separate thoughts from the answer."""
 
     opens: tuple[str, ...] = ("<think>",)
     closes: tuple[str, ...] = ("</think>",)
@@ -119,7 +119,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     header: tuple[str, str] | None = None
     """Marks that begin and end a message's header. The first of `opens` is what a header of thoughts says."""
     default_on: bool = True
-    """The model thinks unless it is told not to."""
+    """The model thinks unless thinking is turned off."""
     drops: tuple[str, ...] = ()
     """Marks around the answer that are not shown."""
     off_effort: str = "none"
@@ -206,7 +206,7 @@ def marks_of(dialect: Dialect) -> list[str]:
 
 
 def with_suffix(dialect: Dialect, suffix: str) -> Dialect:
-    """The same dialect with `SUFFIX` in its marks replaced."""
+    """The dialect with `SUFFIX` in its marks replaced."""
     if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(dialect))):
         return dialect
     return msgspec.convert(_replaced(msgspec.to_builtins(dialect), suffix), Dialect)

@@ -209,7 +209,7 @@ class Walk:
         self._path: list[int] = []
 
     def to(self, drafts: RowDrafts, node: int) -> bool:
-        """From the last draft that it went to, to another one; False where its grammar does not go on there."""
+        """Move the matcher from its last draft to another one; False if the grammar does not allow it there."""
         way = drafts.ancestors(node)
         common = 0
         while common < min(len(way), len(self._path)) and way[common] == self._path[common]:

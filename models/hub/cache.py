@@ -51,7 +51,7 @@ class Cache:
             return None
 
     def blob(self, etag: str) -> Path:
-        """Where a file's bytes belong; the folder exists."""
+        """The path of a file's bytes; its folder exists."""
         path = self.folder / "blobs" / etag
         path.parent.mkdir(parents=True, exist_ok=True)
         return path

@@ -76,7 +76,7 @@ class Attention:
         if config.attention_sinks:
             self.sinks = source.take(f"{prefix}.sinks", (config.num_heads,)).float()
         self.norms: tuple[Tensor, Tensor] | None = None
-        """Of queries and keys, [head_dim] or [all heads * head_dim]."""
+        """Norms of queries and keys, [head_dim] or [all heads * head_dim]."""
         if config.qk_norm != "none":
             widths = (size, size) if config.qk_norm == "head" else (query, key)
             self.norms = (
@@ -115,7 +115,7 @@ class Attention:
     def _mixed(
         self, qkv: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
     ) -> Tensor:
-        """From queries, keys and values [rows, ...] to the attention's result; keys and values are written before."""
+        """The attention's result for queries, keys and values [rows, ...]; keys and values are cached first."""
         rows = qkv.shape[0]
         group = batch.groups[self.view]
         plan = group.plan

@@ -82,7 +82,7 @@ class MemoryMover(BlockMover):
         self._views = [view.numpy() for view in block_views(cache)]
         self._arena = arena
         self._unread: dict[int, int] = {}
-        """How many stores are still to read a block."""
+        """By block, the number of stores that have not read it yet."""
         self._read = Condition()
 
     def begin_stores(self, blocks: Sequence[int]) -> None:

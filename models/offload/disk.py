@@ -42,7 +42,7 @@ _ALLOCATION = 4096
 MOST_BLOCKS = 1_000_000
 """Names in memory, some 200 bytes each."""
 RESET_SHARE = 0.4
-"""Of the time that the tier gives an operation: so long a reset removes files."""
+"""Share of an operation's deadline for which a reset removes files."""
 USE_SECONDS = 60.0
 """A file whose time of use is older gets a new one when it is used: the order of eviction after a restart."""
 
@@ -292,7 +292,7 @@ class DiskStore(BlockStore):
         return True
 
     def _suffix_of(self, generation: bytes) -> str:
-        """How names of this model's blocks end."""
+        """The ending of the names of this model's blocks."""
         named = sha256(self._fingerprint + generation).digest() if generation else self._fingerprint
         return f".{named[:8].hex()}.kv"
 

@@ -23,7 +23,7 @@ class _Job:
     operation: Operation
     asked: BlockTransfer
     begun: Any
-    """Of stores; the same object for those that were begun together."""
+    """Result of `begin_stores`; the same object for stores that were begun together."""
     index: int
 
 
@@ -62,7 +62,7 @@ class HostTier:
             self._mover.settle(blocks)
 
     def room(self) -> int:
-        """How many more transfers may come."""
+        """The number of transfers that can still be submitted."""
         return MOST_WAITING - len(self._jobs)
 
     def refuse(self, asked: BlockTransfer) -> None:

@@ -33,7 +33,7 @@ MOST_WAITING = 4096
 """Operations that may wait for a thread; the scheduler's credits are far below."""
 FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 1.0, 60.0
 CLOSE_SECONDS = 5.0
-"""How long a thread that hangs in a store is waited for in the end."""
+"""Longest wait at the end for a thread that hangs in a store."""
 STARTING = "starting"
 
 
@@ -59,7 +59,7 @@ class OuterTier:
         self._next_probe = 0.0
         self._enabled_at = 0.0
         self._progressed_at = 0.0
-        """When an operation ended last without a failure."""
+        """Time at which an operation last ended without a failure."""
         self._corrupt = self._failed = self._disablings = self._refused = self._late = 0
         self._changed = True
         self._threads = [
@@ -154,7 +154,7 @@ class OuterTier:
         self._store.close()
 
     def _is_late(self, operation: Operation, now: float) -> bool:
-        """Those before it in the queue may take their time, each of them."""
+        """True if an operation is late. A waiting one is late only if those before it in the queue are slow, too."""
         waits = operation.stage is Stage.WAITING
         return now > (max(operation.begun, self._progressed_at) if waits else operation.started) + self._timeout
 
@@ -163,7 +163,7 @@ class OuterTier:
         self._work.notify()
 
     def _disable(self, why: str) -> None:
-        """With the lock."""
+        """Disable the tier, with the lock held."""
         self._failed += 1
         self._changed = True
         if self._disabled:
@@ -343,7 +343,7 @@ def _is_reset(operation: Operation) -> bool:
 
 
 def _text(error: Exception) -> str:
-    """Without paths: it goes into metrics and the log."""
+    """The error's text without paths: it goes into metrics and the log."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error)[:200] if isinstance(error, StoreError) and str(error) else type(error).__name__

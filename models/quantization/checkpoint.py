@@ -76,7 +76,7 @@ class QuantizedCheckpoint(Checkpoint):
             raise ModelLoadError(f"{name}: {error}") from error
 
     def sides(self, name: str) -> tuple[int, int]:
-        """Of a matrix, from its header; anything else, which reading it refuses, has none."""
+        """Rows and columns of a matrix, from its header; (0, 0) for other shapes, which reading refuses."""
         shape = self.shape_of(name) or ()
         return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
 

@@ -37,6 +37,6 @@ def mx_experts(source: Raw, name: str, shape: tuple[int, int, int], dtype: torch
 
 
 def experts_outline(shape: tuple[int, ...]) -> Outline:
-    """Of all experts, one below the other, by the shape of the tensor of their blocks; of any other shape nothing."""
+    """Outline of all experts, one below the other, from the shape of their blocks; empty for any other shape."""
     experts, rows, blocks, _ = shape if len(shape) == 4 else (0, 0, 0, 0)
     return Outline("mxfp4", experts * rows, blocks * BLOCK, BLOCK)

@@ -29,7 +29,7 @@ AUTOROUND_MAKING = frozenset(
         "enable_torch_compile", "enable_alg_ext", "enable_deterministic_algorithms", "act_*",
     }
 )  # fmt: skip
-"""The same of AutoRound. Its settings of inputs say nothing where `act_bits` is 16, which `check_numbers` wants."""
+"""The same for AutoRound. Its settings of inputs have no effect if `act_bits` is 16, which `check_numbers` requires."""
 NUMBERS = frozenset({"data_type", "act_bits"})
 PLAIN_BITS = 16
 

@@ -51,7 +51,7 @@ class CostCurve:
         """Share of the level that a draft adds, on average over the known points."""
         self._was_slow = False
         self._measured: dict[int, _Ratio] = {}
-        """By knot."""
+        """Measured ratios, by knot."""
         self._places, self._ratios = [0.0], [1.0]
         """The known points, rising in both."""
 
@@ -142,7 +142,7 @@ class _Ratio:
 
 
 def _share(seen: int) -> float:
-    """Of an error that is corrected, after so many observations."""
+    """Share of an error that is corrected after this many observations."""
     return max(_SLOWEST, 0.6 - 0.1 * seen)
 
 
@@ -210,6 +210,6 @@ class AskingCosts:
 
 
 def rounded(rows: int) -> int:
-    """To three binary digits: numbers of rows that share a curve."""
+    """Round to three binary digits: numbers of rows that share a curve."""
     spare = max(0, rows.bit_length() - 3)
     return rows >> spare << spare

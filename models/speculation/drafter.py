@@ -82,7 +82,7 @@ class Drafter:
         self._made = self._reporter = None
 
     def reported(self, result: StepResult) -> StepResult:
-        """With how the proposer stands, where that is new."""
+        """Add the proposer's report to a result if it has changed."""
         if self._reporter is None:
             return result
         report = self._reporter.report()

@@ -214,7 +214,7 @@ class DraftLength:
         drafts = 0
         if given is not None:
             drafts = int(drafted.sum())
-            if self._looks and (drafts or not self._sleeps):  # who was asleep has no drafts for some rows
+            if self._looks and (drafts or not self._sleeps):  # a proposer that was asleep has no drafts for some rows
                 self._looks, self._due = self._looks - 1, True
             self._stretches.gained(int(accepted.sum()))
             if self._asked:

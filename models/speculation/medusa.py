@@ -35,7 +35,7 @@ from troupellm.protocol.worker import NewRow
 
 MOST_HEADS = 16
 MOST_CANDIDATES = 16
-"""Of one head, for a level of a tree."""
+"""Most candidates of one head, for a level of a tree."""
 
 
 class Heads:

@@ -28,7 +28,7 @@ LONGEST_INDEXED: Final = 16
 
 
 def make(config: SpeculativeConfig, context: ProposerContext) -> "NgramProposer":
-    """With one of least and most given, both are that; with neither, both are five tokens: as in vLLM."""
+    """If only the least or the most is given, both are that; if neither, both are five tokens: as in vLLM."""
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     return NgramProposer(
         lookup_min=low or high or USUAL_LOOKUP,
@@ -93,7 +93,7 @@ class NgramProposer:
 
 
 def ring_capacity(max_model_len: int) -> int:
-    """Of a row's tokens, a power of two."""
+    """Size of the ring of a row's tokens, a power of two."""
     return int(min(MOST_REMEMBERED, 1 << (max_model_len - 1).bit_length()))
 
 

@@ -319,7 +319,7 @@ class Speculator:
         )
 
     def _propose(self, plan: StepPlan, slots: Ints, lengths: Ints, wanted: Ints) -> dict[int, RowDrafts]:
-        """By index in the plan; the drafts are in the table."""
+        """Drafts by index in the plan; they are also written to the table."""
         limits = wanted
         if self._length is not None:
             asked = np.flatnonzero(wanted > 0)
@@ -369,7 +369,7 @@ class Speculator:
         )
 
     def _place(self, found: dict[int, RowDrafts], slots: Ints, lengths: Ints) -> None:
-        """Where the step reads its token ids from."""
+        """Write the drafts where the step reads its token ids."""
         at: list[int] = []
         positions: list[int] = []
         tokens: list[int] = []

@@ -66,11 +66,11 @@ class Stretches:
     def __init__(self) -> None:
         self.woke = False
         self._plain: dict[int, _Periods] = {}
-        """By rows, rounded."""
+        """By rounded number of rows."""
         self._spells: dict[int, _Spell] = {}
         """By number of rows, rounded up to a power of two."""
         self._last: tuple[float, int, bool] | None = None
-        """Of the step before, unless it is no measurement: when it began, its rows, whether it rested."""
+        """Beginning, number of rows, and rest of the step before; None if it is no measurement."""
         self._gained = 0
         self._fresh = False
 

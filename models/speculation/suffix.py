@@ -40,7 +40,7 @@ VOTERS: Final = 12
 """Places that decide, the most recent ones of the longest match. Of up to ten each would have a share that the
 usual least probability lets pass."""
 VOTERS_OF_ONE: Final = 3
-"""The same of a match of a single token, which says little: they must agree."""
+"""The same number for a match of a single token, which is weak evidence: all of them must agree."""
 
 
 class _Guess(NamedTuple):
@@ -64,11 +64,11 @@ class _Row:
     seen: int = 0
     """The index's end when the row was last asked."""
     own: Match = NO_MATCH
-    """In its own text, then."""
+    """Match in its own text at the last look."""
     past: Match = NO_MATCH
-    """In past outputs, then."""
+    """Match in past outputs at the last look."""
     owner: int | None = None
-    """Whose outputs these were."""
+    """Owner of these outputs."""
 
 
 def make(config: SpeculativeConfig, context: ProposerContext) -> "SuffixProposer":

@@ -42,7 +42,7 @@ class Verification:
         self._forced: dict[int, Sequence[int]] = {}
 
     def begin_masks(self) -> FilledLater | None:
-        """Of guided rows, at every draft."""
+        """Begin the masks of guided rows, at every draft."""
         if self._guides is None:
             return None
         drafts: dict[int, RowDrafts] = {self._numbers[row]: each for row, each in self.trial.drafts.items()}
@@ -72,7 +72,8 @@ class Verification:
         self, about_prompts: Sequence[RowLogprobs], pooled: Sequence[RowPooled], unsound: Sequence[RowError],
         timings: StepTimings,
     ) -> StepResult:  # fmt: skip
-        """Of all rows of the plan; those that computed nothing have no tokens. Arguments as of `step_result`."""
+        """The result of all rows of the plan; those that computed nothing have no tokens. Arguments as of
+        `step_result`."""
         size = len(self._plan.rows)
         counts, accepted, drafted = [0] * size, [0] * size, [0] * size
         tokens: list[int] = []

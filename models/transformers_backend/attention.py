@@ -42,7 +42,7 @@ class AttentionCall:
     scale: float
     softcap: float
     window: int | None
-    """How many keys a token sees, itself included; None is all."""
+    """The number of keys that a token sees, itself included; None is all."""
     sinks: Tensor | None
     """[heads], one more logit of each head's softmax."""
 

@@ -18,7 +18,7 @@ from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 
 LENGTH = 40
 CUTS = (1, 18)
-"""Where the sequence is cut into steps."""
+"""Places at which the sequence is cut into steps."""
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05, torch.int8: 0.1, FP8: 0.3}
 """Root mean square of the difference, by that of the logits around their mean; of the model's type or the cache's."""
 

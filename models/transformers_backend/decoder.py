@@ -95,7 +95,7 @@ class TransformersDecoder:
         return batch.with_logits(hidden)
 
     def forward_tapped(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], taps: Taps) -> Any:
-        """Never called: who needs hidden states is refused while the model is loaded."""
+        """Never called: a feature that needs hidden states is refused while the model is loaded."""
         raise RuntimeError("this model's hidden states are not shown")
 
     def normed(self, hidden: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ class PeerClient:
         for connected in idle:
             connected.close()
         for run in runs:
-            if not run.turn.locked():  # else who has the turn is let go of by the end of its connection
+            if not run.turn.locked():  # otherwise closing the connection ends the read of the thread that has the turn
                 self._abandon(run)
 
     def _claim(self, key: bytes) -> Run:

@@ -44,7 +44,7 @@ class Shelf:
             return found
 
     def count(self, keys: Sequence[bytes]) -> int:
-        """How many of the keys are there, from the first on; they are used soon, so others give way first."""
+        """The number of keys that are there, from the first on; they are used soon, so others are evicted first."""
         with self._lock:
             for index, key in enumerate(keys):
                 if key not in self._blocks:
