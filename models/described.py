@@ -121,7 +121,7 @@ class LogprobGroup:
 
     @cached_property
     def _drawing(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Nucleus]:
-        """Members that draw (indices), their scales and least log-probabilities; those with a nucleus (indices), and it."""
+        """Indices of members that draw, their scales and least log-probabilities; indices with a nucleus, and it."""
         drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
         options = [self._rows[i] for i in drawn]
         cut = [i for i, row in enumerate(options) if row.prefix is not None]
