@@ -62,9 +62,12 @@ class Checkpoint:
     """The safetensors files of one folder."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None] = lambda _: None,
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        taken: Callable[[int], None] = lambda _: None,
         files: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open every file and list its tensors.
 
         Args:

@@ -61,9 +61,14 @@ class CompiledDecode:
             sampled = Sampled(torch.tensor(tokens), plan.rows, positions, peaks, (), {}, {})
             return step_result(plan, sampled, np.ones(len(tokens), dtype=bool), (), timings)
         return StepResult(
-            step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs,
-            token_counts=plan.counts, tokens=tuple(tokens), timings=timings,
-        )  # fmt: skip
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=plan.counts,
+            tokens=tuple(tokens),
+            timings=timings,
+        )
 
     def _takes(self, plan: StepPlan) -> bool:
         """True if each row has one token, and none needs embeddings, prompt log-probabilities, pooling or a guide."""

@@ -80,5 +80,9 @@ def default_names(kind: Declared | None) -> dict[str, str]:
     if kind == "llama":
         return {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return {
-        "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
-    }  # fmt: skip
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    }

@@ -114,9 +114,15 @@ class LoadedEncoder:
     def _warm_up(self, runner: EncoderRunner) -> None:
         state, length = self._ability.resolve(PoolingParams()), min(4, self._max_len)
         row = NewRow(
-            row=0, epoch=0, request_id="", token_ids=bytes(4 * length), num_prompt_tokens=length,
-            sampling=SamplingState(temperature=0.0), blocks=((0,),), pooling=state,
-        )  # fmt: skip
+            row=0,
+            epoch=0,
+            request_id="",
+            token_ids=bytes(4 * length),
+            num_prompt_tokens=length,
+            sampling=SamplingState(temperature=0.0),
+            blocks=((0,),),
+            pooling=state,
+        )
         runner.run(
             StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(length,), new_rows=(row,))
         )

@@ -101,9 +101,14 @@ class SameModel:
 
 
 def same_model(
-    folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
-    longest: int, extra: Callable[[int], Sequence[str]],
-) -> SameModel:  # fmt: skip
+    folder: Path,
+    model: DecoderConfig,
+    config: EngineConfig,
+    dtype: object,
+    cache_dtype: object,
+    longest: int,
+    extra: Callable[[int], Sequence[str]],
+) -> SameModel:
     """The `SameModel` of a worker; arguments as of `model_fingerprint`, dtypes as torch's objects."""
     if secret_file(config) is None:
         return SameModel(None)

@@ -41,9 +41,12 @@ class ConfigReader:
     """Typed access to config.json or equivalent metadata; refusals are ModelLoadErrors naming the file and the key."""
 
     def __init__(
-        self, values: Mapping[str, Any], prefix: str = "", file: str = FILE,
+        self,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        file: str = FILE,
         elsewhere: Mapping[str, tuple[str, str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             prefix: of keys, in messages.

@@ -57,10 +57,16 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_memory(
-    model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None,
-    stored: StoredSize | None = None, *, device: torch.device = CPU, on_gpu: bool = False,
+    model: DecoderConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    available: int | None = None,
+    stored: StoredSize | None = None,
+    *,
+    device: torch.device = CPU,
+    on_gpu: bool = False,
     drafter: DrafterNeeds = NO_DRAFTER,
-) -> MemoryBudget:  # fmt: skip
+) -> MemoryBudget:
     """Divide the available memory.
 
     Args:

@@ -163,9 +163,7 @@ class RowTable:
             raise PlanError(f"row {row} is not known")
         return slot
 
-    def slots_of(
-        self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:  # fmt: skip
+    def slots_of(self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Slots of a plan's rows [rows], after checking the plan against the table. They must not be changed.
 
         Args:

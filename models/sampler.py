@@ -247,9 +247,13 @@ class Sampler:
         return tokens
 
     def _adjust(
-        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
+        self,
+        batch: SamplingBatch,
+        logits: Tensor,
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
         sure: Sequence[int] | None,
-    ) -> dict[int, RowError]:  # fmt: skip
+    ) -> dict[int, RowError]:
         """Apply masks, bias, penalties, plug-ins and forced tokens, in place; returns the failed rows, by index."""
         if batch.allowed is not None:
             keep_only(logits, *batch.allowed)
@@ -283,9 +287,13 @@ class Sampler:
         return failures
 
     def _force(
-        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
+        self,
+        batch: SamplingBatch,
+        logits: Tensor,
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
         sure: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Rows that have thought enough get one token to choose from."""
         rows, tokens = [], []
         for i in batch.thinkers:

@@ -28,9 +28,17 @@ CPU = torch.device("cpu")
 
 
 def read_decoder(
-    folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype,
-    budget: MemoryBudget, progress: ProgressSink, device: torch.device = CPU, *, drafts_itself: bool = False,
-) -> RunnableDecoder:  # fmt: skip
+    folder: Path,
+    model: DecoderConfig,
+    form: Format | None,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    budget: MemoryBudget,
+    progress: ProgressSink,
+    device: torch.device = CPU,
+    *,
+    drafts_itself: bool = False,
+) -> RunnableDecoder:
     """Make the decoder from stored weights, or from random numbers, on a device.
 
     Args:

@@ -82,9 +82,13 @@ class Chooser:
 
 
 def sampled_of(
-    numbers: Ints, rows: tuple[int, ...], positions: tuple[int, ...], groups: tuple[Group, ...], vocab: int,
+    numbers: Ints,
+    rows: tuple[int, ...],
+    positions: tuple[int, ...],
+    groups: tuple[Group, ...],
+    vocab: int,
     reasons: Mapping[int, RowError],
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """A step's result as the host reads it.
 
     Args:

@@ -56,9 +56,13 @@ class SamplingColumns:
         self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
 
     def of(
-        self, slots: NDArray[np.int64], ends: NDArray[np.int64], size: int, scratch: int,
+        self,
+        slots: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        size: int,
+        scratch: int,
         counts: NDArray[np.int64] | int = 1,
-    ) -> NDArray[np.int64]:  # fmt: skip
+    ) -> NDArray[np.int64]:
         """Columns [WIDTH, size] of some rows and, behind them, of rows that pad.
 
         Args:

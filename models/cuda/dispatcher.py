@@ -155,7 +155,7 @@ class Dispatcher:
             ]
             self._stand_ins[key] = min(
                 able, key=lambda one: (one.requests, one.kind != key.kind, one.kind), default=None
-            )  # fmt: skip
+            )
         return self._stand_ins[key]
 
     def want(self, key: GraphKey) -> None:

@@ -86,9 +86,13 @@ class Flights:
         if ticket.result is None:
             assert ticket.returned is not None
             found = sampled_of(
-                ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described, self._vocab,
+                ticket.returned.numpy().copy(),
+                ticket.rows,
+                ticket.positions,
+                ticket.described,
+                self._vocab,
                 ticket.reasons,
-            )  # fmt: skip
+            )
             if ticket.kept is not None:
                 found = only(found, ticket.kept)
             guided = None if self._late is None else self._late.tell(ticket, found)

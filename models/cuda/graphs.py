@@ -42,10 +42,19 @@ class DecodeGraphs:
     """
 
     def __init__(
-        self, device: Device, dispatcher: Dispatcher, largest: int, decoder: RunnableDecoder, cache: KVCache,
-        maker: BatchMaker, rows: DeviceRows, codes: Tensor, *, taps: Taps | None = None,
+        self,
+        device: Device,
+        dispatcher: Dispatcher,
+        largest: int,
+        decoder: RunnableDecoder,
+        cache: KVCache,
+        maker: BatchMaker,
+        rows: DeviceRows,
+        codes: Tensor,
+        *,
+        taps: Taps | None = None,
         clock: Callable[[], float] = perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             largest: rows of the largest graph.
@@ -130,8 +139,11 @@ class DecodeGraphs:
             logger.warning(
                 "no memory for a CUDA graph of %d rows of %d: the %d that are missing are not captured; lower "
                 "gpu_memory_utilization or name fewer cudagraph_capture_sizes (%s)",
-                key.requests, key.queries, self.dispatcher.given_up, error,
-            )  # fmt: skip
+                key.requests,
+                key.queries,
+                self.dispatcher.given_up,
+                error,
+            )
         except Exception as error:
             said = f"a CUDA graph of {key.requests} rows of {key.queries} could not be captured"
             raise GraphCaptureError(said) from error
@@ -157,9 +169,12 @@ class DecodeGraphs:
     def report(self) -> GraphReport:
         """The numbers of captured, missing and given-up graphs."""
         return GraphReport(
-            captured=self.dispatcher.captured, missing=self.dispatcher.missing, given_up=self.dispatcher.given_up,
-            seconds=self.capture_seconds, bytes=self._device.graph_bytes,
-        )  # fmt: skip
+            captured=self.dispatcher.captured,
+            missing=self.dispatcher.missing,
+            given_up=self.dispatcher.given_up,
+            seconds=self.capture_seconds,
+            bytes=self._device.graph_bytes,
+        )
 
     def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
         """Compute the step whose rows are in `columns`.

@@ -33,9 +33,7 @@ class LateChoices:
         assert choice is not None
         filled = self._guides.begin(ticket.rows)  # none where those that had guides have ended
         masks = None if filled is None else self._guides.filled(filled)
-        numbers = self._chooser.append(
-            choice.logits, choice.columns, choice.kind, choice.slots, choice.ends, masks
-        )  # fmt: skip
+        numbers = self._chooser.append(choice.logits, choice.columns, choice.kind, choice.slots, choice.ends, masks)
         kept = np.flatnonzero(self._rows.lengths[choice.slots] == choice.ends)
         ticket.slots, ticket.reasons = choice.slots[kept], {} if masks is None else masks.reasons
         if kept.size < choice.slots.size:

@@ -117,9 +117,10 @@ def _inner_format(guide: GuideSpec) -> Format:
     found = tag.get("format") if isinstance(tag, dict) else None
     if not isinstance(found, dict):
         raise InvalidRequest(
-            f"{guide.field}: beside tools a structural tag must have a format", param=guide.field,
+            f"{guide.field}: beside tools a structural tag must have a format",
+            param=guide.field,
             code="unsupported_parameter",
-        )  # fmt: skip
+        )
     return found
 
 

@@ -42,9 +42,13 @@ class FilledLater:
     """Masks that are being filled."""
 
     def __init__(
-        self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow],
-        drafts: Mapping[int, RowDrafts], clock: Callable[[], float] = perf_counter,
-    ) -> None:  # fmt: skip
+        self,
+        index: Sequence[int],
+        numbers: Sequence[int],
+        rows: Sequence[GuidedRow],
+        drafts: Mapping[int, RowDrafts],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         """
         Args:
             index: places among the step's sampled rows, rising; a row with drafts has one for itself and one for each

@@ -94,16 +94,25 @@ class Attention:
         return linear_kernel.best_rows(self.qkv, tokens)
 
     def __call__(
-        self, hidden: Tensor | RowCodes, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        self,
+        hidden: Tensor | RowCodes,
+        batch: ForwardBatch,
+        angles: Angles | None,
+        cache: KVPair,
         keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As `SelfAttention`; `hidden` may be of the type `codes`."""
         return linear(self._mixed(linear(hidden, self.qkv), batch, angles, cache, keep), self.out)
 
     def attended(
-        self, residual: Tensor, norm: Tensor | None, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        self,
+        residual: Tensor,
+        norm: Tensor | None,
+        batch: ForwardBatch,
+        angles: Angles | None,
+        cache: KVPair,
         keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """The attention of the normed residual [rows, hidden], as input of `add`: [rows or kept, heads * head_dim]."""
         qkv = linear(residual, self.qkv) if norm is None else norm_linear(residual, norm, self.eps, self.qkv)
         return self._mixed(qkv, batch, angles, cache, keep)
@@ -124,9 +133,14 @@ class Attention:
             return attended if keep is None else attended[keep]
         norms = None if self.norms is None else HeadNorms(*self.norms, self.eps)
         query = rope_kv_write(
-            qkv.view(rows, -1, self.head_dim), self.num_heads, cache, group.kv_rows, norms=norms, angles=angles,
+            qkv.view(rows, -1, self.head_dim),
+            self.num_heads,
+            cache,
+            group.kv_rows,
+            norms=norms,
+            angles=angles,
             interleaved=self.rope_interleaved,
-        )  # fmt: skip
+        )
         attended = paged_attention(query, *cache, plan, self.scale, softcap=self.softcap, sinks=self.sinks)
         flat = attended.view(rows, -1)
         return flat if keep is None else flat[keep]
@@ -140,6 +154,11 @@ class Attention:
             return None
         turned = 0 if config.rope_of(layer) is None else config.rotary_dim or self.head_dim
         return native_attention(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, softcap=self.softcap, sinks=self.sinks,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
             turn=Turn(self.norms, self.eps, turned),
-        )  # fmt: skip
+        )

@@ -74,9 +74,12 @@ class HostTier:
 
     def report(self) -> TierReport:
         return TierReport(
-            tier=HOST_TIER, corrupt=self._corrupt, refused=self._refused, failed=self._failed,
+            tier=HOST_TIER,
+            corrupt=self._corrupt,
+            refused=self._refused,
+            failed=self._failed,
             capacity_bytes=self._arena.places * self._arena.block_bytes,
-        )  # fmt: skip
+        )
 
     def rest(self) -> None:
         """Give up waiting operations, wait for the running ones, and let go of the cache."""

@@ -78,9 +78,12 @@ class OuterTier:
         """The tier's properties, which the scheduler gets once."""
         store = self._store
         return TierInfo(
-            name=store.name, capacity_bytes=store.use().capacity_bytes, loads=store.loads, stores=store.stores,
+            name=store.name,
+            capacity_bytes=store.use().capacity_bytes,
+            loads=store.loads,
+            stores=store.stores,
             failure_policy=store.failure_policy,
-        )  # fmt: skip
+        )
 
     def submit(self, asked: BlockTransfer | TierLookup) -> None:
         """Take an operation in hand, or answer it at once."""
@@ -128,10 +131,18 @@ class OuterTier:
         """The tier's state and figures."""
         use = self._store.use()
         return TierReport(
-            tier=self.number, disabled=self._disabled, blocks=use.blocks, used_bytes=use.used_bytes,
-            capacity_bytes=use.capacity_bytes, evicted=use.evicted, corrupt=self._corrupt, failed=self._failed,
-            disablings=self._disablings, refused=self._refused, late=self._late,
-        )  # fmt: skip
+            tier=self.number,
+            disabled=self._disabled,
+            blocks=use.blocks,
+            used_bytes=use.used_bytes,
+            capacity_bytes=use.capacity_bytes,
+            evicted=use.evicted,
+            corrupt=self._corrupt,
+            failed=self._failed,
+            disablings=self._disablings,
+            refused=self._refused,
+            late=self._late,
+        )
 
     def rest(self) -> None:
         """Give up everything; wait for operations that are copying bytes of the arena right now."""

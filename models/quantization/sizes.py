@@ -12,9 +12,12 @@ from troupellm.protocol.setting_types import OnLoad
 
 
 def weight_bytes(
-    model: DecoderConfig, dtype: torch.dtype, device: torch.device, mode: OnLoad | None,
+    model: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    mode: OnLoad | None,
     stored: StoredSize | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Upper bound of a model's memory.
 
     Args:

@@ -71,9 +71,16 @@ class Drafter:
 
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
-                proposer, rows, options, decoder.config.vocab_size, most=most, length=length,
-                synthetic=synthetic, guides=guides, trees=_sees_trees(decoder, cache),
-            )  # fmt: skip
+                proposer,
+                rows,
+                options,
+                decoder.config.vocab_size,
+                most=most,
+                length=length,
+                synthetic=synthetic,
+                guides=guides,
+                trees=_sees_trees(decoder, cache),
+            )
 
         return {"speculation": make}
 

@@ -193,9 +193,17 @@ class DraftLength:
         return chosen
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
-        *, following: float = 0.0, moment: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slots: Ints,
+        drafted: Ints,
+        accepted: Ints,
+        tokens: int,
+        seconds: float,
+        proposing: float = 0.0,
+        *,
+        following: float = 0.0,
+        moment: float | None = None,
+    ) -> None:
         """Learn from a step.
 
         Args:

@@ -149,9 +149,17 @@ class MatchIndex:
         heads[buckets[last]] = positions[last] + 1
 
     def find(
-        self, level: int, value: int, context: list[int], *, salt: int = 0, tries: int, most: int,
-        owners: memoryview | None = None, owner: int = 0,
-    ) -> Match:  # fmt: skip
+        self,
+        level: int,
+        value: int,
+        context: list[int],
+        *,
+        salt: int = 0,
+        tries: int,
+        most: int,
+        owners: memoryview | None = None,
+        owner: int = 0,
+    ) -> Match:
         """The longest agreements with a context among the most recent places where its last n tokens may have stood.
 
         Args:

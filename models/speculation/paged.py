@@ -46,9 +46,18 @@ class PagedProposer:
     """A `Proposer`. One state per slot is kept between steps, and nothing else."""
 
     def __init__(
-        self, network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, *, longest: int,
-        dtype: torch.dtype, widths: tuple[int, ...] = (), borders: Tensor | None = None, marks: Marks | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        network: Network,
+        paging: Paging,
+        caches: list[KVPair],
+        guesser: Guesser,
+        *,
+        longest: int,
+        dtype: torch.dtype,
+        widths: tuple[int, ...] = (),
+        borders: Tensor | None = None,
+        marks: Marks | None = None,
+    ) -> None:
         """
         Args:
             longest: tokens of a row that is drafted for, its drafts included.
@@ -149,9 +158,13 @@ class PagedProposer:
         if at_once.any():
             self._catch_up(slots[at_once], seen.tokens, seen.blocks)
             self._compute_all(
-                slots[at_once], starts[at_once], counts[at_once], seen.tokens, seen.blocks,
+                slots[at_once],
+                starts[at_once],
+                counts[at_once],
+                seen.tokens,
+                seen.blocks,
                 states if at_once.all() else states[self._index(np.flatnonzero(np.repeat(at_once, counts)))],
-            )  # fmt: skip
+            )
             pending.restart(slots[at_once], starts[at_once] + counts[at_once])
         if not at_once.all():
             later = ~at_once

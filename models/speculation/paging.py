@@ -49,12 +49,24 @@ class Paging:
         self.gaps = Gaps(cache.block_size, whole=cache.layout.windows[self._group] is None)
         self.device = cache.storage.device
         self._plan = plan_attention(
-            config, cache.block_size, dtype, device=self.device, kv_dtype=cache.storage.dtype,
+            config,
+            cache.block_size,
+            dtype,
+            device=self.device,
+            kv_dtype=cache.storage.dtype,
             batch_invariant=batch_invariant,
-        )  # fmt: skip
+        )
 
-    def batch(self, blocks: NDArray[np.int32], slots: Ints, starts: Ints, counts: Ints, token_ids: Tensor,
-              places: Ints, tree: TreeMask | None = None) -> ForwardBatch:  # fmt: skip
+    def batch(
+        self,
+        blocks: NDArray[np.int32],
+        slots: Ints,
+        starts: Ints,
+        counts: Ints,
+        token_ids: Tensor,
+        places: Ints,
+        tree: TreeMask | None = None,
+    ) -> ForwardBatch:
         """Consecutive entries of some rows, of each of which the last one comes out, or all of a tree.
 
         Args:

@@ -63,9 +63,17 @@ class Length(Protocol):
         """True if the proposer need not follow the rows of such a step."""
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
-        *, following: float = 0.0, moment: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slots: Ints,
+        drafted: Ints,
+        accepted: Ints,
+        tokens: int,
+        seconds: float,
+        proposing: float = 0.0,
+        *,
+        following: float = 0.0,
+        moment: float | None = None,
+    ) -> None:
         """Learn from a step: its seconds, and the proposer's part for drafts and for following the rows. slots,
         drafted,
         accepted: of the rows that might draft; tokens: of the whole step; moment: wall-clock seconds at its end."""
@@ -272,10 +280,15 @@ class Speculator:
             for row, kept in judged.items():
                 accepted[row] = kept.accepted
             self._length.learn(
-                spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
-                self._clock() - self._began + self._unseen if seconds is None else seconds, self._proposing,
-                following=following, moment=self._wall(),
-            )  # fmt: skip
+                spans.slots[elastic],
+                trial.draft_counts()[elastic],
+                accepted[elastic],
+                int(spans.counts.sum()),
+                self._clock() - self._began + self._unseen if seconds is None else seconds,
+                self._proposing,
+                following=following,
+                moment=self._wall(),
+            )
 
     def _miss(self, trial: Trial) -> None:
         """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""

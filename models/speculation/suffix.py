@@ -87,9 +87,14 @@ class SuffixProposer:
     taps = NO_TAPS
 
     def __init__(
-        self, *, max_tree_depth: int, max_cached_requests: int, max_spec_factor: float, min_token_prob: float,
+        self,
+        *,
+        max_tree_depth: int,
+        max_cached_requests: int,
+        max_spec_factor: float,
+        min_token_prob: float,
         max_model_len: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             max_tree_depth: most tokens of a match and its drafts together.

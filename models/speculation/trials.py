@@ -137,9 +137,10 @@ class Trial:
         place = {index: row for row, index in enumerate(self.spans.rows.tolist())}
         rows = [place[index] for index in spans.rows.tolist()]
         return [
-            (index, row) for index, row in enumerate(rows)
+            (index, row)
+            for index, row in enumerate(rows)
             if row in self.drafts and self.drafts[row].parents is not None
-        ]  # fmt: skip
+        ]
 
     def draft_counts(self) -> Ints:
         """[rows of `spans`]."""

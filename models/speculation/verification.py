@@ -26,9 +26,15 @@ class Verification:
     """
 
     def __init__(
-        self, plan: StepPlan, trial: Trial, sampling: NDArray[np.bool_], rows: RowTable, sampler: Sampler,
-        guides: GuidedRows | None, speculator: Speculator,
-    ) -> None:  # fmt: skip
+        self,
+        plan: StepPlan,
+        trial: Trial,
+        sampling: NDArray[np.bool_],
+        rows: RowTable,
+        sampler: Sampler,
+        guides: GuidedRows | None,
+        speculator: Speculator,
+    ) -> None:
         """sampling: [rows of `trial.spans`]."""
         self._plan, self.trial, self._sampling, self._rows = plan, trial, sampling, rows
         self._sampler, self._guides, self._speculator = sampler, guides, speculator
@@ -69,9 +75,12 @@ class Verification:
             self._rows.append_known(self._numbers[row], forced)
 
     def result(
-        self, about_prompts: Sequence[RowLogprobs], pooled: Sequence[RowPooled], unsound: Sequence[RowError],
+        self,
+        about_prompts: Sequence[RowLogprobs],
+        pooled: Sequence[RowPooled],
+        unsound: Sequence[RowError],
         timings: StepTimings,
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         """The result of all rows of the plan; those that computed nothing have no tokens. Arguments as of
         `step_result`."""
         size = len(self._plan.rows)

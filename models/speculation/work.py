@@ -69,9 +69,14 @@ def grow_trees(
         there = np.repeat(work.lengths - 1 + depth, counts)
         mask = TreeMask(work.lengths - 1, seen.reshape(-1), there)
         batch = paging.batch(
-            work.blocks, work.slots, starts, counts, to_device(tokens.reshape(-1).copy(), paging.device), places,
+            work.blocks,
+            work.slots,
+            starts,
+            counts,
+            to_device(tokens.reshape(-1).copy(), paging.device),
+            places,
             tree=mask,
-        )  # fmt: skip
+        )
         work.states = network.forward(batch, work.states[came], caches)
         first += tokens.shape[1]
     return trees

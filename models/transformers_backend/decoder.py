@@ -170,10 +170,17 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
     logging.disable_progress_bar()
     try:
         model, report = found.from_pretrained(
-            folder if usual else None, config=settings, state_dict=tensors, dtype=dtype, use_safetensors=True,
-            attn_implementation=attention.NAME, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
+            folder if usual else None,
+            config=settings,
+            state_dict=tensors,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     except Exception as error:
         said = str(error).replace(str(folder), folder.name)
         raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {said}"[:300]) from error
