@@ -66,9 +66,20 @@ def load_inputs(rows, valid, k, in_features, KIND: tl.constexpr, BLOCK_K: tl.con
 
 @triton.jit
 def add_product(
-    acc, even, odd, weights, scales, at, scale_at, k, in_features,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    acc,
+    even,
+    odd,
+    weights,
+    scales,
+    at,
+    scale_at,
+    k,
+    in_features,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SCALE_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """acc + inputs @ weights.T over the inputs from `k`; of FP8_ROWS the caller applies the scales at the end.
 
     Args:
@@ -116,9 +127,19 @@ def add_product(
 
 @triton.jit
 def add_row_product(
-    acc, row, weights, scales, at, scale_at, k, in_features, factor,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr,
-):  # fmt: skip
+    acc,
+    row,
+    weights,
+    scales,
+    at,
+    scale_at,
+    k,
+    in_features,
+    factor,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SCALE_K: tl.constexpr,
+):
     """acc + factor * inputs * weights, for one row of inputs; the caller adds up the last dimension at the end.
 
     Args:

@@ -53,6 +53,10 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
     starts = torch.tensor([0, *case.counts]).cumsum(0)
     scales = torch.rand(groups, generator=generator) + 0.5 if case.scaled else None
     return Inputs(
-        x.to(device, case.dtype), weights.to(device, case.dtype), order[: sum(case.counts)].int().to(device),
-        starts.int().to(device), out.to(device, case.dtype), None if scales is None else scales.to(device),
-    )  # fmt: skip
+        x.to(device, case.dtype),
+        weights.to(device, case.dtype),
+        order[: sum(case.counts)].int().to(device),
+        starts.int().to(device),
+        out.to(device, case.dtype),
+        None if scales is None else scales.to(device),
+    )

@@ -57,9 +57,14 @@ class NativeWeight:
     )  # fmt: skip
 
     def __init__(
-        self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None,
+        self,
+        functions: Functions,
+        packed: Tensor,
+        layout: Layout,
+        shape: tuple[int, int],
+        bias: Tensor | None,
         splits: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.out_features, self.in_features = shape
         size = -(-self.out_features // layout.panel) * layout.panel * layout.padded
         found = torch.ops.mkldnn._nbytes(packed) // 4
@@ -93,9 +98,18 @@ class NativeWeight:
         source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.linear(
-                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, adds, factor,
-                target + 4 * out_step * begin, out_step, threads,
-            )  # fmt: skip
+                self._pointer,
+                source + 4 * step * begin,
+                step,
+                end - begin,
+                gain,
+                eps,
+                adds,
+                factor,
+                target + 4 * out_step * begin,
+                out_step,
+                threads,
+            )
         return out
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
@@ -108,9 +122,17 @@ class NativeWeight:
         source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.gated(
-                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, _ACTIVATIONS[activation],
-                target + 4 * size * begin, size, threads,
-            )  # fmt: skip
+                self._pointer,
+                source + 4 * step * begin,
+                step,
+                end - begin,
+                gain,
+                eps,
+                _ACTIVATIONS[activation],
+                target + 4 * size * begin,
+                size,
+                threads,
+            )
         return out
 
 

@@ -9,9 +9,17 @@ from troupellm.kernels.paged_attention.tree import TreeMask
 
 
 def paged_attention_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float,
-    softcap: float = 0.0, sinks: Tensor | None = None, tree: TreeMask | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    items: Tensor,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    tree: TreeMask | None = None,
+) -> Tensor:
     """Softmax attention in float32 of each item's query token over its keys.
 
     Args:

@@ -16,8 +16,9 @@ from troupellm.kernels.paged_attention.row_plan import RowSpan
 NEVER = float("-inf")
 
 
-def sdpa(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-         sinks: Tensor | None) -> Tensor:  # fmt: skip
+def sdpa(
+    query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
     """By `scaled_dot_product_attention`, which has no soft cap.
 
     Args:
@@ -40,8 +41,9 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: floa
     )[0]
 
 
-def flex(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-         sinks: Tensor | None) -> Tensor:  # fmt: skip
+def flex(
+    query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
     """Attention by flex attention, compiled on a GPU; elsewhere torch's own slow definition. Arguments as of `sdpa`."""
     seen, real = span.seen, span.seen.shape[1]
     if sinks is not None:

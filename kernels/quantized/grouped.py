@@ -25,9 +25,14 @@ class GroupedWeight(QuantizedWeight):
     per_byte: ClassVar[int]
 
     def __init__(
-        self, codes: Tensor, scale: Tensor, *, zero: Tensor | None = None, group: Tensor | None = None,
+        self,
+        codes: Tensor,
+        scale: Tensor,
+        *,
+        zero: Tensor | None = None,
+        group: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Raises:
             ValueError: shapes or types do not fit each other.
@@ -120,9 +125,14 @@ class Int4Group(GroupedWeight):
 
     @classmethod
     def from_values(
-        cls, values: Tensor, scale: Tensor, *, zero: Tensor | None = None, group: Tensor | None = None,
+        cls,
+        values: Tensor,
+        scale: Tensor,
+        *,
+        zero: Tensor | None = None,
+        group: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """values: q as whole numbers of 0 to 15, [out_features, in_features], in_features even."""
         require(values.shape[1] % 2 == 0, "in_features must be even")
         pairs = values.to(torch.uint8)

@@ -20,9 +20,23 @@ TILE = 512
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
-    x, residual, weight, out, scales, rows, size, inner, outer_stride, inner_stride, residual_stride, eps, offset,
-    OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    weight,
+    out,
+    scales,
+    rows,
+    size,
+    inner,
+    outer_stride,
+    inner_stride,
+    residual_stride,
+    eps,
+    offset,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """ROWS rows.
 
     Args:
@@ -68,9 +82,14 @@ def takes(x: Tensor) -> bool:
 
 
 def rms_norm_triton(
-    x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, residual: Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    residual: Tensor | None = None,
     codes: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """The norm of x, or of residual + x, which is left in `residual`.
 
     Args:
@@ -91,8 +110,20 @@ def rms_norm_triton(
     if rows:
         launch = norm_launch(size)
         rms_norm_kernel[(triton.cdiv(rows, launch.constants["ROWS"]),)](
-            x, residual, weight, out, scales, rows, size, inner, outer_stride, inner_stride,
-            0 if residual is None else residual.stride(-2) if residual.ndim == 2 else size, eps, offset,
-            OFFSET=offset != 0 or weight.dtype != x.dtype, **launch.options,
-        )  # fmt: skip
+            x,
+            residual,
+            weight,
+            out,
+            scales,
+            rows,
+            size,
+            inner,
+            outer_stride,
+            inner_stride,
+            0 if residual is None else residual.stride(-2) if residual.ndim == 2 else size,
+            eps,
+            offset,
+            OFFSET=offset != 0 or weight.dtype != x.dtype,
+            **launch.options,
+        )
     return out, scales

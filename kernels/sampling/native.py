@@ -53,15 +53,27 @@ class Functions:
         check("codes", codes, torch.int32, vocab)
         tokens = guard.empty("tokens", rows, dtype=torch.int64)
         self._draw(
-            logits.data_ptr(), stride, rows, vocab, keys.data_ptr(), codes.data_ptr(), tokens.data_ptr(),
+            logits.data_ptr(),
+            stride,
+            rows,
+            vocab,
+            keys.data_ptr(),
+            codes.data_ptr(),
+            tokens.data_ptr(),
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return tokens
 
     def choose(
-        self, logits: Tensor, columns: Columns, slots: NDArray[np.int64], positions: NDArray[np.int64], codes: Tensor,
-        guided: Tensor | None = None, bits: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        logits: Tensor,
+        columns: Columns,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        codes: Tensor,
+        guided: Tensor | None = None,
+        bits: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Each row's next token, from logits that nothing else is to change.
 
         Args:
@@ -90,10 +102,25 @@ class Functions:
             check("bits", bits, torch.int32, *bits.shape[:2])
             masks, words, mask_of, allowed = *bits.shape, guided.data_ptr(), bits.data_ptr()
         self._choose(
-            logits.data_ptr(), vocab, rows, vocab, slots.ctypes.data, columns.streams.size, columns.streams.ctypes.data,
-            columns.scales.ctypes.data, columns.floors.ctypes.data, positions.ctypes.data, codes.data_ptr(), mask_of,
-            masks, allowed, words, tokens.data_ptr(), peaks.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+            logits.data_ptr(),
+            vocab,
+            rows,
+            vocab,
+            slots.ctypes.data,
+            columns.streams.size,
+            columns.streams.ctypes.data,
+            columns.scales.ctypes.data,
+            columns.floors.ctypes.data,
+            positions.ctypes.data,
+            codes.data_ptr(),
+            mask_of,
+            masks,
+            allowed,
+            words,
+            tokens.data_ptr(),
+            peaks.data_ptr(),
+            torch.get_num_threads(),
+        )
         return tokens, peaks
 
     def keep_bits(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -108,9 +135,16 @@ class Functions:
         check("rows", rows, torch.int64, bits.shape[0])
         check("bits", bits, torch.int32, *bits.shape[:2])
         self._keep(
-            logits.data_ptr(), stride, every, vocab, rows.data_ptr(), rows.shape[0], bits.data_ptr(), bits.shape[1],
+            logits.data_ptr(),
+            stride,
+            every,
+            vocab,
+            rows.data_ptr(),
+            rows.shape[0],
+            bits.data_ptr(),
+            bits.shape[1],
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
 
 
 @functools.cache

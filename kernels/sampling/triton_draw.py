@@ -33,9 +33,18 @@ def winner(scores, ids):
 
 @triton.jit
 def piece_kernel(
-    values, keys, codes, part_values, part_ids, width, row_stride, pieces, NOISE: tl.constexpr, TILES: tl.constexpr,
+    values,
+    keys,
+    codes,
+    part_values,
+    part_ids,
+    width,
+    row_stride,
+    pieces,
+    NOISE: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """The winner of one piece of one row: the largest value, or the largest one after noise was added."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
@@ -85,9 +94,18 @@ def best_triton(values: Tensor, keys: Tensor | None = None, codes: Tensor | None
     out_values = torch.empty(rows, dtype=torch.float32, device=values.device)
     if rows:
         piece_kernel[(rows, pieces)](
-            values, keys, codes, part_values, part_ids, width, values.stride(0), pieces,
-            NOISE=keys is not None, TILES=TILES_OF_A_PIECE, **PIECE.options,
-        )  # fmt: skip
+            values,
+            keys,
+            codes,
+            part_values,
+            part_ids,
+            width,
+            values.stride(0),
+            pieces,
+            NOISE=keys is not None,
+            TILES=TILES_OF_A_PIECE,
+            **PIECE.options,
+        )
         merge_kernel[(rows,)](
             part_values, part_ids, out, out_values, pieces, width, BLOCK=next_power_of_2(pieces), **MERGE.options
         )

@@ -44,8 +44,13 @@ class Report:
         return self.shared_bytes // tile_bytes
 
 
-def compile_for(kernel: Any, arguments: Mapping[str, str], launch: Launch, constants: Mapping[str, Any] | None = None,
-                capability: int = HOPPER) -> Report:  # fmt: skip
+def compile_for(
+    kernel: Any,
+    arguments: Mapping[str, str],
+    launch: Launch,
+    constants: Mapping[str, Any] | None = None,
+    capability: int = HOPPER,
+) -> Report:
     """Compile one kernel.
 
     Args:
