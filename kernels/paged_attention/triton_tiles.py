@@ -40,11 +40,36 @@ def block_ids(table, tile, oldest, context, PAGE: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def attend(
-    query, acc, maximum, total, keys, values, key_scales, value_scales, table, begin, end, oldest, context, limits,
-    floors, base, nodes, block_stride, pre_scale, post_scale,
-    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr, GUARDED: tl.constexpr,
-):  # fmt: skip
+    query,
+    acc,
+    maximum,
+    total,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    begin,
+    end,
+    oldest,
+    context,
+    limits,
+    floors,
+    base,
+    nodes,
+    block_stride,
+    pre_scale,
+    post_scale,
+    ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    GUARDED: tl.constexpr,
+):
     """Go on with a softmax over tiles [begin, end).
 
     Args:
