@@ -1,8 +1,8 @@
 """Logits processors: plug-ins of the server that change scores before a token is drawn, for the rows that ask for it.
 
-A plug-in is a subclass of `LogitsProcessor`, installed under the entry point group `troupellm.logits_processors` or
-named with `--logits-processors name=module:Class`. A request names it and gives it plain data, never code; with
-`--default-logits-processors name` every request has it.
+A plug-in is a subclass of `troupellm.LogitsProcessor`, installed under the entry point group
+`troupellm.logits_processors` or named with `--logits-processors name=module:Class`. A request names it and gives it
+plain data, never code; with `--default-logits-processors name` every request has it.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What an API key may still use, as its owner is told."""
+"""The rest of an API key's limits, for the headers of an answer."""
 
 import msgspec
 

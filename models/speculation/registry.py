@@ -1,6 +1,6 @@
 """Proposers by the name of their method, and plug-ins.
 
-A plug-in is a class with the methods of `proposer.Proposer`, made as `kind(config, context)`. It is named by
+A plug-in is a class with the methods of `troupellm.Proposer`, made as `kind(config, context)`. It is named by
 `custom_class`: `module:Class`, or a name under which it is installed in the entry point group `troupellm.proposers`.
 """
 
