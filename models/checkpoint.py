@@ -30,7 +30,7 @@ EXACT = (".e_score_correction_bias",)
 
 
 class WeightSource(Protocol):
-    """Where layers take their tensors from while they are built."""
+    """The source of the tensors from which layers are built."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape, in the type and on the device to compute with."""
@@ -62,14 +62,17 @@ class Checkpoint:
     """The safetensors files of one folder."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None] = lambda _: None,
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        taken: Callable[[int], None] = lambda _: None,
         files: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open every file and list its tensors.
 
         Args:
             folder: in Hugging Face's format: one file, or an index and its shards.
-            dtype: what tensors are converted to.
+            dtype: type to which tensors are converted.
             taken: called with the bytes of each tensor after its conversion.
             files: names within the folder, where they are not the usual ones.
 

@@ -103,7 +103,7 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what goes through the layers."""
+        """Type of the hidden states."""
         return self.embedding.dtype
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
@@ -169,7 +169,7 @@ class Decoder:
     def _run_together(
         self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], tapped: Tensor | None
     ) -> Tensor:
-        """As `_run`, in one call. tapped: for what leaves the last layer."""
+        """As `_run`, in one call. tapped: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
         if tapped is None:
@@ -206,7 +206,7 @@ class Decoder:
         return torch.cat(parts, dim=-1).squeeze(1) if parts else None
 
     def _parted(self, looked_up: Tensor) -> list[Angles | None]:
-        """Of each layer's rotation, of rows of `angle_table`."""
+        """Split rows of `angle_table` into the angles of each layer's rotation."""
         halves = [cos.shape[-1] for cos, _ in self.tables for _ in range(2)]
         parts = torch.split(looked_up[:, None], halves, dim=-1)
         return [None if table is None else (parts[2 * table], parts[2 * table + 1]) for table in self.layer_tables]
@@ -222,13 +222,13 @@ class Decoder:
         return self._scaled(norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out))
 
     def scores(self, normed: Tensor) -> Tensor:
-        """The same, of hidden states that are not to go through the final norm, or have gone through it."""
+        """Logits of hidden states that have gone through the final norm, or need none."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
         return self._scaled(linear(normed, self.head).float())
 
     def _scaled(self, logits: Tensor) -> Tensor:
-        """In place."""
+        """Scale and cap logits, in place."""
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         cap = self.config.logit_softcap
@@ -242,12 +242,12 @@ class Decoder:
 
 
 def _places(taps: Taps, layer: int) -> list[int]:
-    """Where a layer's output goes; a model of few layers may be asked for one of them more than once."""
+    """The places of a layer's output among the tapped states; it may have several in a model of few layers."""
     return [place for place, wanted in enumerate(taps.layers) if wanted == layer] if taps.layers else []
 
 
 def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
-    """Keep a layer's output of all tokens; those are the first rows, before what pads."""
+    """Keep a layer's output of all tokens; those are the first rows, before the padding."""
     assert tapped is not None
     width = residual.shape[1]
     found = tapped[:, place * width : (place + 1) * width]

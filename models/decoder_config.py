@@ -18,7 +18,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position: int = 0
     attention_factor: float | None = None
     yarn_attn_factor: float = 1.0
-    """On top of what YaRN makes of `factor`."""
+    """Factor on top of the one that YaRN derives from `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -35,7 +35,7 @@ class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
-    """Of what the attention adds to the residual."""
+    """Factor on the attention's addition to the residual."""
     before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
 
@@ -62,7 +62,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     top_k: int
     intermediate_size: int
-    """Of one expert."""
+    """Width of one expert."""
     scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
     """Over all experts, each expert by itself, or over the logits of those that were chosen."""
     renormalize: bool = False
@@ -82,7 +82,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Router and experts have biases."""
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
-    """With it: min(gate, limit) * sigmoid(alpha * gate) * (clamp(up, -limit, limit) + 1); None is silu(gate) * up."""
+    """If set: min(gate, limit) * sigmoid(alpha * gate) * (clamp(up, -limit, limit) + 1); None is silu(gate) * up."""
     shared_size: int = 0
     """Width of the expert that all tokens share; 0 is none."""
     shared_gate: bool = False
@@ -96,13 +96,13 @@ class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
     latent: int
     """Size of the cached latent vector."""
     rotated: int
-    """Of the part of a head's key and query that is rotated; all heads have it in common, and it is cached too."""
+    """Size of the rotated part of a head's key and query; all heads share this key part, and it is cached too."""
     plain: int
-    """Of the other part of a head's key and query."""
+    """Size of the other part of a head's key and query."""
     value: int
-    """Of a head's value."""
+    """Size of a head's value."""
     query_latent: int | None
-    """Of the latent vector that queries are made from; None makes them from the hidden state."""
+    """Size of the latent vector that queries are made from; None makes them from the hidden state."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +154,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     rotary_dim: int | None = None
-    """How many of a head's first values are rotated; None is all."""
+    """The number of a head's first values that are rotated; None is all."""
     rope_interleaved: bool = False
     """Rotated pairs are neighbours, not halves."""
     layer_ropes: tuple[RopeConfig | None, ...] = ()

@@ -78,10 +78,10 @@ class LogprobGroup:
         self._listed = torch.tensor(listed, dtype=torch.int64, device=device) if listed else None
         self._device = device
         self._alone = device.type != "cpu" and mode == "raw_logprobs" and not count and not listed
-        """As `models.cuda.choosing` describes such rows, to the bit: who else is in a step is not to be seen."""
+        """As `models.cuda.choosing` describes such rows, to the bit: a result does not depend on other rows."""
 
     def raw(self, logits: Tensor) -> Tensor | None:
-        """Scores [members, vocab] as the model gave them; None where what is drawn from is wanted.
+        """Scores [members, vocab] as the model gave them; None if the processed ones are wanted.
 
         Args:
             logits: [all rows, vocab], not processed yet.
@@ -90,8 +90,8 @@ class LogprobGroup:
             return None
         if not self._normalised or self._alone:
             return logits.index_select(0, self.index)
-        everybody = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
-        return (logits if everybody else logits.index_select(0, self.index)).log_softmax(-1)
+        whole_step = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
+        return (logits if whole_step else logits.index_select(0, self.index)).log_softmax(-1)
 
     def drawn_from(self, logits: Tensor) -> Tensor:
         """Scores [members, vocab], as they are when a token is drawn: cut off, and over the temperature."""
@@ -121,7 +121,7 @@ class LogprobGroup:
 
     @cached_property
     def _drawing(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Nucleus]:
-        """Of the members: which draw, their scale and least log-probability; of those, which cut off, and what."""
+        """Indices of members that draw, their scales and least log-probabilities; indices with a nucleus, and it."""
         drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
         options = [self._rows[i] for i in drawn]
         cut = [i for i, row in enumerate(options) if row.prefix is not None]

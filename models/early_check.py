@@ -24,7 +24,7 @@ INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 
 
 def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) -> None:
-    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
+    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template show.
 
     Architectures and types that only `transformers` may have are left to the loader: asking the package imports torch.
 
@@ -42,7 +42,7 @@ def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) 
 
 
 def check_stored(folder: Path, config: ModelConfig) -> None:
-    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files tell.
+    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files show.
 
     Args:
         folder: has all files of the model; or a GGUF file.

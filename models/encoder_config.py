@@ -17,7 +17,7 @@ _NAMES = {
 }
 _KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 ENCODERS = {f"{name}{kind}": (family, kind) for name, family in _NAMES.items() for kind in _KINDS}
-"""Architecture: family, and what is on top of it."""
+"""Architecture: family, and the head on top of it."""
 _HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
@@ -32,7 +32,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_eps: float
     hidden_act: str
     type_vocab_size: int
-    """0 where tokens of two texts are not told apart."""
+    """Number of token types; 0 if tokens of two texts are not distinguished."""
     num_positions: int
     """Rows of the position table."""
     position_offset: int

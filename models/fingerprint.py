@@ -25,7 +25,7 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 
 FORMAT = "troupellm KV block 1"
-"""Of blocks' bytes; another one when their layout changes."""
+"""Format of blocks' bytes; changes with their layout."""
 PART_BYTES = 64 * 2**20
 """Files are digested in parts of so many bytes, several at once."""
 _READ_BYTES = 2**20
@@ -49,7 +49,7 @@ def model_fingerprint(
         dtype: of activations.
         cache_dtype: of keys and values.
         longest: tokens of a sequence, as it is served: some models rotate their keys by it.
-        extra: what else counts: of each drafter whose keys and values are in the blocks, its own digest.
+        extra: further inputs: the digest of each drafter whose keys and values are in the blocks.
 
     Raises:
         OSError: a file cannot be read.
@@ -101,10 +101,15 @@ class SameModel:
 
 
 def same_model(
-    folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
-    longest: int, extra: Callable[[int], Sequence[str]],
-) -> SameModel:  # fmt: skip
-    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
+    folder: Path,
+    model: DecoderConfig,
+    config: EngineConfig,
+    dtype: object,
+    cache_dtype: object,
+    longest: int,
+    extra: Callable[[int], Sequence[str]],
+) -> SameModel:
+    """The `SameModel` of a worker; arguments as of `model_fingerprint`, dtypes as torch's objects."""
     if secret_file(config) is None:
         return SameModel(None)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}

@@ -34,5 +34,5 @@ class ForwardBatch:
     """[tokens, width], rows of `Decoder.angle_table` at the positions, where they have been looked up already."""
 
     def with_logits(self, hidden: Tensor) -> Tensor:
-        """Of all tokens' hidden states [tokens, hidden], those of tokens that the head is computed for."""
+        """Select from all tokens' hidden states [tokens, hidden] those that the head is computed for."""
         return hidden if self.logit_tokens is None else hidden[self.logit_tokens]

@@ -9,7 +9,7 @@ from troupellm.models.hf_config import ConfigReader, architecture_of, decoder_co
 FIRST, SECOND = "GlmForCausalLM", "Glm4ForCausalLM"
 ARCHITECTURES = (FIRST, SECOND)
 NORMS = LayerNorms(after_attention="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm")
-"""Of the later generation."""
+"""Norms of the later generation."""
 DEFAULTS = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-07, "attention_bias": True}
 """Values that the reference implementation assumes where config.json has none."""
 

@@ -38,12 +38,15 @@ _ROPE_KEYS = frozenset(
 
 
 class ConfigReader:
-    """Typed access to config.json, or what says the same; refusals are ModelLoadErrors naming the file and the key."""
+    """Typed access to config.json or equivalent metadata; refusals are ModelLoadErrors naming the file and the key."""
 
     def __init__(
-        self, values: Mapping[str, Any], prefix: str = "", file: str = FILE,
+        self,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        file: str = FILE,
         elsewhere: Mapping[str, tuple[str, str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             prefix: of keys, in messages.
@@ -55,7 +58,7 @@ class ConfigReader:
 
     @classmethod
     def load(cls, folder: Path) -> "ConfigReader":
-        """Read `folder`/config.json, or what a GGUF file says instead."""
+        """Read `folder`/config.json, or the metadata of a GGUF file."""
         if is_gguf(folder):
             from troupellm.models.gguf.documents import document  # which is read by this class itself
 
@@ -67,15 +70,15 @@ class ConfigReader:
             raise ModelLoadError(f"{FILE} is missing", hint="give a folder in Hugging Face's format") from None
 
     def with_defaults(self, **defaults: Any) -> "ConfigReader":
-        """The same, with values for keys that are not there; one that is there and null stays null."""
+        """The reader with values for missing keys; an explicit null stays null."""
         return self.like({**defaults, **self.values})
 
     def with_values(self, **values: Any) -> "ConfigReader":
-        """The same, with other values for some keys."""
+        """The reader with other values for some keys."""
         return self.like({**self.values, **values})
 
     def with_section(self, key: str, values: Mapping[str, Any], file: str, prefix: str) -> "ConfigReader":
-        """The same, with a section that stands in another file, or under another key."""
+        """The reader with a section from another file, or from under another key."""
         places = {**self._elsewhere, key: (file, prefix)}
         return ConfigReader({**self.values, key: values}, self._prefix, self._file, places)
 
@@ -145,7 +148,7 @@ class ConfigReader:
         return ConfigReader(value, prefix, file)
 
     def without(self, key: str) -> "ConfigReader":
-        """The same, as if the key were missing."""
+        """The reader without the key."""
         return self.like({name: value for name, value in self.values.items() if name != key})
 
     def refuse(self, key: str, wanted: str, hint: str = "") -> ModelLoadError:
@@ -297,7 +300,7 @@ def ignored_rope_keys(reader: ConfigReader) -> list[str]:
 
 
 def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:
-    """How many of a head's values are rotated."""
+    """The number of a head's values that are rotated."""
     scaling = reader.section("rope_parameters")
     home = scaling if scaling.has("partial_rotary_factor") else reader
     size = int(head_dim * home.number("partial_rotary_factor", default))

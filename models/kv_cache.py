@@ -26,9 +26,16 @@ class KVCache:
     """
 
     def __init__(
-        self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype,
-        device: torch.device = CPU, *, drafter: DecoderConfig | None = None, border: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        config: DecoderConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        drafter: DecoderConfig | None = None,
+        border: int = 0,
+    ) -> None:
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that.
 
         Args:

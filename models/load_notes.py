@@ -39,7 +39,7 @@ def next_token_notes(stored: StoredWeights, model: DecoderConfig) -> list[str]:
 
 
 def rope_notes(model: DecoderConfig, max_model_len: int) -> list[str]:
-    """That one context length means one rotation, where shorter prompts would have another one by themselves."""
+    """Say that the context length fixes the rotation, where shorter prompts alone would have another one."""
     ropes = {model.rope_of(layer) for layer in range(model.num_layers)}
     return [
         f"longrope: long factors for all lengths; --max-model-len {rope.original_max_position} takes the short ones"

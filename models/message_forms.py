@@ -33,7 +33,7 @@ class MessageForms(msgspec.Struct, frozen=True):
         return self.contents_of(repaired(messages, self.traits))
 
     def contents_of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The same, where the turns have their form already."""
+        """The messages in this form; their turns have it already."""
         return [self._one(message) for message in messages]
 
     def _one(self, message: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from troupellm.protocol.errors import ModelLoadError
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 """Names of blobs in the cache of the hub's library."""
 _SHARED = ".huggingface-shared-blobs"
-"""In the folder of blobs that the repositories of a cache share: by the first two digits of their names."""
+"""Folder of blobs that the repositories of a cache share, sorted by the first two digits of their names."""
 _LIBRARY_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"})
 _LIBRARY_NAMES = frozenset({"vocab.txt", "merges.txt", "dict.txt"})
 
@@ -39,7 +39,7 @@ def readable(found: Path, name: str | None, links: bool) -> Path:
 
 
 def check_file(path: Path, folder: Path | None = None) -> None:
-    """To be called before a file is opened, or is looked for. One that is not there is left to who opens it.
+    """Check a file before it is opened, or looked for. A missing file is left to its reader to report.
 
     Args:
         folder: in which it must lie; if not given, the one that it is in by its name.
@@ -100,7 +100,7 @@ def _is_blob(target: Path, home: Path) -> bool:
     owner = target.parent.parent
     if target.parent.name == "blobs" and (owner / "snapshots" in home.parents or owner.name.startswith("models--")):
         return True
-    if not _DIGEST.fullmatch(target.name):  # a link to just any folder does not make blobs of what is there
+    if not _DIGEST.fullmatch(target.name):  # a blob must also have a blob's name
         return False
     if target.parent.name == target.name[:2] and (owner / _SHARED).is_file():
         return True

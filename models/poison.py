@@ -67,7 +67,7 @@ class Poison:
         """Poison blocks that no row holds, so that a load that fails or is incomplete shows in the answers."""
         for block in blocks:
             self._fill(block, 0)
-        if self._storage.is_cuda:  # whose loads do not come behind what is launched here
+        if self._storage.is_cuda:  # loads are not ordered after the kernels that are launched here
             torch.cuda.current_stream(self._storage.device).synchronize()
 
     def _from(self, table: list[int], index: int, place: int) -> None:

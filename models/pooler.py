@@ -80,8 +80,8 @@ class Pooler:
         """The vectors of rows whose last token was taken.
 
         Args:
-            known_as: what they were added as.
-            rows: what the answer calls them.
+            known_as: the rows' numbers in `add_row`.
+            rows: the rows' numbers in the result.
         """
         opened = [self._rows[row] for row in known_as]
         means = []
@@ -129,7 +129,7 @@ def pool_whole(hidden: Tensor, counts: Sequence[int], pooling_type: PoolingType)
     """The vectors of prompts that were computed at once.
 
     Args:
-        hidden: [tokens, hidden], prompt after prompt; what comes behind the last one does not matter.
+        hidden: [tokens, hidden], prompt after prompt; rows behind the last one are ignored.
         counts: tokens of each.
 
     Returns:

@@ -30,7 +30,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class PoolerOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The setting `pooler_config`; wins over what the checkpoint says."""
+    """The setting `pooler_config`; overrides the checkpoint."""
 
     pooling_type: PoolingType | None = None
     seq_pooling_type: PoolingType | None = None

@@ -24,7 +24,7 @@ _LARGEST_FILE = 4096
 
 
 def secret_file(config: EngineConfig) -> Path | None:
-    """Where an engine's secret is kept; None where nothing outlives the engine, whose secret is drawn at its start."""
+    """The file of an engine's secret; None if no block outlives the engine, whose secret is drawn at its start."""
     given, disk = config.cache.prefix_hash_secret_file, config.offload.kv_offload_disk_path
     if given is not None:
         return Path(given).expanduser()
@@ -59,7 +59,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def derived_key(secret: bytes, purpose: str) -> bytes:
-    """A key for one purpose, which tells nothing of the secret or of other purposes' keys; 32 bytes."""
+    """A key for one purpose, which reveals nothing about the secret or other purposes' keys; 32 bytes."""
     return hmac.digest(secret, purpose.encode(), "sha256")
 
 

@@ -26,7 +26,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
 
 
 def lower_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """With `use_sliding_window` every other layer below `max_window_layers`; `layer_types` overrides."""
+    """Windows in every other layer below `max_window_layers` with `use_sliding_window`; `layer_types` overrides."""
     num_layers = reader.integer("num_hidden_layers")
     if not reader.flag("use_sliding_window", False) or not reader.is_on("sliding_window"):
         return (None,) * num_layers

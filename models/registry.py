@@ -67,7 +67,7 @@ def _renamed(architectures: tuple[str, ...], ending: str) -> list[str]:
 
 FAMILIES: dict[str, Describe] = {name: family.describe for family in _FAMILIES for name in family.ARCHITECTURES}
 BARE = _architectures("BARE", "Model")
-"""The same decoders without anything on top: they embed."""
+"""The same decoders without a head: they embed."""
 CLASSIFIERS = _architectures("CLASSIFIERS", "ForSequenceClassification")
 """And with a classifier that reads the last token."""
 

@@ -17,7 +17,7 @@ from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 RANGE_BYTES = 16 * 2**30
-"""Of one request: signed addresses expire, and CDNs refuse greater ones."""
+"""Most bytes of one request: signed addresses expire, and CDNs refuse larger ones."""
 _FIRST_RETRIES, _RETRIES = 2, 5
 """Before the first byte a failure is an answer to the user, later it is an interruption."""
 _LONGEST_WAIT = 8.0

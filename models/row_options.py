@@ -16,7 +16,7 @@ from troupellm.protocol.sampling import GREEDY_EPSILON
 from troupellm.protocol.worker import SamplingState
 
 _NUCLEUS_PREFIX = 128
-"""Where top_p alone looks first: it rarely keeps more tokens than this at usual temperatures."""
+"""Prefix for top_p alone: it rarely keeps more tokens than this at usual temperatures."""
 _TOP_K_PREFIXES = (64, 256, WIDEST_PREFIX)
 
 

@@ -33,7 +33,7 @@ class RowTable:
         prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
         num_prompt_tokens: int64 [slots].
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
-        computed: int64 [slots], first positions whose keys and values are there; kept by who verifies drafts.
+        computed: int64 [slots], first positions whose keys and values are there; kept by the verification of drafts.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
@@ -148,7 +148,7 @@ class RowTable:
         self._copy_tables(slots, parents)
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
-        """Remember what this table needs of a row's sampling state."""
+        """Remember the parts of a row's sampling state that this table needs."""
         slot = self.slot(row)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs
         if sampling.prompt_logprobs >= 0:
@@ -157,16 +157,14 @@ class RowTable:
             self._described.discard(slot)
 
     def slot(self, row: int) -> int:
-        """Where a row lies."""
+        """The slot of a row."""
         slot = self._slots.get(row)
         if slot is None:
             raise PlanError(f"row {row} is not known")
         return slot
 
-    def slots_of(
-        self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:  # fmt: skip
-        """Slots of a plan's rows [rows], after checking that the plan fits what is known. They are not to be changed.
+    def slots_of(self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots of a plan's rows [rows], after checking the plan against the table. They must not be changed.
 
         Args:
             starts: the plan's.
@@ -203,7 +201,7 @@ class RowTable:
 
     @property
     def memory(self) -> RowMemory:
-        """Where tokens and blocks lie, on a CPU; the same until there have to be more slots."""
+        """The memory of tokens and blocks, on a CPU; the same object until more slots are needed."""
         if self._memory is None:
             self._memory = RowMemory(self.tokens.numpy(), self.lengths, self.blocks, self.num_blocks)
         return self._memory
@@ -245,7 +243,7 @@ class RowTable:
         return held
 
     def room(self, slots: NDArray[np.int64]) -> list[int]:
-        """How many tokens each of the rows may have beyond those that it has."""
+        """The number of tokens that each of the rows may still get."""
         left: list[int] = (self.longest - self.lengths[slots]).tolist()
         return left
 

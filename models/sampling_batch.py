@@ -29,14 +29,14 @@ class RandomRows:
     inverse_temperature: Tensor
     log_min_p: Tensor | None
     plain: Tensor | None
-    """Those that draw from the whole vocabulary, as indices into this table; None is all of them."""
+    """Rows that draw from the whole vocabulary, as indices into this table; None is all of them."""
     groups: tuple[tuple[Tensor, Nucleus, int], ...]
-    """Those that cut off, with what they keep and the prefix that they look at first."""
+    """Rows with top_k or top_p, their limits, and the prefix that is looked at first."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows take the likeliest token, and what the others need."""
+    """Rows that take the likeliest token, and the options of the others."""
 
     greedy: Tensor | None
     """Indices of the former; None is all."""
@@ -58,14 +58,14 @@ class BadWords:
 
     rows: tuple[int, ...]
     text_of: Tensor
-    """Which of `rows` each word belongs to."""
+    """For each word, the index of its row in `rows`."""
     prefixes: Tensor
     places: Tensor
 
 
 @dataclass(frozen=True)
 class Penalties:
-    """`rows` lists who is penalised; the factors are float32 [penalised rows]."""
+    """`rows` lists the penalised rows; the factors are float32 [penalised rows]."""
 
     rows: tuple[int, ...]
     rows_index: Tensor

@@ -66,14 +66,24 @@ def measure_runner(runner: ModelRunner, *, num_blocks: int, block_size: int, max
         nonlocal step
         step += 1
         row = NewRow(
-            row=step, epoch=0, request_id="", token_ids=array("i", bytes(4 * size)).tobytes(), num_prompt_tokens=size,
+            row=step,
+            epoch=0,
+            request_id="",
+            token_ids=array("i", bytes(4 * size)).tobytes(),
+            num_prompt_tokens=size,
             sampling=SamplingState(temperature=0.0),
             blocks=(tuple(range(-(-size // block_size))),) * runner.rows.num_groups,
-        )  # fmt: skip
+        )
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=(step,), epochs=(0,), starts=(0,), counts=(size,), new_rows=(row,),
+            step=step,
+            engine_epoch=0,
+            rows=(step,),
+            epochs=(0,),
+            starts=(0,),
+            counts=(size,),
+            new_rows=(row,),
             retired=(step - 1,),
-        )  # fmt: skip
+        )
         runner.run(plan)
 
     return measure(run, min(num_blocks * block_size, max_model_len))

@@ -27,7 +27,7 @@ _SHOWN = 80
 
 
 def _silent(progress: LoadProgress) -> None:
-    """Says nothing of what was fetched before."""
+    """Has no record of files fetched before."""
 
 
 def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink = _silent) -> Path:

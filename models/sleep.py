@@ -10,7 +10,7 @@ from troupellm.protocol.worker import ProgressSink, WorkerReady
 
 ModelT = TypeVar("ModelT")
 CacheT = TypeVar("CacheT")
-"""Not None; what needs no cache has an empty one."""
+"""Not None; a model without a cache has an empty one."""
 
 
 class Parts(Generic[ModelT, CacheT]):
@@ -69,10 +69,10 @@ class Parts(Generic[ModelT, CacheT]):
     def wake(
         self, command: WakeWorker, progress: ProgressSink, ready: Callable[[], WorkerReady | None]
     ) -> WorkerReport:
-        """Take back what the command names.
+        """Take back the parts that the command names.
 
         Args:
-            ready: called last; what the worker says of itself once nothing is missing.
+            ready: called last; makes the worker's report once nothing is missing.
 
         Raises:
             ModelLoadError: the weights cannot be read any more.

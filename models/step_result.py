@@ -44,7 +44,7 @@ def step_result(
     """
     Args:
         unsound: rows whose vector is not fit to be shown.
-        guided: what the guides add to the sampled tokens.
+        guided: the guides' additions to the sampled tokens.
     """
     counts = sampling.astype(np.int64)
     tokens: list[int] = []

@@ -27,12 +27,12 @@ EXPERTS = ".experts."
 
 
 class StoredSize(NamedTuple):
-    """Of one checkpoint."""
+    """Size of one checkpoint."""
 
     method: str
-    """How it is quantized."""
+    """Quantization method."""
     nbytes: int
-    """At most, once it is loaded: of what has no product in its codes there, dequantized."""
+    """Upper bound of the memory once it is loaded; weights without a product in their codes count as dequantized."""
 
 
 def stored_size(
@@ -62,7 +62,7 @@ def stored_size(
     if form is None:
         return None
     stored = QuantizedCheckpoint(folder, dtype, lambda _: None, form)
-    decoder_weights(model, stored, EMBEDDING)  # which drops what is not served
+    decoder_weights(model, stored, EMBEDDING)  # removes the tensors that are not served
     return StoredSize(form.method, checkpoint_bytes(stored, dtype, device) + copy)
 
 

@@ -29,7 +29,7 @@ class ThinkingWatch:
         self.thinking = _ends_inside(prompt, self._starts, self._ends) if state.open is None else state.open
         self._used = 0
         self._next = 0
-        """Which token of the end mark is forced next."""
+        """Index of the end mark's token that is forced next."""
 
     def feed(self, tokens: Iterable[int]) -> None:
         """Take the tokens that follow those it has seen."""

@@ -136,7 +136,7 @@ class Tokenizer:
         return ids
 
     def count(self, text: str, *, add_special_tokens: bool) -> int:
-        """How many tokens a text has, without a list of them."""
+        """The number of tokens of a text, without a list of them."""
         return len(self._encoding(text, add_special_tokens=add_special_tokens))
 
     def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -245,7 +245,7 @@ class LibraryStream:
 
 
 def _shares(first: int, second: int, most: int) -> tuple[int, int]:
-    """How much is kept of each of two lengths."""
+    """The number of tokens kept of each of two texts."""
     shorter, longer = sorted((first, second))
     longer = shorter if shorter > most else min(longer, max(shorter, most - shorter))
     if shorter + longer > most:
@@ -323,7 +323,7 @@ def told_ends(folder: Path) -> tuple[str, list[int]]:
 
 
 def _eos_token_ids(folder: Path, loaded: Loaded) -> frozenset[int]:
-    """The end tokens that the model's files tell and the tokenizer's own. A model that tells of none may have none.
+    """End tokens named by the model's files, and the tokenizer's own. A model that names none may have none.
 
     Raises:
         ModelLoadError: the tokenizer's own is no token of it, and no other is told: no text would ever end.

@@ -266,7 +266,7 @@ class ModelWorker:
         return isinstance(self._runner, CudaRunner) and self._runner.idle()
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
-        """Sleep, wake, or record what steps do. No plan is under way.
+        """Sleep, wake, or profile steps. No plan is under way.
 
         Raises:
             ModelLoadError: the weights cannot be read any more; the worker sleeps on.
@@ -332,7 +332,7 @@ class ModelWorker:
         self._runner = self._fresh_runner()
 
     def close(self) -> None:
-        """Give back memory and thread settings, when a device is done with what is under way; may be called twice."""
+        """Release memory and thread settings, when the device has finished its work; may be called twice."""
         if isinstance(self._runner, CudaRunner):
             self._runner.settle()
         if self._moves is not None:

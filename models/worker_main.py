@@ -56,7 +56,7 @@ _LONGEST_DETAIL = 32768
 PARALLEL_BUILDS = 2
 """Guides that are built at once: a small one does not wait for a large one."""
 NICE = 5
-"""Of the threads that build guides: steps have three times their share of a busy processor."""
+"""Niceness of the threads that build guides: steps have three times their share of a busy processor."""
 
 EXIT_GONE = 0
 """The other end has closed: the usual end."""
@@ -115,7 +115,7 @@ class Server:
         while True:
             message: ToWorker | None = None
             try:
-                message = self._next()  # which may launch what a step has left
+                message = self._next()  # which may launch the rest of a step
                 match message:
                     case None:
                         self._give()
@@ -176,12 +176,12 @@ class Server:
             answer = Obeyed(report)
         except FrameError:
             raise
-        except Exception as error:  # what it has of the model it still has
+        except Exception as error:  # the worker still has the memory that it had before
             answer = Refused(failed(error, loading=isinstance(command, WakeWorker)))
         self._send(answer)
 
     def _step(self, plan: StepPlan) -> None:
-        """Launch a plan, as soon as it is there; but a launch may take as long as a step, so what is due goes first."""
+        """Launch a plan as soon as it is there; but a launch may take as long as a step, so due results go first."""
         if self._steps is None:
             raise RuntimeError("a plan came before a model")
         while self._steps.due:
@@ -230,7 +230,7 @@ def failed(error: Exception, *, loading: bool) -> Failed:
 def _watch(descriptor: int) -> None:
     """End the process at once when the other end has closed. Sleeps in the kernel until then."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # hang-ups are always told
+    poll.register(descriptor, 0)  # hang-ups are always reported
     while True:
         for _, events in poll.poll():
             if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):

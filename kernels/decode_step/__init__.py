@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowMemory:
-    """Where a worker keeps what it knows of rows, by slot. Arrays are contiguous, and written to by every step."""
+    """The worker's tables of rows, by slot. Arrays are contiguous, and written to by every step."""
 
     tokens: NDArray[np.int32]
     """[slots, longest]."""
@@ -72,9 +72,16 @@ class DecodeStep:
     """A model and its cache in the form of compiled code: `struct Model` of decode_step.cpp."""
 
     def __init__(
-        self, function: native.Function, layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair],
-        ends: Ends, views: Sequence[tuple[int, int]], codes: Tensor, most_rows: int,
-    ) -> None:  # fmt: skip
+        self,
+        function: native.Function,
+        layers: DecoderLayers,
+        rotations: Sequence[Pair],
+        caches: Sequence[Pair],
+        ends: Ends,
+        views: Sequence[tuple[int, int]],
+        codes: Tensor,
+        most_rows: int,
+    ) -> None:
         """
         Args:
             rotations, caches: as of `DecoderLayers.run`.
@@ -167,17 +174,24 @@ class DecodeStep:
             dtype=np.int64,
         )  # fmt: skip
         self._told_columns = np.array(
-            [*(of.ctypes.data for of in (columns.streams, columns.scales, columns.floors)), self._codes,
-             columns.streams.size],
+            [
+                *(of.ctypes.data for of in (columns.streams, columns.scales, columns.floors)),
+                self._codes,
+                columns.streams.size,
+            ],
             dtype=np.int64,
-        )  # fmt: skip
+        )
         self._pointers = (self._model.ctypes.data, self._told_memory.ctypes.data, self._told_columns.ctypes.data)
 
 
 def decode_step(
-    layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair], ends: Ends,
-    views: Sequence[tuple[int, int]], codes: Tensor,
-) -> DecodeStep | None:  # fmt: skip
+    layers: DecoderLayers,
+    rotations: Sequence[Pair],
+    caches: Sequence[Pair],
+    ends: Ends,
+    views: Sequence[tuple[int, int]],
+    codes: Tensor,
+) -> DecodeStep | None:
     """A model's steps as one call; None where its head has no part in it, or without compiled code."""
     function, few = load(), ends.head.native
     if function is None or few is None or few.part is None:

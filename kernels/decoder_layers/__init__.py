@@ -60,7 +60,7 @@ class LayerParts:
     activation: str
     eps: float
     multiplier: float
-    """Of what is added to the residual."""
+    """Factor on the results that are added to the residual."""
 
     def check(self, hidden: int) -> None:
         """
@@ -72,9 +72,11 @@ class LayerParts:
         qkv = width + 2 * attention.num_kv_heads * attention.head_dim
         inner = self.gate_up.out_features // 2
         for name, product, outs, ins in (
-            ("qkv", self.qkv, qkv, hidden), ("out", self.out, hidden, width),
-            ("gate_up", self.gate_up, 2 * inner, hidden), ("down", self.down, hidden, inner),
-        ):  # fmt: skip
+            ("qkv", self.qkv, qkv, hidden),
+            ("out", self.out, hidden, width),
+            ("gate_up", self.gate_up, 2 * inner, hidden),
+            ("down", self.down, hidden, inner),
+        ):
             found = product.out_features, product.in_features
             require(found == (outs, ins), f"{name} is {found[0]} x {found[1]}, not {outs} x {ins}")
         for norm in (self.attention_norm, self.feed_forward_norm):
@@ -114,11 +116,14 @@ class DecoderLayers:
             [
                 *products,
                 *(0 if norm is None else norm.data_ptr() for norm in norms),
-                layer.attention.pointer, layer.view, layer.rotation, ACTIVATIONS[layer.activation],
+                layer.attention.pointer,
+                layer.view,
+                layer.rotation,
+                ACTIVATIONS[layer.activation],
                 *np.array([layer.eps, layer.multiplier]).view(np.int64).tolist(),
             ]
             for layer, norms, products in zip(layers, self._norms, told, strict=True)
-        ]  # fmt: skip
+        ]
         self._layers = np.array(numbers, dtype=np.int64)
         self._rotations: Sequence[Pair] = ()
         self._caches = _SameCaches(())
@@ -129,9 +134,14 @@ class DecoderLayers:
         return rows <= self.most_rows and caches[0][0].dtype in CELLS and all(takes_compiled(plan) for plan in plans)
 
     def run(
-        self, residual: Tensor, positions: Tensor, views: Sequence[tuple[AttentionPlan, Tensor]],
-        rotations: Sequence[Pair], caches: Sequence[Pair], keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        views: Sequence[tuple[AttentionPlan, Tensor]],
+        rotations: Sequence[Pair],
+        caches: Sequence[Pair],
+        keep: Tensor | None,
+    ) -> Tensor:
         """Take the residual through all layers; keys and values are written to the caches.
 
         Args:
@@ -143,7 +153,7 @@ class DecoderLayers:
             keep: int64 [kept], the rows to go on with behind the last attention; None is all.
 
         Returns:
-            what leaves the last layer [kept, hidden]; of all rows it is `residual`.
+            output of the last layer [kept, hidden]; if all rows are kept, it is `residual`.
 
         Raises:
             RefusedCall: a tensor of another type or shape, or numbers that lead out of the caches.
@@ -160,9 +170,17 @@ class DecoderLayers:
         out = residual if keep is None else guard.empty("out", kept, self.hidden)
         steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
         self._function(
-            self.told(rotations, caches).pointer, residual.data_ptr(), count, positions.data_ptr(), steps.ctypes.data,
-            len(views), None if keep is None else keep.data_ptr(), kept, out.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+            self.told(rotations, caches).pointer,
+            residual.data_ptr(),
+            count,
+            positions.data_ptr(),
+            steps.ctypes.data,
+            len(views),
+            None if keep is None else keep.data_ptr(),
+            kept,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out
 
     def told(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "ToldLayers":
@@ -196,9 +214,13 @@ class ToldLayers:
     __slots__ = ("_held", "numbers", "pointer")
 
     def __init__(
-        self, layers: NDArray[np.int64], hidden: int, num_kv_heads: int, rotations: Sequence[Pair],
+        self,
+        layers: NDArray[np.int64],
+        hidden: int,
+        num_kv_heads: int,
+        rotations: Sequence[Pair],
         caches: Sequence[Pair],
-    ) -> None:  # fmt: skip
+    ) -> None:
         angles, memory = (
             np.array([(one.data_ptr(), two.data_ptr()) for one, two in pairs], dtype=np.int64)
             for pairs in (rotations, caches)

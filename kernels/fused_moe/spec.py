@@ -8,7 +8,7 @@ Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """From the router's logits to chosen experts and their weights."""
+    """The rule from the router's logits to the chosen experts and their weights."""
 
     top_k: int
     scoring: Scoring = "softmax"

@@ -14,7 +14,7 @@ from troupellm.kernels.triton_support.language import cast, dot
 KINDS = {"plain": 0, "fp8": 1, "fp8_blocks": 2, "int8": 3, "mx": 4, "int4": 5}
 PLAIN, FP8_ROWS, FP8_BLOCKS, INT8, MX, INT4 = (tl.constexpr(kind) for kind in KINDS.values())
 FOUR_BITS = MX
-"""Of this kind and those behind it, a byte is two weights."""
+"""In this kind and the later ones, a byte holds two weights."""
 
 
 @triton.jit
@@ -66,9 +66,20 @@ def load_inputs(rows, valid, k, in_features, KIND: tl.constexpr, BLOCK_K: tl.con
 
 @triton.jit
 def add_product(
-    acc, even, odd, weights, scales, at, scale_at, k, in_features,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    acc,
+    even,
+    odd,
+    weights,
+    scales,
+    at,
+    scale_at,
+    k,
+    in_features,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SCALE_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """acc + inputs @ weights.T over the inputs from `k`; of FP8_ROWS the caller applies the scales at the end.
 
     Args:
@@ -116,9 +127,19 @@ def add_product(
 
 @triton.jit
 def add_row_product(
-    acc, row, weights, scales, at, scale_at, k, in_features, factor,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr,
-):  # fmt: skip
+    acc,
+    row,
+    weights,
+    scales,
+    at,
+    scale_at,
+    k,
+    in_features,
+    factor,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SCALE_K: tl.constexpr,
+):
     """acc + factor * inputs * weights, for one row of inputs; the caller adds up the last dimension at the end.
 
     Args:

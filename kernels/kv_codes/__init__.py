@@ -52,5 +52,5 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """The same memory in a type that every operator knows."""
+    """The same memory in a type that every operator supports."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache

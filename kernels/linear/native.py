@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """From here on oneDNN is as fast, or faster: with AVX2, with AMX, or where a panel is large; measured over shapes of
 models."""
 MANY_ROWS = 4096
-"""The same with AVX-512, where panels are small."""
+"""The same with AVX-512, if panels are small."""
 ANY_ROWS = 2**31 - 1
 """The compiled code's value for no limit on the number of rows."""
 PANEL_BYTES = 768 * 1024
@@ -57,9 +57,14 @@ class NativeWeight:
     )  # fmt: skip
 
     def __init__(
-        self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None,
+        self,
+        functions: Functions,
+        packed: Tensor,
+        layout: Layout,
+        shape: tuple[int, int],
+        bias: Tensor | None,
         splits: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.out_features, self.in_features = shape
         size = -(-self.out_features // layout.panel) * layout.panel * layout.padded
         found = torch.ops.mkldnn._nbytes(packed) // 4
@@ -93,9 +98,18 @@ class NativeWeight:
         source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.linear(
-                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, adds, factor,
-                target + 4 * out_step * begin, out_step, threads,
-            )  # fmt: skip
+                self._pointer,
+                source + 4 * step * begin,
+                step,
+                end - begin,
+                gain,
+                eps,
+                adds,
+                factor,
+                target + 4 * out_step * begin,
+                out_step,
+                threads,
+            )
         return out
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
@@ -108,14 +122,22 @@ class NativeWeight:
         source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.gated(
-                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, _ACTIVATIONS[activation],
-                target + 4 * size * begin, size, threads,
-            )  # fmt: skip
+                self._pointer,
+                source + 4 * step * begin,
+                step,
+                end - begin,
+                gain,
+                eps,
+                _ACTIVATIONS[activation],
+                target + 4 * size * begin,
+                size,
+                threads,
+            )
         return out
 
 
 def most_rows(layout: Layout, functions: Functions, splits: bool) -> int:
-    """With how many rows a product of the compiled code is as fast as oneDNN's."""
+    """The number of rows up to which a product of the compiled code is as fast as oneDNN's."""
     whole = functions.many_rows if 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
     return max(whole, functions.split_rows) if splits else whole
 
@@ -143,13 +165,13 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: b
     else:
         found = _layouts_of(packed, weight)
         layout = found[0] if found else None
-        if len(found) < 2:  # a weight of one number lies in many of them alike, and tells nothing of the next one
+        if len(found) < 2:  # a weight of one value fits many layouts, and says nothing about the next weight's
             _layouts[packing] = layout
     return None if layout is None else NativeWeight(functions, packed, layout, shape, bias, splits)
 
 
 _layouts: dict[tuple[int, int, int], Layout | None] = {}
-"""By shape and number of threads: oneDNN's choice depends on nothing else, on AVX2 also on the latter."""
+"""By shape and number of threads: oneDNN's choice depends only on the shape, on AVX2 also on the threads."""
 
 
 def _layouts_of(packed: Tensor, weight: Tensor) -> list[Layout]:

@@ -26,14 +26,14 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi"
 SANITIZER_FLAGS = ("-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 """Further flags of the build that reports each access outside of memory and ends the process."""
 COMPILE_SECONDS = 120.0
-"""For all sources and the link together."""
+"""Limit for all sources and the link together."""
 SANITIZED_SECONDS = 1200.0
-"""The same with the sanitizers, which only tests wait for."""
+"""The same for the build with sanitizers, which only tests use."""
 RETRY_SECONDS = 3600.0
 """A build that failed, took too long, or gave what cannot be loaded, is not tried again before: every process of the
 machine would wait for it anew."""
 LAST_LINES = 5
-"""Of what a compiler says that fails."""
+"""Limit of the compiler's error output."""
 SWITCH = "TROUPE_NATIVE"
 """A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler; asan is the build
 with AddressSanitizer and UBSan, whose runtime the process must have loaded first (`make asan`)."""
@@ -149,7 +149,7 @@ def give_up(target: Path) -> None:
 
 
 def folders() -> tuple[Path, ...]:
-    """Where the library may lie; beside the source it goes where compiled Python goes."""
+    """Candidate folders of the library; beside the source it is in the folder of compiled Python files."""
     beside = FOLDER / "__pycache__"
     try:
         return beside, Path.home() / ".cache" / "troupellm"
@@ -180,7 +180,7 @@ def openmp() -> tuple[str, ...]:
 
 
 def loaded_openmp() -> list[str]:
-    """The OpenMP libraries of this process, where the system tells."""
+    """The OpenMP libraries of this process, if the system lists them."""
     return _loaded(OPENMP_NAMES)
 
 

@@ -22,9 +22,15 @@ def prepare() -> str:
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Plan, scale: float, *, softcap: float = 0.0,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: Plan,
+    scale: float,
+    *,
+    softcap: float = 0.0,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attend to the keys that the plan names. The step's own keys and values have been written before.
 
     Args:

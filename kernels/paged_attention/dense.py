@@ -9,9 +9,14 @@ from troupellm.kernels.paged_attention.plan import Bucket, PrefillSpan
 
 
 def prefill(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, span: PrefillSpan, scale: float, softcap: float = 0.0,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    span: PrefillSpan,
+    scale: float,
+    softcap: float = 0.0,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of one row's consecutive query tokens.
 
     Args:
@@ -32,16 +37,26 @@ def prefill(
         return mixed.view(heads, tokens, size).transpose(0, 1)
     grouped = query.shape[1] != keys.shape[1]
     attended = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys, values, attn_mask=span.mask, is_causal=span.mask is None, scale=scale,
+        query.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=span.mask,
+        is_causal=span.mask is None,
+        scale=scale,
         enable_gqa=grouped,
-    )  # fmt: skip
+    )
     return attended[0].transpose(0, 1)
 
 
 def decode(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, bucket: Bucket, scale: float, softcap: float = 0.0,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    bucket: Bucket,
+    scale: float,
+    softcap: float = 0.0,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of single query tokens; the heads of a KV head's group become its query rows.
 
     Args:

@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 MOST_PACKED = 64
 """Rows of a product of the decode kernel (query tokens times heads of a group), beyond which rows are prefilled."""
 LATENT_HEADS = 32
-"""Heads that read a tile of latent vectors together: what their sums leave of the registers."""
+"""Heads that read a tile of latent vectors together: as many as their sums leave registers for."""
 SMALLEST_PRODUCT = 16
 """Rows of a product that tensor cores take."""
 
@@ -61,7 +61,7 @@ class AttentionShape:
 
 
 def decode_launch(shape: AttentionShape, queries: int) -> Launch:
-    """Chosen by what compiles without spills and with two tiles on their way (see tests/kernels/triton/checks)."""
+    """Sizes that compile without spills and with two tiles in flight (see tests/kernels/triton/checks)."""
     if shape.latent:
         stages = 3 if shape.kv_dtype.itemsize == 2 else 2
         return Launch(warps=8, stages=stages, constants={"TILE": 32 if shape.kv_dtype.itemsize <= 2 else 16})
@@ -110,11 +110,11 @@ class ExtendPart:
     context_lens: Tensor
     launch: Launch
     tokens: int
-    """Of one row, in one program."""
+    """Query tokens of one row, in one program."""
     blocks: Tensor
     """int32 [programs, 2], see `triton_plan.map_extend`."""
     tree: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]
-    """Of these rows and all tokens, what `DeviceTree` has; None where no row has a tree."""
+    """The `DeviceTree` of these rows and all tokens; None if no row has a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class LongRow:
     """A row of latent vectors whose keys and values are worth making, for it has many query tokens."""
 
     tokens: slice
-    """Of the flat batch."""
+    """Place in the flat batch."""
     blocks: Tensor
     """int64 [blocks]."""
     keys: int
@@ -211,7 +211,7 @@ class DevicePlan:
         device: torch.device, invariant: bool = False, decode: Launch | None = None, extend: Launch | None = None,
         programs: int | None = None, tree: TreeMask | None = None,
     ) -> "DevicePlan":  # fmt: skip
-        """Plan one step from what the host knows, as `AttentionPlan` does: two copies to the device, no wait.
+        """Plan one step from the host's numbers, as `AttentionPlan` does: two copies to the device, no wait.
 
         Args:
             block_tables: [rows, width].
@@ -278,7 +278,7 @@ def _upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device)
 
 
 class _Workspaces(threading.local):
-    """Of one thread."""
+    """The work space of one thread."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[torch.device, int, int, int], tuple[Tensor, Tensor]] = {}

@@ -21,7 +21,7 @@ from troupellm.kernels.rope.reference import rope_reference
 
 LANES = 16
 MAX_HEAD_DIM, MAX_LATENT = 256, 1024
-"""Of heads whose keys and values are written on the way, and of others: latent vectors."""
+"""Limits for heads whose keys and values are written in the same call, and for latent vectors."""
 CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
 """Types of caches, see `kernels.kv_codes`."""
 
@@ -48,9 +48,17 @@ class NativeAttention:
     __slots__ = ("_caches", "_function", "_held", "_told", "half", "head_dim", "num_heads", "num_kv_heads", "pointer")
 
     def __init__(
-        self, function: native.Function, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *,
-        softcap: float = 0.0, sinks: Tensor | None = None, turn: Turn | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        function: native.Function,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        turn: Turn | None = None,
+    ) -> None:
         """
         Args:
             sinks: float32 [heads].
@@ -135,20 +143,38 @@ class NativeAttention:
         return out
 
     def _call(
-        self, query: Tensor, stride: int, caches: Pair, plan: AttentionPlan, rows: Tensor | None,
-        angles: Pair | None, out: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        query: Tensor,
+        stride: int,
+        caches: Pair,
+        plan: AttentionPlan,
+        rows: Tensor | None,
+        angles: Pair | None,
+        out: Tensor,
+    ) -> None:
         if self._caches is None or self._caches[0]() is not caches[0] or self._caches[1]() is not caches[1]:
             check_caches(caches, self.num_kv_heads, self.head_dim)
             self._caches = weakref.ref(caches[0]), weakref.ref(caches[1])
         blocks, _, block_size, _ = caches[0].shape
         cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         self._function(
-            self.pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
-            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), CELLS[caches[0].dtype], blocks, block_size,
-            None if rows is None else rows.data_ptr(), cosines, sines, out.data_ptr(), out.stride(0),
+            self.pointer,
+            told(plan, self.num_heads // self.num_kv_heads).pointer,
+            query.data_ptr(),
+            stride,
+            plan.num_tokens,
+            caches[0].data_ptr(),
+            caches[1].data_ptr(),
+            CELLS[caches[0].dtype],
+            blocks,
+            block_size,
+            None if rows is None else rows.data_ptr(),
+            cosines,
+            sines,
+            out.data_ptr(),
+            out.stride(0),
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
 
 
 def check_caches(caches: Pair, num_kv_heads: int, head_dim: int) -> None:
@@ -193,9 +219,12 @@ def supports(query: Tensor, cache: Tensor) -> bool:
     """True if the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 1,024."""
     size = query.shape[-1]
     return (
-        query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype in CELLS
-        and size % LANES == 0 and size <= MAX_LATENT
-    )  # fmt: skip
+        query.device.type == "cpu"
+        and query.dtype == torch.float32
+        and cache.dtype in CELLS
+        and size % LANES == 0
+        and size <= MAX_LATENT
+    )
 
 
 def takes_compiled(plan: object) -> TypeGuard[AttentionPlan]:
@@ -210,9 +239,7 @@ def native_attention(
     function = load()
     if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or turn.rotary_dim > head_dim:
         return None
-    return NativeAttention(
-        function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, turn=turn
-    )  # fmt: skip
+    return NativeAttention(function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, turn=turn)
 
 
 @functools.cache

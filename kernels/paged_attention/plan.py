@@ -18,7 +18,7 @@ JOB_HEADS = 8
 """Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS (kMostHeads of attend.h): larger
 groups than half of it would have one token in each call."""
 BUCKET_SLACK = 1.25
-"""How much longer than its shortest member the longest of a bucket may be."""
+"""Largest ratio of the longest to the shortest member of a bucket."""
 
 Ints = NDArray[np.int64]
 
@@ -70,9 +70,18 @@ class AttentionPlan:
     """
 
     def __init__(
-        self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int, num_kv_heads: int,
-        window: int | None = None, by_token: bool = False, compiled: bool = True, tree: TreeMask | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        block_tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        *,
+        block_size: int,
+        num_kv_heads: int,
+        window: int | None = None,
+        by_token: bool = False,
+        compiled: bool = True,
+        tree: TreeMask | None = None,
+    ) -> None:
         """Plan one step.
 
         Args:
@@ -123,9 +132,15 @@ class AttentionPlan:
         if others.size:
             tree = None if self.tree is None else self.tree.of(others, tokens)
             rest = AttentionPlan(
-                self._tables[others], self._starts[others], self._counts[others], block_size=self.block_size,
-                num_kv_heads=self._num_kv_heads, window=self.window or None, compiled=self.compiled, tree=tree,
-            )  # fmt: skip
+                self._tables[others],
+                self._starts[others],
+                self._counts[others],
+                block_size=self.block_size,
+                num_kv_heads=self._num_kv_heads,
+                window=self.window or None,
+                compiled=self.compiled,
+                tree=tree,
+            )
         return Apart(tuple(self._span(row) for row in long.tolist()), rest, torch.from_numpy(tokens))
 
     @cached_property

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 NO_TREE = 1 << 30
-"""In `TreeMask.bases`: behind all places."""
+"""Value in `TreeMask.bases` of rows without a tree: larger than all places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class TreeMask:
         return TreeMask(self.bases[rows], self.seen[tokens], self.positions[tokens])
 
     def visible(self, row: int, token: int, places: Ints) -> NDArray[np.bool_]:
-        """Which keys at some places a row's token sees, as far as the tree has a say."""
+        """True for the places whose keys the tree does not hide from a row's token."""
         behind = places - self.bases[row]
         bits = self.seen[token] >> np.clip(behind, 0, 63).astype(np.uint64)
         found: NDArray[np.bool_] = (behind < 0) | ((behind < 64) & ((bits & np.uint64(1)) == 1))

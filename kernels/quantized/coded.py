@@ -31,7 +31,7 @@ class Coded:
     Attributes:
         codes: uint8 [out_features, in_features], or [out_features, in_features / 2] of four bits with the even input
             in the low half.
-        kind: what a code is: a signed byte, a place in `table`, or e4m3.
+        kind: of a code: a signed byte, a place in `table`, or e4m3.
         scale: float32 [out_features, groups].
         offset: like `scale`, or None.
         table: int8 [16], for four bits; always on the host.
@@ -67,7 +67,7 @@ def coded(weight: QuantizedWeight) -> Coded | None:
     elif isinstance(weight, GgufBlocks):
         found = _gguf(weight)
     numbers = found is None or found.kind != "fp8" or not bool(((found.codes & 0x7F) == 0x7F).any())
-    return found if numbers else None  # what is not a number is not decoded
+    return found if numbers else None  # NaN is not decoded
 
 
 def _grouped(weight: GroupedWeight) -> Coded | None:

@@ -38,9 +38,18 @@ class ToldWeight:
         else:
             out_stride = checks.check_rows("out", out, rows, self.out_features)
         self._functions.linear(
-            self._pointer, x.data_ptr(), stride, rows, gain, eps, adds, factor, out.data_ptr(), out_stride,
+            self._pointer,
+            x.data_ptr(),
+            stride,
+            rows,
+            gain,
+            eps,
+            adds,
+            factor,
+            out.data_ptr(),
+            out_stride,
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return out
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
@@ -50,7 +59,15 @@ class ToldWeight:
         gain = None if norm is None else checks.address_of_norm(norm, self.in_features)
         out = guard.empty("out", rows, self.out_features // 2)
         self._functions.gated(
-            self._pointer, x.data_ptr(), stride, rows, gain, eps, ACTIVATIONS[activation], out.data_ptr(),
-            self.out_features // 2, torch.get_num_threads(),
-        )  # fmt: skip
+            self._pointer,
+            x.data_ptr(),
+            stride,
+            rows,
+            gain,
+            eps,
+            ACTIVATIONS[activation],
+            out.data_ptr(),
+            self.out_features // 2,
+            torch.get_num_threads(),
+        )
         return out

@@ -10,7 +10,7 @@ from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable, requi
 from troupellm.kernels.quantized.outline import Code, Outline
 
 LARGEST = 448.0
-"""Of e4m3."""
+"""Largest number of e4m3."""
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -29,9 +29,14 @@ class Fp8(QuantizedWeight):
     kind = "fp8"
 
     def __init__(
-        self, values: Tensor, scale: Tensor, *, block: tuple[int, int] | None = None,
-        eight_bit_inputs: bool = False, dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+        self,
+        values: Tensor,
+        scale: Tensor,
+        *,
+        block: tuple[int, int] | None = None,
+        eight_bit_inputs: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """
         Args:
             scale: one number for all, one per row, or one per block.

@@ -45,9 +45,14 @@ class Int8FewRows(ToldWeight):
     )  # fmt: skip
 
     def __init__(
-        self, functions: Functions, values: tuple[int, int], panel: int, weight: Int8Channel, bias: Tensor | None,
+        self,
+        functions: Functions,
+        values: tuple[int, int],
+        panel: int,
+        weight: Int8Channel,
+        bias: Tensor | None,
         held: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             values: their address, in panels, and how many bytes are there.
@@ -170,14 +175,21 @@ def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     stride = rows_of("x", x, size)[1]
     unsigned, scale = guard.empty("values", rows, size, dtype=torch.uint8), guard.empty("scales", rows)
     quantize(
-        x.data_ptr(), stride, rows, size, unsigned.data_ptr(), size, scale.data_ptr(), ZERO,
+        x.data_ptr(),
+        stride,
+        rows,
+        size,
+        unsigned.data_ptr(),
+        size,
+        scale.data_ptr(),
+        ZERO,
         torch.get_num_threads(),
-    )  # fmt: skip
+    )
     return unsigned, scale
 
 
 def panel_of(address: int, size: int, values: Tensor) -> int:
-    """How many outputs lie side by side in a packed weight; 0 where its layout is another one."""
+    """The number of outputs that are contiguous in a packed weight; 0 if its layout is another one."""
     raw = torch.frombuffer((ctypes.c_int8 * size).from_address(address), dtype=torch.int8)
     for panel in PANELS:
         wanted = in_panels(values, panel)
@@ -226,9 +238,15 @@ def row_quantizer() -> native.Function | None:
     _, x = _small_case()
     got, got_scale = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0], dtype=torch.float32)
     function(
-        x.data_ptr(), x.stride(0), *x.shape, got.data_ptr(), x.shape[1], got_scale.data_ptr(), ZERO,
+        x.data_ptr(),
+        x.stride(0),
+        *x.shape,
+        got.data_ptr(),
+        x.shape[1],
+        got_scale.data_ptr(),
+        ZERO,
         torch.get_num_threads(),
-    )  # fmt: skip
+    )
     values, scale = quantize_rows(x)
     right = torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale)
     return native.checked(function, right, "int8 inputs")

@@ -16,11 +16,11 @@ BYTES: dict[Code, float] = {
     "int8": 1, "int4": 0.5, "table4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
     "mxfp8_e5m2": 1,
 }  # fmt: skip
-"""Of a weight in its codes; those of six bits are spread out."""
+"""Bytes of a number in its code; six-bit codes are stored in eight bits."""
 SCALE = 4
 """Bytes of a scale, or of an offset."""
 STACKED_SCALE: dict[Code, int] = {"int8": 2 * SCALE, "int4": 2 * SCALE, "mxfp4": 1}
-"""Where experts are stacked: whole numbers always have an offset, too, and powers of two stay exponents."""
+"""Bytes per scale of stacked experts: integers always have an offset, too, and powers of two stay exponents."""
 STACKED_BLOCK = 128
 """Blocks of inputs of stacked eight-bit floats are multiples of it: the largest tile of a product, which has one scale
 per output."""

@@ -26,7 +26,7 @@ class Mx(QuantizedWeight):
         codes: uint8; one code per byte [out_features, in_features], but two for fp4_e2m1 [out_features,
             in_features / 2], even inputs in the low four bits.
         exponents: uint8 [out_features, ceil(in_features / 32)], e8m0; 255 is not a number.
-        element: what a code is.
+        element: type of a code.
     """
 
     kind = "mx"

@@ -49,7 +49,7 @@ def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor
 
     Args:
         scaled: float32 [rows, vocab] with the largest of each row at 0.
-        nucleus: what to keep.
+        nucleus: limits of top_k and top_p.
         keys, codes: as `draw`.
         prefix: how many of the largest logits to look at before all of them; 0 looks at all at once. Must follow from
             the row's own parameters, so that a row is computed alike in any batch.

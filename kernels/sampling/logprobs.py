@@ -53,7 +53,7 @@ def listed_logprobs(scores: Tensor, chosen: Tensor, listed: Tensor) -> tuple[Ten
 
 
 def floored(values: Tensor) -> Tensor:
-    """Log-probabilities as they are reported: none below the floor, which stands for what is no number, too."""
+    """Log-probabilities as they are reported: none below the floor, which also replaces NaN."""
     return values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR)
 
 

@@ -61,7 +61,7 @@ def thresholds(scaled: Tensor, nucleus: Nucleus) -> Tensor:
 
 
 def _kept(scaled: Tensor, values: Tensor, nucleus: Nucleus) -> Tensor:
-    """Which of a row's largest values stay, bool like `values` [rows, n] (falling, with the largest of all at 0)."""
+    """True for the values that stay, of a row's largest ones [rows, n] (falling, with the largest of all at 0)."""
     unlimited = nucleus.top_k >= scaled.shape[1]
     cut = values.gather(1, nucleus.top_k.clamp(max=values.shape[1]) - 1)
     kept = ((values >= cut) | unlimited) & (values > -torch.inf)

@@ -11,9 +11,18 @@ __all__ = ["Beginning", "Draws", "begin", "finish", "gathered"]
 
 
 def begin(
-    slots: Tensor, ends: Tensor, counts: Tensor | None, texts: Tensor, block_tables: Tensor,
-    angle_table: Tensor | None, *, queries: int, block_size: int, kv_heads: int, scratch: int,
-) -> Beginning:  # fmt: skip
+    slots: Tensor,
+    ends: Tensor,
+    counts: Tensor | None,
+    texts: Tensor,
+    block_tables: Tensor,
+    angle_table: Tensor | None,
+    *,
+    queries: int,
+    block_size: int,
+    kv_heads: int,
+    scratch: int,
+) -> Beginning:
     """The last `queries` positions of each row; static in all but its tensors' content.
 
     Args:
@@ -30,9 +39,17 @@ def begin(
     else:
         function = begin_reference
     return function(
-        slots, ends, counts, texts, block_tables, angle_table, queries=queries, block_size=block_size,
-        kv_heads=kv_heads, scratch=scratch,
-    )  # fmt: skip
+        slots,
+        ends,
+        counts,
+        texts,
+        block_tables,
+        angle_table,
+        queries=queries,
+        block_size=block_size,
+        kv_heads=kv_heads,
+        scratch=scratch,
+    )
 
 
 def finish(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, draws: Draws | None) -> Tensor:

@@ -21,13 +21,13 @@ class Beginning(NamedTuple):
     context_lens: Tensor
     """int32 [rows], keys of each row."""
     tables: Tensor
-    """int32 [groups, rows, width], the rows' block tables; undefined behind what their keys need."""
+    """int32 [groups, rows, width], the rows' block tables; undefined beyond the blocks of their keys."""
     kv_rows: Tensor
     """int64 [groups, tokens * kv_heads], see `kernels.kv_write`."""
 
 
 class Draws(NamedTuple):
-    """How tokens are drawn."""
+    """The options by which tokens are drawn."""
 
     scales: Tensor
     """float32 [rows, 2], contiguous: one over the temperature, 0 where the likeliest token is taken; log of min_p."""

@@ -3,7 +3,7 @@
 Writing a kernel:
     - It lives in `kernels/<operation>/triton_<what>.py`, which imports triton at its top; nothing imports that file at
       load: the operation's dispatch imports it inside a function, once `by_kernels(device)` has said that it is wanted.
-    - `language.py` beside this file holds what makes a kernel run in Triton's interpreter as it does on a device:
+    - `language.py` beside this file has functions that run in Triton's interpreter as they do on a device:
       `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`. All arithmetic is in float32:
       bfloat16 is only loaded, cast, stored and given to `dot`.
     - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table,
@@ -43,7 +43,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one kernel is launched for one kind of shape."""
+    """The launch options of one kernel for one kind of shape."""
 
     warps: int = 4
     stages: int = 3
@@ -110,12 +110,12 @@ def check_device() -> torch.device:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
+    """Multiprocessors of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below `number`: what a tile's sides must be."""
+    """The smallest power of two that is not below `number`, as a tile's sides must be."""
     return 1 << max(number - 1, 0).bit_length()

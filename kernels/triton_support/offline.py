@@ -30,22 +30,27 @@ class Report:
     registers: int
     """Per thread."""
     spilled_bytes: int
-    """Of stack and local memory per thread."""
+    """Stack and local memory per thread."""
     shared_bytes: int
     """Per program."""
     ptx: str
 
     def count(self, instruction: str) -> int:
-        """How often an instruction stands in the PTX, e.g. "mma.sync", "wgmma.mma_async", "cp.async.cg"."""
+        """Number of occurrences of an instruction in the PTX, e.g. "mma.sync", "wgmma.mma_async", "cp.async.cg"."""
         return len(re.findall(rf"^\s*(?:@\S+\s+)?{re.escape(instruction)}", self.ptx, re.MULTILINE))
 
     def buffers(self, tile_bytes: int) -> int:
-        """How many tiles of the pipelined loads lie in shared memory at once."""
+        """Number of tiles of the pipelined loads that are in shared memory at once."""
         return self.shared_bytes // tile_bytes
 
 
-def compile_for(kernel: Any, arguments: Mapping[str, str], launch: Launch, constants: Mapping[str, Any] | None = None,
-                capability: int = HOPPER) -> Report:  # fmt: skip
+def compile_for(
+    kernel: Any,
+    arguments: Mapping[str, str],
+    launch: Launch,
+    constants: Mapping[str, Any] | None = None,
+    capability: int = HOPPER,
+) -> Report:
     """Compile one kernel.
 
     Args:

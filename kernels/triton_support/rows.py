@@ -19,7 +19,7 @@ def nearest(x):
 
 @triton.jit
 def clamped(x):
-    """Within what e4m3 can hold; NaN stays NaN."""
+    """Limited to the range of e4m3; NaN stays NaN."""
     return tl.where(x > FP8_LARGEST, FP8_LARGEST, tl.where(x < -FP8_LARGEST, -FP8_LARGEST, x))
 
 

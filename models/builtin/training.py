@@ -20,9 +20,13 @@ class Resumable(Protocol):
 
 
 def start(
-    parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Resumable], *, state: str, output: Path,
+    parser: argparse.ArgumentParser,
+    make: Callable[[argparse.Namespace], Resumable],
+    *,
+    state: str,
+    output: Path,
     threads: int,
-) -> None:  # fmt: skip
+) -> None:
     """Add the flags that all trainers have, read them all, and run.
 
     Args:

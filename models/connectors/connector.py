@@ -64,13 +64,13 @@ class ConnectorContext:
 
     @property
     def seal(self) -> Seal:
-        """Of blocks that leave the engine; the same for all connectors, so that a block may pass through several."""
+        """The seal of blocks that leave the engine; the same for all connectors: a block may pass through several."""
         key = derived_key(self.secret, "sealed KV blocks")
         return Seal(key, self.store.fingerprint, self.store.block_bytes)
 
     @property
     def frame_bytes(self) -> int:
-        """Of every block that a plug-in is given to keep."""
+        """Size of every block that a plug-in is given to keep."""
         return self.seal.frame_bytes
 
     def options(self, kind: type[OptionsT]) -> OptionsT:

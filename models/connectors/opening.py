@@ -50,7 +50,7 @@ def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStor
             opened.append(_open(ConnectorContext(each, store, secret)))
             stack.callback(opened[-1].close)
             before = [other.kv_connector for other in wanted[:number]].count(each.kv_connector)
-            if before:  # metrics tell tiers apart by their names
+            if before:  # metrics distinguish tiers by their names
                 opened[-1].name += f"-{before + 1}"
         stack.pop_all()
     return opened

@@ -20,7 +20,7 @@ from troupellm.models.offload.store import BlockStore, StoreError, StoreMiss, St
 logger = logging.getLogger("troupellm.worker")
 
 CLOSE_SECONDS = 5.0
-"""How long its `close` is waited for."""
+"""Longest wait for its `close`."""
 _MOST: Final = 2**63
 """Its numbers go through frames, where they have 64 bits."""
 
@@ -33,7 +33,7 @@ class PlugInStore(BlockStore):
         self._use = StoreUse()
         self._looks = count(1)
         self._newest = 0
-        """Of the looks, the one that `_use` is from."""
+        """Number of the query that `_use` is from."""
         self._lock = Lock()
 
     def contains(self, keys: Sequence[bytes]) -> int:
@@ -92,7 +92,7 @@ class PlugInStore(BlockStore):
             said = use.blocks, use.used_bytes, use.capacity_bytes, use.evicted
             numbers = [int(index(each)) for each in said]
             if not all(0 <= each < _MOST for each in numbers):
-                raise StoreError("what it says of its use cannot be")
+                raise StoreError("its report of its use is not valid")
             with self._lock:
                 if number > self._newest:
                     self._newest, self._use = number, StoreUse(*numbers)

@@ -19,7 +19,7 @@ HEADER_BYTES: Final = FIELDS.size + TAG_BYTES
 
 
 class Seal(Headed):
-    """Blocks whose proof only those can make who know one secret. Safe in any thread."""
+    """Blocks whose proof requires the secret. Thread-safe."""
 
     magic, version, proof_bytes = MAGIC, VERSION, TAG_BYTES
 

@@ -81,7 +81,7 @@ class SharedDirectory(BlockStore):
         self._lock = threading.Lock()
         self._looking = False
         self._survey: Survey | None = None
-        """That has begun and is not done."""
+        """The survey under way, if any."""
         self._unseen = limit
         """Bytes that were written since the folder was looked at: at first as if it were full."""
         self._use = StoreUse(capacity_bytes=limit)
@@ -220,7 +220,7 @@ class SharedDirectory(BlockStore):
             self._unseen = self._limit
 
     def _files(self) -> Iterator[File]:
-        """Blocks of all models; what was abandoned half-written is removed."""
+        """Scan the blocks of all models; abandoned files that were never finished are removed."""
         now = time()
         for model in _names(self._root, _MODEL):
             for path in _names(model, _ABANDONED):  # of a probe

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 MOST_LEAVING: Final = 65_536
 """Files that one look has give way at most: so many names are remembered."""
 _KEPT: Final = 0.9
-"""Of the limit, after others gave way."""
+"""Share of the limit that is kept after an eviction."""
 
 
 class File(NamedTuple):

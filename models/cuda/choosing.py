@@ -22,7 +22,7 @@ UNFIT, MASKED = -1, -2
 
 
 class Chooser:
-    """Chooses what no graph has chosen, without a wait for the device."""
+    """Chooses the tokens that no graph has chosen, without a wait for the device."""
 
     def __init__(self, columns: SamplingColumns, codes: Tensor, rows: DeviceRows, staging: Staging) -> None:
         """codes: `noise.token_codes`."""
@@ -49,7 +49,7 @@ class Chooser:
             kind: the most that any of the rows needs, of those that `choose` knows.
             slots: of the rows.
             ends: tokens that each row has, without this one.
-            masks: on the host, what guided rows may choose.
+            masks: on the host, the tokens that guided rows may choose.
 
         Returns:
             int64 [rows and more], of each row its token, `UNFIT` or `MASKED`; then what `described` rows are told.
@@ -82,9 +82,13 @@ class Chooser:
 
 
 def sampled_of(
-    numbers: Ints, rows: tuple[int, ...], positions: tuple[int, ...], groups: tuple[Group, ...], vocab: int,
+    numbers: Ints,
+    rows: tuple[int, ...],
+    positions: tuple[int, ...],
+    groups: tuple[Group, ...],
+    vocab: int,
     reasons: Mapping[int, RowError],
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """A step's result as the host reads it.
 
     Args:

@@ -56,9 +56,13 @@ class SamplingColumns:
         self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
 
     def of(
-        self, slots: NDArray[np.int64], ends: NDArray[np.int64], size: int, scratch: int,
+        self,
+        slots: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        size: int,
+        scratch: int,
         counts: NDArray[np.int64] | int = 1,
-    ) -> NDArray[np.int64]:  # fmt: skip
+    ) -> NDArray[np.int64]:
         """Columns [WIDTH, size] of some rows and, behind them, of rows that pad.
 
         Args:
@@ -73,7 +77,7 @@ class SamplingColumns:
 
 
 def padding(size: int, scratch: int) -> NDArray[np.int64]:
-    """Columns of rows that only pad: they have no keys, and what they sample goes to the scratch slot."""
+    """Columns of padding rows: they have no keys, and their tokens go to the scratch slot."""
     found = np.zeros((WIDTH, size), np.int64)
     found[SLOT], found[TOP_K] = scratch, 1
     return found
@@ -97,7 +101,7 @@ def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int, texts: Ten
         columns: int64 [WIDTH, rows].
         codes: `noise.token_codes`.
         kind: the most that any of the rows needs.
-        texts: int32 [slots, length], what every row says; written to.
+        texts: int32 [slots, length], every row's tokens; written to.
 
     Returns:
         int64 [rows]; -1 where the logits are not fit to choose from.

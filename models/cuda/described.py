@@ -16,17 +16,17 @@ NOTHING = -1
 
 
 class Group(NamedTuple):
-    """Rows that are told the same."""
+    """Rows that get the same number of log-probabilities."""
 
     likeliest: int
-    """How many tokens, beside the chosen one."""
+    """Number of the likeliest tokens, beside the chosen one."""
     members: tuple[int, ...]
-    """Which of the step's rows."""
+    """Indices of the rows within the step."""
 
 
 def told(state: SamplingState) -> int | None:
-    """How many of the likeliest tokens a row is told with each of its own; `NOTHING`; None: it asks for more than comes
-    along."""
+    """The number of likeliest tokens that a row gets with each of its own; `NOTHING`; None: the step's numbers do not
+    contain all that it asks for."""
     if state.logprobs < 0:
         return NOTHING
     return state.logprobs if state.logprobs_mode == "raw_logprobs" and not state.logprob_token_ids else None

@@ -44,7 +44,7 @@ class Device(ABC):
 
     torch_device: torch.device
     graph_bytes = 0
-    """That the graphs take which were not forgotten."""
+    """Memory of the graphs that were not forgotten."""
 
     @abstractmethod
     def pinned(self, size: int) -> Tensor:
@@ -176,12 +176,12 @@ class CudaDevice(Device):
 
     def memory(self) -> tuple[int, int]:
         with _CAPTURING:
-            torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
+            torch.cuda.empty_cache()  # memory that torch has cached counts as free, too
             return torch.cuda.mem_get_info(self.torch_device)
 
 
 def empty_cache() -> None:
-    """Give back what torch keeps of freed memory, where it has any."""
+    """Return the freed memory that torch has cached, if any."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with _CAPTURING:
             torch.cuda.empty_cache()
@@ -207,7 +207,7 @@ class CpuGraph(Graph):
 
 
 class CpuDevice(Device):
-    """The same without a GPU."""
+    """The same interface without a GPU."""
 
     torch_device = torch.device("cpu")
 

@@ -36,12 +36,12 @@ class GraphKey:
 
     @property
     def tokens(self) -> int:
-        """Of all rows."""
+        """Tokens of all rows."""
         return self.requests * self.queries
 
 
 VERIFIED_TOKENS = 256
-"""Of a graph that verifies drafts, those of all rows: its logits are kept, and larger batches draft little."""
+"""Most tokens of a graph that verifies drafts: its logits are kept, and larger batches draft little."""
 FREE_TOKENS = 64
 """So many are hardly dearer than one, since it is the weights that a small step waits for: rows may pad up to there."""
 
@@ -90,7 +90,7 @@ class Dispatcher:
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._waiting = self._by_size()
         self.given_up = 0
-        """How many will never be captured."""
+        """Number of graphs that will never be captured."""
 
     def _by_size(self) -> list[GraphKey]:
         """The largest of each kind, then the others."""
@@ -124,23 +124,23 @@ class Dispatcher:
 
     @property
     def kinds(self) -> tuple[GraphKey, ...]:
-        """The smallest graph of each kind: what differs in no more than the number of rows runs the same code."""
+        """The smallest graph of each kind: graphs that differ only in the number of rows run the same code."""
         falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.kind))
         return tuple({(key.queries, key.kind): key for key in falling}.values())
 
     @property
     def most_tokens(self) -> int:
-        """Of any graph."""
+        """Most tokens of any graph."""
         return max((key.tokens for key in self._shapes), default=0)
 
     @property
     def captured(self) -> int:
-        """How many graphs there are."""
+        """Number of captured graphs."""
         return len(self._captured)
 
     @property
     def missing(self) -> int:
-        """How many are still to be captured."""
+        """Number of graphs that are still to be captured."""
         return len(self._waiting)
 
     def stand_in(self, key: GraphKey) -> GraphKey | None:
@@ -155,7 +155,7 @@ class Dispatcher:
             ]
             self._stand_ins[key] = min(
                 able, key=lambda one: (one.requests, one.kind != key.kind, one.kind), default=None
-            )  # fmt: skip
+            )
         return self._stand_ins[key]
 
     def want(self, key: GraphKey) -> None:

@@ -59,18 +59,18 @@ class Flights:
 
     @torch.inference_mode()
     def complete(self) -> None:
-        """Launch what is left of the oldest one, all before which is known."""
+        """Launch the rest of the oldest step; all tokens before it are known."""
         if self._tickets and self._tickets[0].choice is not None:
             self._complete(self._tickets[0])
 
     def make_way(self, plan: StepPlan) -> None:
-        """Before rows of a plan come: have the guides told of what others say that had their numbers."""
+        """Before rows of a plan come: give the guides the last tokens of the rows that had their numbers before."""
         numbers = {new.row for new in plan.new_rows}
         if self.untold and any(not numbers.isdisjoint(ticket.rows) for ticket in self._tickets):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Before another one is launched: take in what the one under way gives, which is complete."""
+        """Before another step is launched: take in the result of the complete one in flight."""
         for ticket in self._tickets:
             self._finish(ticket)
 
@@ -86,9 +86,13 @@ class Flights:
         if ticket.result is None:
             assert ticket.returned is not None
             found = sampled_of(
-                ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described, self._vocab,
+                ticket.returned.numpy().copy(),
+                ticket.rows,
+                ticket.positions,
+                ticket.described,
+                self._vocab,
                 ticket.reasons,
-            )  # fmt: skip
+            )
             if ticket.kept is not None:
                 found = only(found, ticket.kept)
             guided = None if self._late is None else self._late.tell(ticket, found)

@@ -52,12 +52,12 @@ class PenaltyColumns:
 
 
 def penalize_rows(logits: Tensor, columns: Tensor, texts: Tensor, longest: int) -> Tensor:
-    """Change the logits of rows by what these have said, in place and without a wait for the device.
+    """Change the logits of rows by their own tokens, in place and without a wait for the device.
 
     Args:
         logits: float32 [rows, vocab].
         columns: int64 [FACTORS + 2, penalized rows], on the device.
-        texts: int32 [slots, length], what every row says.
+        texts: int32 [slots, length], every row's tokens.
         longest: no row has more tokens.
 
     Returns:

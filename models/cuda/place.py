@@ -40,7 +40,7 @@ DTYPES = {
     "half": torch.float16,
 }
 GRAPH_BYTES = 512 * 2**20
-"""Left for graphs, but for what they write to, and for what libraries set up later."""
+"""Memory reserved for graphs, apart from their outputs, and for later allocations of libraries."""
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -115,24 +115,39 @@ class GpuPlace:
             # A step without a head, of a classifier, gives no tokens that a graph could append.
             sizes = self._sizes() if captures and decoder.head is not None else ()
         return CudaRunner(
-            decoder, cache, self.device, max_model_len=max_model_len, slots=config.scheduler.max_num_seqs, plan=plan,
-            capture_sizes=sizes, attention_backend=config.worker.attention_backend, **more,
-        )  # fmt: skip
+            decoder,
+            cache,
+            self.device,
+            max_model_len=max_model_len,
+            slots=config.scheduler.max_num_seqs,
+            plan=plan,
+            capture_sizes=sizes,
+            attention_backend=config.worker.attention_backend,
+            **more,
+        )
 
     def warm_up(
-        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None,
+        self,
+        decoder: RunnableDecoder,
+        cache: KVCache,
+        budget: MemoryBudget,
+        ability: PoolingAbility | None,
         progress: ProgressSink,
-    ) -> tuple[int, float]:  # fmt: skip
+    ) -> tuple[int, float]:
         """As `cuda.warm_up.warmed`. Nothing of the cache counts yet."""
         spare = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
         return warmed(spare, ability, self._config, budget, progress)
 
     def _attention(self, decoder: RunnableDecoder, kv_dtype: torch.dtype) -> Planner:
         return plan_attention(
-            decoder.config, self._config.cache.block_size, decoder.dtype,
-            backend=self._config.worker.attention_backend, device=self.device.torch_device, kv_dtype=kv_dtype,
+            decoder.config,
+            self._config.cache.block_size,
+            decoder.dtype,
+            backend=self._config.worker.attention_backend,
+            device=self.device.torch_device,
+            kv_dtype=kv_dtype,
             batch_invariant=decoder.batch_invariant,
-        )  # fmt: skip
+        )
 
     def _sizes(self) -> tuple[int, ...]:
         worker, most = self._config.worker, self._config.scheduler.max_num_seqs
@@ -159,15 +174,18 @@ class GpuPlace:
         return rows * token + 8 * 2 * WIDTH * max(sizes) + (0 if angles is None else angles.nbytes) + drawing
 
     def measured(
-        self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype,
+        self,
+        budget: MemoryBudget,
+        decoder: RunnableDecoder,
+        kv_dtype: torch.dtype,
         reset_peak: Callable[[], None] = torch.cuda.reset_peak_memory_stats,
         peak: Callable[[], int] = torch.cuda.max_memory_allocated,
         drafter: DrafterNeeds = NO_DRAFTER,
-    ) -> MemoryBudget:  # fmt: skip
+    ) -> MemoryBudget:
         """The budget once more, now that the weights are there and a step as large as any was computed.
 
         Raises:
-            ConfigError: what is left does not hold the context that was asked for; `param` names the setting.
+            ConfigError: the remaining memory does not hold the requested context; `param` names the setting.
         """
         model, config = decoder.config, self._config
         block = whole_block_bytes(model, drafter, config.cache.block_size, kv_dtype)
@@ -192,15 +210,23 @@ class GpuPlace:
                 param="gpu_memory_utilization",
             )
         return msgspec.structs.replace(
-            budget, activation_bytes=activations, num_blocks=blocks, kv_cache_bytes=blocks * block,
-            free_bytes=max(0, room - blocks * block), concurrency=blocks / longest,
+            budget,
+            activation_bytes=activations,
+            num_blocks=blocks,
+            kv_cache_bytes=blocks * block,
+            free_bytes=max(0, room - blocks * block),
+            concurrency=blocks / longest,
             max_model_len=min(held, budget.max_model_len),
-        )  # fmt: skip
+        )
 
     def _profile(
-        self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype, reset_peak: Callable[[], None],
+        self,
+        budget: MemoryBudget,
+        decoder: RunnableDecoder,
+        kv_dtype: torch.dtype,
+        reset_peak: Callable[[], None],
         peak: Callable[[], int],
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Bytes that the largest step takes beside weights and cache."""
         if decoder.head is None:
             return budget.activation_bytes
@@ -216,23 +242,34 @@ class GpuPlace:
         reset_peak()
         before = peak()
         new = tuple(
-            NewRow(row=row, epoch=0, request_id="", token_ids=bytes(4 * count), num_prompt_tokens=count,
-                   sampling=SamplingState(temperature=1.0, top_p=0.9),
-                   blocks=(tuple(range(width)),) * runner.rows.num_groups)
+            NewRow(
+                row=row,
+                epoch=0,
+                request_id="",
+                token_ids=bytes(4 * count),
+                num_prompt_tokens=count,
+                sampling=SamplingState(temperature=1.0, top_p=0.9),
+                blocks=(tuple(range(width)),) * runner.rows.num_groups,
+            )
             for row, count in enumerate(counts)
-        )  # fmt: skip
+        )
         rows = tuple(range(len(counts)))
         plan = StepPlan(
-            step=0, engine_epoch=0, rows=rows, epochs=(0,) * len(rows), starts=(0,) * len(rows), counts=tuple(counts),
+            step=0,
+            engine_epoch=0,
+            rows=rows,
+            epochs=(0,) * len(rows),
+            starts=(0,) * len(rows),
+            counts=tuple(counts),
             new_rows=new,
-        )  # fmt: skip
+        )
         runner.run(plan)
         sampled = 4 * drawn_tokens(config) * decoder.config.vocab_size * 4
         return max(0, peak() - before) + sampled
 
 
 def host_planner(planner: Planner) -> GroupPlanner:
-    """Of back ends that plan on the host: it waits for the device, so no graph can hold it."""
+    """A planner for back ends that plan on the host: it waits for the device, so no graph can contain it."""
 
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         parts = (spans.starts, spans.stops, spans.context_lens)

@@ -29,9 +29,16 @@ class DeviceRows(RowTable):
     """
 
     def __init__(
-        self, *, max_model_len: int, block_size: int, num_groups: int, device: Device, staging: Staging, slots: int,
+        self,
+        *,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: Device,
+        staging: Staging,
+        slots: int,
         null_page: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             slots: to begin with.

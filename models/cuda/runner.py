@@ -124,7 +124,7 @@ class CudaRunner(ModelRunner):
         """Hand a step to the device.
 
         Raises:
-            PlanError: the plan contradicts what earlier plans said; nothing was computed.
+            PlanError: the plan contradicts earlier plans; nothing was computed.
             GraphCaptureError: no graph can be captured here; nothing that follows can be trusted.
             RuntimeError: of the device: the same.
         """
@@ -162,7 +162,7 @@ class CudaRunner(ModelRunner):
             return False
 
     def check(self) -> None:
-        """Raises what went wrong while nothing was under way."""
+        """Raises the error that occurred while nothing was under way."""
         if self._broken is not None:
             raise self._broken
 

@@ -35,7 +35,7 @@ class LaunchedPlan:
     plan: StepPlan
     sampling: NDArray[np.bool_]
     rows: tuple[int, ...]
-    """Those that sample."""
+    """The rows that sample."""
     positions: tuple[int, ...]
     returned: Tensor | None
     """int64 [numbers] on the host, of the rows that sample: there when the step is done."""
@@ -61,5 +61,5 @@ class LaunchedPlan:
 
     @property
     def step(self) -> int:
-        """As of the plan."""
+        """The plan's step."""
         return self.plan.step

@@ -32,9 +32,12 @@ TIMED = 2
 
 
 def warmed(
-    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget,
+    spare: CudaRunner,
+    ability: PoolingAbility | None,
+    config: EngineConfig,
+    budget: MemoryBudget,
     progress: ProgressSink,
-) -> tuple[int, float]:  # fmt: skip
+) -> tuple[int, float]:
     """Have everything compiled, for tiles of any number of rows and for every way to choose a token; then time a step.
 
     Args:
@@ -85,10 +88,15 @@ class Steps:
         self._step += 1
         retired, self._rows = self._rows, tuple(range(len(prompts)))
         plan = StepPlan(
-            step=self._step, engine_epoch=0, rows=self._rows, epochs=(self._step,) * len(prompts),
-            starts=(0,) * len(prompts), counts=tuple(prompts), retired=retired,
+            step=self._step,
+            engine_epoch=0,
+            rows=self._rows,
+            epochs=(self._step,) * len(prompts),
+            starts=(0,) * len(prompts),
+            counts=tuple(prompts),
+            retired=retired,
             new_rows=tuple(self._row(row, tokens, kind) for row, tokens in enumerate(prompts)),
-        )  # fmt: skip
+        )
         begin = perf_counter()
         self._runner.run(plan)
         return perf_counter() - begin
@@ -96,9 +104,14 @@ class Steps:
     def _row(self, row: int, tokens: int, kind: SamplingState) -> NewRow:
         blocks = tuple(range(-(-tokens // self._block_size)))
         return NewRow(
-            row=row, epoch=self._step, request_id="", token_ids=array("i", bytes(4 * tokens)).tobytes(),
-            num_prompt_tokens=tokens, sampling=kind, blocks=(blocks,) * self._runner.rows.num_groups,
-        )  # fmt: skip
+            row=row,
+            epoch=self._step,
+            request_id="",
+            token_ids=array("i", bytes(4 * tokens)).tobytes(),
+            num_prompt_tokens=tokens,
+            sampling=kind,
+            blocks=(blocks,) * self._runner.rows.num_groups,
+        )
 
 
 def sizes(most: int) -> list[int]:
@@ -108,5 +121,5 @@ def sizes(most: int) -> list[int]:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """Those below `most`, and itself."""
+    """The powers of two below `most`, and `most` itself."""
     return [1 << power for power in range((most - 1).bit_length())] + [most]

@@ -168,8 +168,8 @@ def dialect_named(
     """The description that two names make together.
 
     Args:
-        suffix: what the tokenizer adds to the names of its marks.
-        own: what the tokenizer itself says, which has the name `HF`.
+        suffix: added by the tokenizer to the names of its marks.
+        own: the tokenizer's own description, under the name `HF`.
 
     Raises:
         ConfigError: there is no such name, or a plug-in's description cannot be used.

@@ -198,7 +198,7 @@ def _header_comes(source: Source, header: tuple[str, str]) -> Reading[bool]:
 
 
 def _header(source: Source, plan: Plan) -> Reading[bool]:
-    """The rest of a message's header; tells whether the message is a thought."""
+    """Read the rest of a message's header; returns True if the message is a thought."""
     assert plan.thinking is not None, "a header belongs to thoughts"
     assert plan.header is not None, "the mark is in the plan"
     parts: list[str] = []

@@ -103,7 +103,7 @@ def may_think(guide: GuideSpec, marks: ThoughtPairs) -> GuideSpec | None:
 
 
 def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
-    """A form, or thoughts and then that: which of the two, the first token tells."""
+    """A form, or thoughts and then the form: the first token decides between the two."""
     if not marks:
         return format_
     tags = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end} for begin, end in marks]
@@ -117,9 +117,10 @@ def _inner_format(guide: GuideSpec) -> Format:
     found = tag.get("format") if isinstance(tag, dict) else None
     if not isinstance(found, dict):
         raise InvalidRequest(
-            f"{guide.field}: beside tools a structural tag must have a format", param=guide.field,
+            f"{guide.field}: beside tools a structural tag must have a format",
+            param=guide.field,
             code="unsupported_parameter",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -194,7 +195,7 @@ def _row(written: Written, tags: list[Format], *, parallel: bool) -> Format:
 
 
 def _optional(written: Written, tags: list[Format], *, parallel: bool) -> Format | None:
-    """Free text in which each call fits; None where it could not be told from a call."""
+    """Free text in which each call fits; None if it could not be distinguished from a call."""
     if written.before:
         calls = _row(written, tags, parallel=parallel)
         tag: Format = {"type": "tag", "begin": written.before, "content": calls, "end": written.after}
@@ -215,7 +216,7 @@ def _all_begin(tags: list[Format], text: str) -> bool:
 
 
 def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool, strict: bool) -> Format:
-    """One function's call: what stands before its arguments, their schema, what stands behind.
+    """One function's call: the text before its arguments, their schema, and the text after them.
 
     Args:
         strict: all of the schema is to hold; else `uniqueItems`, which no grammar can hold, is left to the model.

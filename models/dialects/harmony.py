@@ -39,7 +39,7 @@ def read_channels(
     """Read messages until the end of the text.
 
     Args:
-        with_calls: tools are on offer; otherwise what is meant for one is content.
+        with_calls: tools are on offer; otherwise a message to a tool is content.
         region: the prompt ends inside a message of this channel; empty: before the first header.
     """
     channels = marks.channels
@@ -74,7 +74,7 @@ def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
 
 
 def _header(source: Source, marks: ChannelMarks, mark: str, header: list[str]) -> Reading[str]:
-    """From `mark` to the mark that ends the header."""
+    """Read from `mark` to the mark that ends the header."""
     channels = marks.channels
     while mark in (channels.start, channels.channel, channels.constrain):
         parts: list[str] = []

@@ -39,7 +39,7 @@ class JsonScanner:
 
     @property
     def brackets(self) -> list[str]:
-        """Those that are open."""
+        """The open brackets."""
         return self._open
 
     def scan(self, text: str, position: int) -> int:

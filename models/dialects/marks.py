@@ -98,7 +98,7 @@ def _edge(text: str, start: int, end: int) -> int:
 
 
 def raw_until(source: Source, marks: Marks, show: Callable[[str], None]) -> Reading[str]:
-    """The same with white space as it is; gives the mark, empty at the end of the text."""
+    """Read text up to a mark with white space unchanged; returns the mark, empty at the end of the text."""
     while (yield from more(source)):
         found = marks.find(source.text, source.pos)
         if found is not None:

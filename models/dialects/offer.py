@@ -21,7 +21,7 @@ class Offer:
         """
         self._parameters: dict[str, Mapping[str, Any]] = {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        """Of the parameters that were asked for, by function and name."""
+        """Types of the parameters that were looked up, by function and name."""
         for tool in tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
@@ -51,11 +51,11 @@ class Offer:
         return names[position] if position < len(names) else f"argument{position}"
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """Of all parameters; empty for a name that is not on offer."""
+        """Schemas of all parameters; empty for a name that is not on offer."""
         return self._parameters.get(name, {})
 
     def wrapper(self, name: str) -> Unwrapping | None:
-        """How arguments of a function on offer are unwrapped; None where nothing says that they may be."""
+        """The way to unwrap arguments of a function on offer; None if they must not be unwrapped."""
         if not self.has(name):
             return None
         keys = self._properties(name).keys()

@@ -12,7 +12,7 @@ Reading = Generator[None, None, T]
 """Reads on as far as the text goes, and yields when it needs more of it."""
 
 MOST_HELD: Final = 64 * 1024
-"""Characters of what may become a call. More than that is no call."""
+"""Most characters of a text that may become a call. A longer one is no call."""
 
 MOST_TRIED: Final = 4 * MOST_HELD
 """Characters of thoughts that are read as calls and turn out to be none, in one answer."""
@@ -89,7 +89,7 @@ class Source:
         self._new_id = new_id
         self._most_calls = most_calls
         self.ids: set[str] = set()
-        """Of all calls."""
+        """Ids of all calls."""
         self.named = ("", "")
         """Name and id that the attempt has read so far."""
         self.spoken = ""
@@ -166,7 +166,7 @@ class Source:
         self.repaired = False
 
     def accept(self) -> None:
-        """Show what the trial has made of the text."""
+        """Show the result of the trial."""
         assert self._trial is not None, "a trial was begun"
         self._flush()
         trial, self._trial = self._trial, None
@@ -191,11 +191,11 @@ class Source:
     # Attempts: only the text is held.
 
     def attempt(self, gap: str = "", opening: str = "") -> None:
-        """From here on what is taken is held, until `commit` or `give_up`.
+        """Hold back all consumed text from here on, until `commit` or `give_up`.
 
         Args:
             gap: white space before, which is shown only if this is no call.
-            opening: what was read already.
+            opening: text that was read already.
         """
         self._gap = gap
         self._held = [opening]
@@ -232,7 +232,7 @@ class Source:
         self._say(_REASONING, text)
 
     def call(self, name: str, call_id: str = "") -> None:
-        """A call begins; what was held was its beginning.
+        """A call begins; the held text was its beginning.
 
         Args:
             call_id: as the model wrote it; empty where it wrote none.

@@ -37,14 +37,14 @@ logger = logging.getLogger("troupellm.models")
 Token = Callable[[int], str]
 """A fresh name of twice so many hexadecimal digits."""
 Begins = Callable[[Sequence[int]], tuple[Start, str]]
-"""Where a prompt of these tokens leaves off, and in which channel."""
+"""Returns the state (see `Start`) in which a prompt of these tokens ends, and its channel."""
 _SUFFIXED: Final = re.compile(r"<tool_calls(:[^<>]{1,64})>")
 _FORMAT: Final = "response_format"
 """Says what a text looks like, and nothing where the answer must be a call."""
 
 
 class Voice:
-    """How one request's answers are read."""
+    """The parser of one request's answers, and their guide."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Voice:
         return ThinkingMarks(start=marks.opens, end=marks.closes, open=inside)
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with what reading the answers needs.
+        """The parameters, with additions for parsing the answers.
 
         Raises:
             InvalidRequest: the answer shall call tools and look otherwise, too.
@@ -195,7 +195,7 @@ class Speaker:
 
     @property
     def thinks(self) -> bool:
-        """The model's thoughts can be told from its answers, and have a budget."""
+        """True if the model's thoughts can be distinguished from its answers, and can have a budget."""
         return self._marks is not None
 
     @property
@@ -249,7 +249,7 @@ class Speaker:
         return wanted | {"reasoning_effort": said} | dict(kwargs or {})
 
     def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
-        """Where the prompt leaves off, and the channel of the message that it ends with."""
+        """The state in which the prompt ends, and the channel of the message that it ends with."""
         thinking, channels = self.dialect.thinking, self.dialect.channels
         if thinking is None and channels is None:
             return "free", ""
@@ -270,7 +270,7 @@ class Speaker:
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
 
     def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
-        """Where a rendered prompt leaves off, and the channel of the message that it ends with."""
+        """The state in which a rendered prompt ends, and the channel of the message that it ends with."""
         thinking, channels = self.dialect.thinking, self.dialect.channels
         if channels is not None:
             marks = [channels.start, channels.channel, channels.constrain, channels.message]

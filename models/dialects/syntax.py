@@ -40,7 +40,7 @@ HOLES: Final = frozenset(
 )  # fmt: skip
 _OPEN_SPACE: Final = "\u2423"
 SUFFIX: Final = "{suffix}"
-"""Stands in marks for what a tokenizer adds to all of its own; see `with_suffix`."""
+"""Placeholder in marks for the suffix that a tokenizer adds to its own; see `with_suffix`."""
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls are written."""
+    """The syntax of calls."""
 
     forms: tuple[str, ...]
     """Templates of one call (or of all of them, with {json} and {python}). Where several begin alike, the character
@@ -88,7 +88,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     bare_lines: bool = False
     """It also counts at the start of a line, where it begins with "{"."""
     unsure: tuple[str, ...] = ()
-    """First marks that other texts have too: what follows counts when it names a tool on offer."""
+    """First marks that other texts have too: the text after one counts as a call if it names a tool on offer."""
     parameter: str = ""
     parameters: tuple[str, ...] = ()
     """Other spellings of `parameter`."""
@@ -102,12 +102,12 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """Names and keys are written with &quot; and &amp;."""
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
-    """The first one of each is what a grammar writes."""
+    """A grammar writes the first one of each."""
     ids: IdStyle = "hex"
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """How thoughts are told from the answer."""
+    """The marks that separate thoughts from the answer."""
 
     opens: tuple[str, ...] = ("<think>",)
     closes: tuple[str, ...] = ("</think>",)
@@ -119,7 +119,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     header: tuple[str, str] | None = None
     """Marks that begin and end a message's header. The first of `opens` is what a header of thoughts says."""
     default_on: bool = True
-    """The model thinks unless it is told not to."""
+    """The model thinks unless thinking is turned off."""
     drops: tuple[str, ...] = ()
     """Marks around the answer that are not shown."""
     off_effort: str = "none"
@@ -206,7 +206,7 @@ def marks_of(dialect: Dialect) -> list[str]:
 
 
 def with_suffix(dialect: Dialect, suffix: str) -> Dialect:
-    """The same dialect with `SUFFIX` in its marks replaced."""
+    """The dialect with `SUFFIX` in its marks replaced."""
     if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(dialect))):
         return dialect
     return msgspec.convert(_replaced(msgspec.to_builtins(dialect), suffix), Dialect)

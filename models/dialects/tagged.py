@@ -75,7 +75,7 @@ class TaggedParameter:
         the next part, or a line that goes on with another mark.
 
         Args:
-            ending: what follows the last parameter.
+            ending: the text after the last parameter.
         """
         found = self._closes.get(ending)
         if found is None:
@@ -106,7 +106,7 @@ def tagged_parameters(
 
     Args:
         parameters: spellings of one.
-        ending: what follows the last one.
+        ending: the text after the last one.
 
     Raises:
         NotACall: neither a parameter nor the ending comes next.

@@ -16,7 +16,7 @@ _KINDS = {
     "mmproj": "the part of a model that sees images",
     "imatrix": "an importance matrix",
 }
-"""Of `general.type`, which files without it are models of."""
+"""Values of `general.type` that mark a model; files without it count as models."""
 
 
 def model_config(header: Header) -> dict[str, Any]:

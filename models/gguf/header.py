@@ -17,7 +17,7 @@ from troupellm.protocol.errors import ModelLoadError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_ENTRIES = 65_536
-"""Of metadata, and of tensors."""
+"""Most entries of metadata, and most tensors."""
 MOST_NAME_BYTES = 65_535
 MOST_TEXT_BYTES = 4 * 2**20
 MOST_ITEMS = 2**21
@@ -47,14 +47,14 @@ REFUSED = {
 }  # fmt: skip
 """Names of types that are not read."""
 QUANTIZATION_VERSION = 2
-"""Of the blocks' layouts; version 1 had other ones."""
+"""Version of the blocks' layouts; version 1 had other ones."""
 _NAMES = ", ".join(name for name, _, _ in TYPES.values())
 _NEWER = "look for another file of the model, made on a usual computer by a recent llama.cpp"
 _HINT = f"look for a file of the model such as Q8_0 or Q4_K_M; types read: {_NAMES}"
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies."""
+    """The type, shape and place of a tensor."""
 
     type: str
     shape: tuple[int, ...]

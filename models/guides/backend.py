@@ -66,7 +66,7 @@ class Backend(Protocol):
 
     name: str
     special_tokens: Mapping[str, int]
-    """Tokens that no text stands for, by what they look like: grammars must name them."""
+    """Tokens that stand for no text, by their names: grammars must name them."""
 
     def compile(self, text: str) -> Matcher:
         """A matcher at the start of a grammar. Slow for large grammars.

@@ -98,7 +98,7 @@ class _Server:
         return None
 
     def _compile(self, message: Compile) -> Compiled | Refused:
-        """Compile, and look at the first token: what cannot even begin is refused here."""
+        """Compile, and look at the first token: a grammar that cannot even begin is refused here."""
         try:
             backend = self._backend(message.backend)
             text = program_text(message.spec, message.backend, message.depth, backend.special_tokens)
@@ -109,7 +109,7 @@ class _Server:
             return Refused("it is nested too deeply")
         except MemoryError:
             return Refused("it takes too much memory to compile")
-        except Exception:  # libraries raise what they like over the texts of strangers
+        except Exception:  # libraries may raise anything for untrusted text
             return Refused("it cannot be compiled")
         return Compiled(text=text)
 

@@ -12,7 +12,7 @@ ALL_KINDS: Final = frozenset({"string", "number", "boolean", "null", "array", "o
 MOST_OPTIONS: Final = 64
 """More are left to the backend: each is compared with each."""
 _MOST_REFERENCES: Final = 16
-"""That lead from one to the next."""
+"""Longest chain of references."""
 _LARGEST_EXACT: Final = 2.0**53
 
 

@@ -42,9 +42,13 @@ class FilledLater:
     """Masks that are being filled."""
 
     def __init__(
-        self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow],
-        drafts: Mapping[int, RowDrafts], clock: Callable[[], float] = perf_counter,
-    ) -> None:  # fmt: skip
+        self,
+        index: Sequence[int],
+        numbers: Sequence[int],
+        rows: Sequence[GuidedRow],
+        drafts: Mapping[int, RowDrafts],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         """
         Args:
             index: places among the step's sampled rows, rising; a row with drafts has one for itself and one for each
@@ -63,7 +67,7 @@ class FilledLater:
         self.seconds = 0.0
 
     def start(self, library: GuideLibrary, helper: ThreadPoolExecutor | None) -> None:
-        """Fill on the helper, behind what it does already; without one, now."""
+        """Fill on the helper thread, after its earlier work; without a helper, now."""
         if helper is None:
             self._fill(library)
         else:
@@ -197,7 +201,7 @@ def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[Referen
 
 
 def _computed(library: GuideLibrary, name: str, rows: Sequence[GuidedRow], masks: Masks) -> Sequence[float]:
-    """Write the masks of rows that are awake. Returns what `Backend.fill` does."""
+    """Write the masks of rows that are awake. Returns the result of `Backend.fill`."""
     return library.backend(name).fill([matcher for row in rows if (matcher := row.matcher) is not None], masks)
 
 
@@ -209,7 +213,7 @@ class Walk:
         self._path: list[int] = []
 
     def to(self, drafts: RowDrafts, node: int) -> bool:
-        """From the last draft that it went to, to another one; False where its grammar does not go on there."""
+        """Move the matcher from its last draft to another one; False if the grammar does not allow it there."""
         way = drafts.ancestors(node)
         common = 0
         while common < min(len(way), len(self._path)) and way[common] == self._path[common]:

@@ -64,12 +64,12 @@ class GuidedRow:
         self._program = program
         self._built: Built | None = None
         self._token_ids: list[int] = []
-        """Those that the matcher has."""
+        """The tokens that the matcher has."""
         self._retried = False
         self._stopped: bool | None = None
-        """Of the matcher; None: it has moved since it was asked."""
+        """`Matcher.stopped`; None: the matcher has moved since it was read."""
         self.debt = self._draft_debt = 0.0
-        """CPU seconds that its masks have taken beyond what they may."""
+        """CPU seconds that its masks have taken beyond their allowance."""
 
     @property
     def asleep(self) -> bool:
@@ -87,7 +87,7 @@ class GuidedRow:
         return self._stopped
 
     def _moved(self) -> None:
-        """Forget what was known of where the matcher was."""
+        """Forget the results that depend on the matcher's place."""
         self._stopped = self.only = self.ahead = None
 
     def failure(self, row: int) -> RowError:
@@ -160,7 +160,7 @@ class GuidedRow:
             self._take(self.matcher, token_ids)
 
     def _take(self, matcher: Matcher, token_ids: Sequence[int]) -> Matcher | None:
-        """Of a row that is awake and goes on. Returns the matcher that has the tokens now; None: it cannot go on."""
+        """Give tokens to the matcher of an awake row. Returns the matcher that has them now; None: it cannot go on."""
         self._token_ids += token_ids
         self._stopped = self.only = self.ahead = None
         if matcher.accept(token_ids):
@@ -265,7 +265,7 @@ class GuidedRow:
             self.sleep.rollback(num_tokens - guided)
 
     def wait(self) -> None:
-        """Until it is built."""
+        """Wait until it is built."""
         if self.building is not None:
             self.building.result()
             self.building = None

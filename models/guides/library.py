@@ -14,7 +14,7 @@ _MOST_MARKS = 16
 
 
 class Built:
-    """A program that was built: its matchers share what its lexer remembers, and fail together when it is too much."""
+    """A program that was built: its matchers share their lexer's memory, and fail together when it grows too large."""
 
     __slots__ = ("key", "start")
 
@@ -24,7 +24,7 @@ class Built:
 
 
 class GuideLibrary:
-    """Safe in several threads: builds on one thread while another one copies what is built."""
+    """Thread-safe: one thread may build while another one copies built programs."""
 
     def __init__(self, read_tokenizer: Callable[[], Tokenizer], vocab_width: int, num_threads: int) -> None:
         """
@@ -74,7 +74,7 @@ class GuideLibrary:
         return self.start(program)[1]
 
     def start(self, program: GuideProgram) -> tuple[Built, Matcher]:
-        """A matcher at the program's start, and what it was made from.
+        """A matcher at the program's start, and the built program it was copied from.
 
         Raises:
             GuideError: the program cannot be built.

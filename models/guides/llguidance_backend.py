@@ -17,7 +17,7 @@ MOST_ITEMS: Final = 300
 """Ways in which a text may be read so far, after each token. A mask takes time by their product with the vocabulary;
 JSON schemas get by with a handful, and with one for each alternative of an anyOf."""
 MOST_LEXER_STATES: Final = 20_000
-"""Of one grammar, 0.35 kB each, which live as long as it is kept."""
+"""Most states of one grammar, 0.35 kB each, which live as long as it is kept."""
 SLOW_SECONDS: Final = 1e-3
 """Where masks that several threads fill take longer than this on average, they are timed one by one: to read a
 thread's clock is a system call, too much for each quick one. On one thread they are where all of a call take longer
@@ -25,7 +25,7 @@ than one mask may."""
 WATCHED_CALLS: Final = 1000
 """So many calls are timed then: a row may be slow once in a while, and whose mask it was is not known at first."""
 _LEXER = "lexer error"
-"""In errors about what a grammar's copies share."""
+"""Part of errors about limits that a grammar's copies share."""
 _LONGEST_REASON = 300
 _SPECIAL = b"\xff"
 """Before the bytes of tokens that no text stands for."""
@@ -43,7 +43,7 @@ _PLAINER = (
 )
 """Texts of llguidance that do not name the keyword."""
 _IN_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?)(?: \d+ \| .*)?")
-"""Of a schema within a grammar that was made for it: the place there, what is wrong, and lines of that grammar."""
+"""An error in a schema within a generated grammar: the place, the reason, and lines of that grammar."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 

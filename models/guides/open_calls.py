@@ -11,7 +11,7 @@ _LONGEST_HEADER: Final = 1024
 
 
 class Place(NamedTuple):
-    """Where a text is after some token."""
+    """The part of a message in which a text is after some token."""
 
     part: Literal["between", "header", "message", "call"]
     header: bytes

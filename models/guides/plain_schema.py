@@ -73,7 +73,7 @@ def _plain(schema: Schema) -> Schema:
 
 
 def _with_any_of(schema: Schema, root: Schema) -> Schema:
-    """The schema with `anyOf` for each `oneOf` whose schemas exclude each other, which backends cannot always tell."""
+    """The schema with `anyOf` for each `oneOf` whose schemas exclude each other, which backends may not recognise."""
     if not isinstance(schema, dict):
         return schema
     options = schema.get("oneOf")

@@ -161,7 +161,7 @@ class GuidedRows:
                     kept[row] = taken
             elif wants_mask:
                 ahead.append(guided)
-        # Not behind a grammar that is being built: what is quick would wait for it.
+        # Not while the helper builds a grammar: the quick fill would wait for it.
         if len(ahead) >= LEAST_AHEAD and not self._crowded and not any(map(_building, self._rows.values())):
             self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)
@@ -202,12 +202,12 @@ class Guides:
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 
     def rows(self) -> GuidedRows:
-        """Of a fresh runner."""
+        """The guided rows of a new runner."""
         return GuidedRows(self._library, self._helper, jumps=self._jumps, crowded=self._crowded)
 
     def prepare(self, program: GuideProgram) -> None:
         """Build a guide, so that the row that needs it finds it built. Never raises."""
-        with contextlib.suppress(GuideError):  # the row will tell
+        with contextlib.suppress(GuideError):  # the row reports the error
             self._library.matcher(program)
             if program.after:
                 self._library.mark(program)

@@ -26,7 +26,7 @@ class Mark:
         """early_end: marks that may end a call before this mark comes."""
         self.text = text.encode()
         self.calls = None if early_end is None else OpenCalls(early_end)
-        """How to tell where a call is open."""
+        """Recognises an open call."""
         self._tokens = tokenizer
         open_mask = np.full(mask_words(tokenizer, vocab_width), -1, dtype=np.int32)
         early = None if early_end is None else tokenizer.added_tokens.get(early_end.token)
@@ -88,7 +88,7 @@ class Sleep:
         self._tails = [b""]
         """The text's end after each token so far, no longer than the mark."""
         self._places = [BEGINNING]
-        """Where the text was after each token, if calls may end it."""
+        """The place in the text after each token, if calls may end it."""
         self.awake = False
 
     def accept(self, token_ids: Sequence[int]) -> int:
@@ -119,7 +119,7 @@ class Sleep:
 
 
 def _header(text: str, added: Mapping[str, int]) -> tuple[int, int | None]:
-    """How many bytes of a mark come before the token that it ends with, and that token, if it is a header."""
+    """The number of bytes of a mark before its last token, and that token, if the mark is a header."""
     first = max(filter(text.startswith, added), key=len, default="")
     last = max(filter(text.endswith, added), key=len, default="")
     if not first or not last or len(first) + len(last) >= len(text):

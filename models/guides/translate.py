@@ -38,7 +38,7 @@ def translate(spec: GuideSpec, depth: int, special: Mapping[str, int]) -> str:
 
     Args:
         depth: levels of nesting that JSON may have.
-        special: tokens that no text stands for, by what they look like.
+        special: tokens that stand for no text, by their names.
 
     Raises:
         GuideError: it is none.

@@ -19,7 +19,7 @@ MOST_GRAMMAR_CHARACTERS: Final = 16 * 1024
 """Of a grammar or a pattern: what one byte of text may cost grows with the square of their size, nothing can interrupt
 it, and only what may come first is tried where they are compiled."""
 MOST_COMPILED_BYTES: Final = 32 * 2**20
-"""Of one grammar, which lives as long as it is kept."""
+"""Most memory of one grammar, which lives as long as it is kept."""
 ACCEPT_SECONDS: Final = 2e-4
 """CPU time allowed for taking in one token."""
 ACCEPT_WEIGHT: Final = 10
@@ -141,7 +141,7 @@ class XGrammarMatcher:
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
             self.inner.rollback(num_tokens)
-            del self._unpaid[-num_tokens:]  # drafts: who pays for them is not known before their masks are filled
+            del self._unpaid[-num_tokens:]  # drafts are charged only when their masks are filled
 
     def forced(self) -> list[int]:
         """None: it knows forced text, which may be cut into tokens in many ways."""
@@ -196,7 +196,7 @@ class XGrammar:
                     grammar = compiler.compile_structural_tag(tag)
                 case _:
                     raise GuideError("this is no guide of the backend xgrammar")
-        except (RuntimeError, ValueError, TypeError) as error:  # what its own code raises
+        except (RuntimeError, ValueError, TypeError) as error:  # the library's own code raises these
             if "bad_alloc" in str(error):
                 raise GuideError(_TOO_MUCH_MEMORY) from None
             raise GuideError(" ".join(str(error).split())[-_LONGEST_REASON:] or "it cannot be compiled") from None

@@ -25,7 +25,7 @@ _VOCABULARIES = frozenset({"tekken.json", "vocab.json", "vocab.txt", "merges.txt
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken", ".spm")
 """Read where there is no tokenizer.json."""
 _POOLING = re.compile(r"[0-9]{1,2}_Pooling/config\.json")
-"""Of sentence-transformers: how a vector is made."""
+"""sentence-transformers' settings of pooling."""
 _TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 

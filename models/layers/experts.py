@@ -43,13 +43,19 @@ class Experts:
         if moe.choice_bias:
             self.choice_bias = source.take(f"{router}.e_score_correction_bias", (count,)).float()
         self.routing = Routing(
-            top_k=moe.top_k, scoring=moe.scoring, renormalize=moe.renormalize, scale=moe.scale, groups=moe.groups,
-            top_groups=moe.top_groups, group_score=moe.group_score,
-        )  # fmt: skip
+            top_k=moe.top_k,
+            scoring=moe.scoring,
+            renormalize=moe.renormalize,
+            scale=moe.scale,
+            groups=moe.groups,
+            top_groups=moe.top_groups,
+            group_score=moe.group_score,
+        )
         self.experts = take_experts(config, moe, f"{prefix}.experts", source)
         self.shared = shared
-        self.shared_gate = pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (
-            moe.shared_gate) else None  # fmt: skip
+        self.shared_gate = (
+            pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (moe.shared_gate) else None
+        )
 
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost."""

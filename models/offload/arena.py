@@ -62,7 +62,7 @@ class HostArena:
         return view
 
     def tensor(self, place: int) -> torch.Tensor:
-        """The same, as a tensor."""
+        """One place's memory as a tensor."""
         assert self._memory is not None, "the arena's memory was given back"
         return self._memory[place * self.block_bytes :][: self.block_bytes]
 

@@ -46,10 +46,10 @@ class BlockMover(ABC):
 
     @abstractmethod
     def begin_stores(self, blocks: Sequence[int]) -> Any:
-        """On the step's thread: the blocks' content of now is what `store` copies.
+        """On the step's thread: mark the blocks' present content as that which `store` copies.
 
         Returns:
-            what `store` is to be given of it.
+            the argument of `store` for them.
         """
 
     @abstractmethod
@@ -67,7 +67,7 @@ class BlockMover(ABC):
 
     @abstractmethod
     def settle(self, blocks: AbstractSet[int] | None = None) -> None:
-        """On the step's thread, before the blocks (None: any) are written to: see that stores have what they need."""
+        """On the step's thread, before the blocks (None: any) are written to: wait until stores have read them."""
 
     @abstractmethod
     def load(self, moves: Sequence[Move]) -> None:
@@ -82,7 +82,7 @@ class MemoryMover(BlockMover):
         self._views = [view.numpy() for view in block_views(cache)]
         self._arena = arena
         self._unread: dict[int, int] = {}
-        """How many stores are still to read a block."""
+        """By block, the number of stores that have not read it yet."""
         self._read = Condition()
 
     def begin_stores(self, blocks: Sequence[int]) -> None:

@@ -42,7 +42,7 @@ _ALLOCATION = 4096
 MOST_BLOCKS = 1_000_000
 """Names in memory, some 200 bytes each."""
 RESET_SHARE = 0.4
-"""Of the time that the tier gives an operation: so long a reset removes files."""
+"""Share of an operation's deadline for which a reset removes files."""
 USE_SECONDS = 60.0
 """A file whose time of use is older gets a new one when it is used: the order of eviction after a restart."""
 
@@ -146,7 +146,7 @@ class DiskStore(BlockStore):
                 self._index.move_to_end(name)
 
     def probe(self) -> None:
-        """Open the folder and learn what is there, if that was not done yet; write, read and remove a block.
+        """Open the folder and list its blocks, if that was not done yet; write, read and remove a test block.
 
         Raises:
             StoreError: another engine has the folder.
@@ -156,12 +156,12 @@ class DiskStore(BlockStore):
             self._open()
         name = _temporary_name()
         data = secrets.token_bytes(64).ljust(self._framing.frame_bytes, b"\0")
-        try:  # beyond what blocks may take, for a moment: none has to give way for it
+        try:  # exceeds the blocks' limit for a moment: no block is evicted for it
             self._write_new(name, (data,))
             file = os.open(name, _READ, dir_fd=self._folder)
             try:
                 if os.pread(file, len(data), 0) != data:
-                    raise StoreError("what is written is not what is read")
+                    raise StoreError("a written block is not read back unchanged")
             finally:
                 os.close(file)
         finally:
@@ -241,7 +241,7 @@ class DiskStore(BlockStore):
         self._make_room(0)
 
     def _scan(self, folder: int) -> list[tuple[int, str, int]]:
-        """Time of use, name and space of every block; what was being written when a process died is removed."""
+        """Time of use, name and space of every block; unfinished files of a dead process are removed."""
         found = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -292,7 +292,7 @@ class DiskStore(BlockStore):
         return True
 
     def _suffix_of(self, generation: bytes) -> str:
-        """How names of this model's blocks end."""
+        """The ending of the names of this model's blocks."""
         named = sha256(self._fingerprint + generation).digest() if generation else self._fingerprint
         return f".{named[:8].hex()}.kv"
 

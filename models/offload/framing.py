@@ -31,7 +31,7 @@ def checksum(data: Buffer, seed: int = 0) -> int:
 
 
 class Headed(ABC):
-    """Blocks of one model and layout with headers: fields that say what a block is, and a proof over both."""
+    """Blocks of one model and layout with headers: fields that identify a block, and a proof over both."""
 
     magic: ClassVar[bytes]
     version: ClassVar[int]

@@ -32,7 +32,7 @@ def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_
     memory_left(config)  # on a GPU the size has not been checked yet
     arena = HostArena(places, context.block_bytes, pinned=cache.storage.is_cuda)
     mover = make_mover(cache, arena)
-    stores = open_stores(config, context)  # behind what may fail: they hold ports and threads
+    stores = open_stores(config, context)  # last, since they hold ports and threads and the steps before may fail
     return TransferEngine(mover, arena, stores, num_blocks=num_blocks, timeout=timeout)
 
 
@@ -49,7 +49,7 @@ def open_stores(config: EngineConfig, context: StoreContext) -> list[BlockStore]
     """The outer tiers, nearest first: tiers 1, 2 and so on.
 
     Raises:
-        ConfigError: one cannot be what it is told to be.
+        ConfigError: one cannot be opened with its settings.
     """
     stores: list[BlockStore] = []
     offload = config.offload

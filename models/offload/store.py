@@ -95,7 +95,7 @@ class BlockStore(ABC):
         self.contains(())
 
     def use(self) -> StoreUse:
-        """From memory; called on the step's thread."""
+        """The store's figures, from memory; called on the step's thread."""
         return StoreUse()
 
     @abstractmethod

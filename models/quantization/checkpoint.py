@@ -47,7 +47,7 @@ class Format(Protocol):
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A `Checkpoint` that knows what a layer's tensors mean."""
+    """A `Checkpoint` that decodes a layer's quantized tensors."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format) -> None:
         super().__init__(folder, dtype, taken)
@@ -65,7 +65,7 @@ class QuantizedCheckpoint(Checkpoint):
         return self.take(f"{name}.weight", shape)
 
     def build(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
-        """Make a quantized weight; what does not fit together is the checkpoint's fault.
+        """Make a quantized weight; parts that do not fit together are the checkpoint's fault.
 
         Raises:
             ModelLoadError: names the layer.
@@ -76,7 +76,7 @@ class QuantizedCheckpoint(Checkpoint):
             raise ModelLoadError(f"{name}: {error}") from error
 
     def sides(self, name: str) -> tuple[int, int]:
-        """Of a matrix, from its header; anything else, which reading it refuses, has none."""
+        """Rows and columns of a matrix, from its header; (0, 0) for other shapes, which reading refuses."""
         shape = self.shape_of(name) or ()
         return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
 

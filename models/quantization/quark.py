@@ -31,7 +31,7 @@ _WEIGHT = frozenset(
         "qat_spec",
     }
 )  # fmt: skip
-"""Those that are not looked at say how the numbers were found, which are stored."""
+"""Keys of weights. Unread ones describe how the stored numbers were found."""
 _AT_RUN_TIME = ("online_rotation_layers", "online_r1_rotation", "online_had", "r3", "r4")
 """Settings of algorithms that turn inputs."""
 _LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'>")

@@ -18,7 +18,7 @@ _FIRST_SLOPE: Final = 0.1
 _FIRST_REACH: Final = 4.0
 _LEAST_SLOPE: Final = 0.002
 _OUTLIER: Final = 2.0
-"""No step is believed to take more than so many times what was expected, or less than so small a part."""
+"""Bounds on a single measurement, relative to the expected time."""
 _SLOW: Final = 1.25
 """A single step that took this many times the expected time is ignored."""
 _TRUST_IN_SLOW: Final = 0.4
@@ -48,10 +48,10 @@ class CostCurve:
         self._per_draft = seconds_per_draft
         self.level = 0.0
         self.slope = _FIRST_SLOPE / rows
-        """Share of the level that a draft adds, on average over what is known."""
+        """Share of the level that a draft adds, on average over the known points."""
         self._was_slow = False
         self._measured: dict[int, _Ratio] = {}
-        """By knot."""
+        """Measured ratios, by knot."""
         self._places, self._ratios = [0.0], [1.0]
         """The known points, rising in both."""
 
@@ -111,7 +111,7 @@ class CostCurve:
         self._know(knot)
 
     def relax(self) -> None:
-        """Half as much is believed of what drafts cost, and what they cost now counts for more."""
+        """Halve the known cost of drafts, and give new measurements more weight."""
         for knot, known in self._measured.items():
             if knot:
                 known.value, known.seen = 1 + (known.value - 1) / 2, min(known.seen, 1)
@@ -142,7 +142,7 @@ class _Ratio:
 
 
 def _share(seen: int) -> float:
-    """Of an error that is corrected, after so many observations."""
+    """Share of an error that is corrected after this many observations."""
     return max(_SLOWEST, 0.6 - 0.1 * seen)
 
 
@@ -210,6 +210,6 @@ class AskingCosts:
 
 
 def rounded(rows: int) -> int:
-    """To three binary digits: numbers of rows that share a curve."""
+    """Round to three binary digits: numbers of rows that share a curve."""
     spare = max(0, rows.bit_length() - 3)
     return rows >> spare << spare

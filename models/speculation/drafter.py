@@ -71,18 +71,25 @@ class Drafter:
 
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
-                proposer, rows, options, decoder.config.vocab_size, most=most, length=length,
-                synthetic=synthetic, guides=guides, trees=_sees_trees(decoder, cache),
-            )  # fmt: skip
+                proposer,
+                rows,
+                options,
+                decoder.config.vocab_size,
+                most=most,
+                length=length,
+                synthetic=synthetic,
+                guides=guides,
+                trees=_sees_trees(decoder, cache),
+            )
 
         return {"speculation": make}
 
     def forget(self) -> None:
-        """Give back what the proposer holds."""
+        """Release the proposer and its memory."""
         self._made = self._reporter = None
 
     def reported(self, result: StepResult) -> StepResult:
-        """With how the proposer stands, where that is new."""
+        """Add the proposer's report to a result if it has changed."""
         if self._reporter is None:
             return result
         report = self._reporter.report()

@@ -31,7 +31,7 @@ class RowDrafts:
         return len(self.tokens)
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Leave out all others, with what follows them. kept: rising, parents included."""
+        """Leave out all others, with their descendants. kept: rising, parents included."""
         if len(kept) == len(self.tokens):
             return
         self.tokens = [self.tokens[index] for index in kept]
@@ -40,7 +40,7 @@ class RowDrafts:
             self.parents = [place[self.parents[index]] for index in kept]
 
     def accepted(self, drawn: Sequence[int]) -> list[int]:
-        """The path of drafts that equal what the model drew before each of them.
+        """The path of drafts that equal the model's token at each of their places.
 
         Args:
             drawn: the model's token behind every node.

@@ -92,9 +92,12 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     weights = checkpoint_bytes(stored, target.dtype, target.device)
     size = layers.hidden_size
     return DrafterNeeds(
-        weight_bytes=weights, layers=layers, width=KEPT * size, shown=target.config.hidden_size,
+        weight_bytes=weights,
+        layers=layers,
+        width=KEPT * size,
+        shown=target.config.hidden_size,
         border=size + MARK_NUMBERS,
-    )  # fmt: skip
+    )
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -46,9 +46,16 @@ class Eagle3:
     reads_states = True
 
     def __init__(
-        self, config: DecoderConfig, target: Decoder, source: WeightSource, vocabulary: Tensor, *,
-        taps: Taps, normed_residual: bool, longest: int,
-    ) -> None:  # fmt: skip
+        self,
+        config: DecoderConfig,
+        target: Decoder,
+        source: WeightSource,
+        vocabulary: Tensor,
+        *,
+        taps: Taps,
+        normed_residual: bool,
+        longest: int,
+    ) -> None:
         """
         Args:
             vocabulary: int64 [draft vocabulary], tokens of the target.
@@ -122,9 +129,14 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     vocabulary = _vocabulary(stored, reader, layers.vocab_size).to(context.cache.storage.device)
     with batch_invariant(decoder.batch_invariant):
         head = Eagle3(
-            layers, decoder, source, vocabulary, taps=taps,
-            normed_residual=reader.flag("norm_before_residual", False), longest=longest,
-        )  # fmt: skip
+            layers,
+            decoder,
+            source,
+            vocabulary,
+            taps=taps,
+            normed_residual=reader.flag("norm_before_residual", False),
+            longest=longest,
+        )
     stored.finish()
     return paged(head, layers, config, context, longest)
 

@@ -30,7 +30,7 @@ class Gaps:
         self._skipped: Ints = np.zeros(0, dtype=np.int64)
         """Blocks behind those that nothing is read of."""
         self._shift: Ints = np.zeros(0, dtype=np.int64)
-        """How far entries behind the gap lie in front of their positions, not counting skipped blocks; 0 is no gap."""
+        """Distance of entries behind the gap from their positions, not counting skipped blocks; 0 is no gap."""
 
     def close(self, slot: int) -> None:
         """There is another row in a slot."""
@@ -65,7 +65,7 @@ class Gaps:
         self.some = True
 
     def shift(self, slots: Ints) -> Ints:
-        """How far each row's next entries lie in front of their positions, [rows]."""
+        """Distance of each row's next entries from their positions, [rows]."""
         found: Ints = self._shift[slots]
         return found
 

@@ -178,7 +178,7 @@ class DraftLength:
             self._since_plain, self._plain_due = 0, _PLAIN_WANTED
         if self._costs.of(size).plain_seen < _PLAIN_WANTED or self._plain_due:
             self._plain_due = max(0, self._plain_due - 1)
-            depths = np.zeros_like(depths)  # what drafts cost is more than this
+            depths = np.zeros_like(depths)  # this step measures the time without drafts
         else:
             worth = self._worth if self._looks else bool(depths.any())
             self._stretches.drafts(batch_size, worth=worth, tried=not self._looks)
@@ -193,9 +193,17 @@ class DraftLength:
         return chosen
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
-        *, following: float = 0.0, moment: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slots: Ints,
+        drafted: Ints,
+        accepted: Ints,
+        tokens: int,
+        seconds: float,
+        proposing: float = 0.0,
+        *,
+        following: float = 0.0,
+        moment: float | None = None,
+    ) -> None:
         """Learn from a step.
 
         Args:
@@ -214,7 +222,7 @@ class DraftLength:
         drafts = 0
         if given is not None:
             drafts = int(drafted.sum())
-            if self._looks and (drafts or not self._sleeps):  # who was asleep has no drafts for some rows
+            if self._looks and (drafts or not self._sleeps):  # a proposer that was asleep has no drafts for some rows
                 self._looks, self._due = self._looks - 1, True
             self._stretches.gained(int(accepted.sum()))
             if self._asked:
@@ -320,7 +328,7 @@ class DraftLength:
         return chosen
 
     def _probed(self, depths: Ints) -> Ints:
-        """Perhaps other depths for this step, if what they may cost has been saved up."""
+        """Sometimes other depths for this step, if their possible cost has been saved up."""
         curve = self._costs.of(self._size)
         silent = np.flatnonzero(depths == 0)
         self._turn += 1

@@ -20,11 +20,11 @@ from troupellm.models.speculation.transfer import to_device, to_host
 MOST_READ = 2048
 """Tokens that are read again of blocks without entries, by all rows together that a step brings: it waits for that."""
 _BYTES = 4
-"""Of the key at either end of a block, the last ones: where keys have few bits, there is their scale."""
+"""Bytes taken of the key at either end of a block, the last ones: keys with few bits have their scale there."""
 
 
 class Marks:
-    """Of the blocks that a drafter's layers lie in, which are kept for as long as their rows are there."""
+    """Marks of the blocks that contain a drafter's layers, which are kept as long as their rows exist."""
 
     def __init__(self, cache: KVCache, paging: Paging) -> None:
         """cache: its borders end with the marks."""

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 HASH_BITS: Final = 60
-"""Of an n-gram: each of its tokens is moved by HASH_BITS // n bits more than the one after it."""
+"""Bits of an n-gram's hash: each token is shifted by HASH_BITS // n bits more than the one after it."""
 _WORD_MASK: Final = (1 << 64) - 1
 _MIXER: Final = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: Fibonacci hashing takes the upper bits of a product with it."""
 BULK_TOKENS: Final = 48
-"""From so many on, vector operations are cheaper than a loop."""
+"""From this number of tokens on, vector operations are cheaper than a loop."""
 LAST_POSITION: Final = 1 << 30
 """Positions are counted up to here, then all is forgotten: they fit in 32 bits."""
 
 
 class Match(NamedTuple):
-    """Where the end of a text stood before."""
+    """Earlier occurrences of the end of a text."""
 
     length: int
     """Tokens that agree."""
     positions: list[int]
-    """Of the last of them, most recent first."""
+    """Positions of their last tokens, most recent first."""
 
 
 NO_MATCH: Final = Match(0, [])
@@ -90,7 +90,7 @@ class MatchIndex:
         self.hashes = [0] * len(self.sizes)
 
     def forget_before(self, position: int) -> None:
-        """Nothing is found any more of what lies before a position."""
+        """Forget all places before a position."""
         self.floor = max(self.floor, position)
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
@@ -149,9 +149,17 @@ class MatchIndex:
         heads[buckets[last]] = positions[last] + 1
 
     def find(
-        self, level: int, value: int, context: list[int], *, salt: int = 0, tries: int, most: int,
-        owners: memoryview | None = None, owner: int = 0,
-    ) -> Match:  # fmt: skip
+        self,
+        level: int,
+        value: int,
+        context: list[int],
+        *,
+        salt: int = 0,
+        tries: int,
+        most: int,
+        owners: memoryview | None = None,
+        owner: int = 0,
+    ) -> Match:
         """The longest agreements with a context among the most recent places where its last n tokens may have stood.
 
         Args:
@@ -196,7 +204,7 @@ class MatchIndex:
 
 
 def _mask(size: int) -> int:
-    """Of the bits that the last `size` tokens are hashed into: an older one is shifted out."""
+    """Mask of the bits that the last `size` tokens are hashed into: an older one is shifted out."""
     return (1 << HASH_BITS // size * size) - 1
 
 

@@ -35,7 +35,7 @@ from troupellm.protocol.worker import NewRow
 
 MOST_HEADS = 16
 MOST_CANDIDATES = 16
-"""Of one head, for a level of a tree."""
+"""Most candidates of one head, for a level of a tree."""
 
 
 class Heads:
@@ -71,10 +71,12 @@ class Heads:
         if all(output is None for output in self._outputs):
             return self._target.scores(torch.cat(foretold))
         outputs = self._outputs[first : first + count]
-        return torch.cat([
-            self._target.scores(found) if output is None else linear(found, output).float()
-            for found, output in zip(foretold, outputs, strict=True)
-        ])  # fmt: skip
+        return torch.cat(
+            [
+                self._target.scores(found) if output is None else linear(found, output).float()
+                for found, output in zip(foretold, outputs, strict=True)
+            ]
+        )
 
 
 class Medusa:
@@ -191,9 +193,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     folder, reader, _, _ = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     size = target.config.hidden_size
-    return DrafterNeeds(
-        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=size, shown=size
-    )  # fmt: skip
+    return DrafterNeeds(weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=size, shown=size)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:
@@ -212,9 +212,11 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     if len(config.tree_widths) > heads:
         raise refuse(f"tree_widths has {len(config.tree_widths)} levels, the checkpoint {heads} heads")
     guesser = Guesser(
-        decoder.config.vocab_size, None, coupled=config.draft_sample_method == "probabilistic",
+        decoder.config.vocab_size,
+        None,
+        coupled=config.draft_sample_method == "probabilistic",
         device=context.cache.storage.device,
-    )  # fmt: skip
+    )
     medusa = Medusa(made, decoder, guesser, longest=target.max_model_len, widths=config.tree_widths)
     warm_up(medusa, context)
     return medusa

@@ -46,9 +46,18 @@ class PagedProposer:
     """A `Proposer`. One state per slot is kept between steps, and nothing else."""
 
     def __init__(
-        self, network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, *, longest: int,
-        dtype: torch.dtype, widths: tuple[int, ...] = (), borders: Tensor | None = None, marks: Marks | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        network: Network,
+        paging: Paging,
+        caches: list[KVPair],
+        guesser: Guesser,
+        *,
+        longest: int,
+        dtype: torch.dtype,
+        widths: tuple[int, ...] = (),
+        borders: Tensor | None = None,
+        marks: Marks | None = None,
+    ) -> None:
         """
         Args:
             longest: tokens of a row that is drafted for, its drafts included.
@@ -61,19 +70,19 @@ class PagedProposer:
         self._network, self._paging, self._caches, self._guesser = network, paging, caches, guesser
         self._longest, self._widths = longest, widths
         self._behind = 1 if network.reads_states else 0
-        """How far the entry that a token is in lies behind the token."""
+        """Distance from a token back to the entry that contains it."""
         self._states = torch.empty(0, network.width, dtype=dtype, device=paging.device)
-        """Of each slot the one that the next draft follows from."""
+        """By slot, the state from which the next draft is made."""
         self._ready: Ints = np.zeros(0, dtype=np.int64)
         """Tokens that the row had then; 0 is none."""
         self._covered: Ints = np.zeros(0, dtype=np.int64)
-        """For a network that reads tokens: how many of them have their entry. UNKNOWN before anything was computed."""
+        """For a network that reads tokens: the number of tokens with an entry. UNKNOWN before anything was computed."""
         self._drafted: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
         """[slots, drafts] behind those, entries of drafts; UNKNOWN is none."""
         self._prompts: Ints = np.zeros(0, dtype=np.int64)
         """Tokens of each row's prompt, which forks may share up to the last one."""
         self._pending = Pending(network.width, dtype, paging.device)
-        """For a network that reads states."""
+        """States without entries, for a network that reads states."""
         self._lost: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """Slots of rows whose last states were not seen."""
         self._unchecked: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
@@ -81,7 +90,7 @@ class PagedProposer:
         self._marked: Ints = np.zeros(0, dtype=np.int64)
         """For a network that reads tokens: positions up to which a row's blocks have marks."""
         self._first: Ints = np.zeros(0, dtype=np.int64)
-        """For a network that reads states: where a row's own entries begin."""
+        """For a network that reads states: the position of a row's first own entry."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -149,9 +158,13 @@ class PagedProposer:
         if at_once.any():
             self._catch_up(slots[at_once], seen.tokens, seen.blocks)
             self._compute_all(
-                slots[at_once], starts[at_once], counts[at_once], seen.tokens, seen.blocks,
+                slots[at_once],
+                starts[at_once],
+                counts[at_once],
+                seen.tokens,
+                seen.blocks,
                 states if at_once.all() else states[self._index(np.flatnonzero(np.repeat(at_once, counts)))],
-            )  # fmt: skip
+            )
             pending.restart(slots[at_once], starts[at_once] + counts[at_once])
         if not at_once.all():
             later = ~at_once
@@ -313,7 +326,7 @@ class PagedProposer:
             self._borders[index] = states[self._index(ends)].float()
 
     def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
-        """For a network that reads tokens: `observe`."""
+        """`observe` for a network that reads tokens."""
         self._recall(slots, ends, seen.tokens)
         due = (starts < self._prompts[slots]) | self._completes(slots, ends, self._covered)
         if due.any():
@@ -363,7 +376,7 @@ class PagedProposer:
 
 
 def _without(seen: Observation, early: Ints) -> Observation:
-    """The same but for so many first positions of each row [rows]."""
+    """The observation without the given number of first positions of each row [rows]."""
     firsts = np.cumsum(seen.counts) - seen.counts + early
     inside = np.flatnonzero(np.arange(seen.counts.sum()) >= np.repeat(firsts, seen.counts))
     hidden = seen.hidden[to_device(inside, seen.hidden.device)]

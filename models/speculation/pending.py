@@ -60,7 +60,7 @@ class Pending:
 
 
 def _flat(slots: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Of each of a row's states its slot, and 0, 1, 2, ..."""
+    """For each state of each row: the row's slot, and the state's number 0, 1, 2, ..."""
     ends = np.cumsum(counts)
     place = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
     return np.repeat(slots, counts), place

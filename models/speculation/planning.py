@@ -62,9 +62,14 @@ def _length(folder: Path, longest: int) -> str:
 
 
 def plan_drafting(
-    config: EngineConfig, folder: Path, model: DecoderConfig, longest: int, dtype: torch.dtype, device: torch.device,
+    config: EngineConfig,
+    folder: Path,
+    model: DecoderConfig,
+    longest: int,
+    dtype: torch.dtype,
+    device: torch.device,
     progress: ProgressSink,
-) -> Drafting:  # fmt: skip
+) -> Drafting:
     """
     Args:
         folder: of the model.

@@ -22,7 +22,7 @@ from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
 
 ROOT: Final = -1
-"""In `Drafts.parents`: the row's last token."""
+"""Value in `Drafts.parents` for the row's last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Drafts:
     """Guesses for the rows of one `ProposalBatch`, in its order."""
 
     token_ids: NDArray[np.int32]
-    """[rows, width]; a row's drafts come first, what lies behind them does not matter."""
+    """[rows, width]; a row's drafts come first, later places are ignored."""
     counts: NDArray[np.int64]
     """[rows] drafts of each row, from 0 to the row's limit."""
     parents: NDArray[np.int32] | None = None
@@ -69,7 +69,7 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class RowDraws:
-    """How the model will draw the tokens of rows: who draws alike from its own logits is right more often.
+    """Options by which the model will draw the rows' tokens: a proposer that draws by them is right more often.
 
     See `coupling.draw_coupled`.
     """
@@ -82,7 +82,7 @@ class RowDraws:
     """True if all rows are known to be greedy, so that the tensor need not be read."""
 
     def to(self, device: torch.device) -> "RowDraws":
-        """The same on a device."""
+        """A copy on a device."""
         return RowDraws(self.streams.to(device), self.inverse_temperature.to(device), self.greedy)
 
     def of(self, index: Tensor) -> "RowDraws":

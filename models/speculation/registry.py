@@ -43,18 +43,18 @@ class ProposerContext:
     """The model whose tokens are guessed: embeddings and head are its own."""
     cache: KVCache
     folder: Path
-    """Of the model's checkpoint."""
+    """Folder of the model's checkpoint."""
     model: ModelConfig
     """Settings with which the model is read."""
     dtype: torch.dtype
-    """Of activations."""
+    """Type of activations."""
     max_model_len: int
     max_num_seqs: int
     """Most rows of a step."""
 
 
 def make_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """The proposer of a method that is told.
+    """The proposer of a given method.
 
     Raises:
         ConfigError: a plug-in of that name is not installed, or `custom_class` is not understood.
@@ -75,7 +75,7 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
     try:
         proposer = load()(config, context)
     except TroupeError:
-        raise  # it says itself what is wrong
+        raise  # its message is complete already
     except Exception as error:  # a plug-in may raise anything
         reason = str(error)[:_LONGEST_REASON] or type(error).__name__
         raise ModelLoadError(f"the proposer {name} cannot be loaded: {reason}") from error

@@ -63,9 +63,17 @@ class Length(Protocol):
         """True if the proposer need not follow the rows of such a step."""
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
-        *, following: float = 0.0, moment: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slots: Ints,
+        drafted: Ints,
+        accepted: Ints,
+        tokens: int,
+        seconds: float,
+        proposing: float = 0.0,
+        *,
+        following: float = 0.0,
+        moment: float | None = None,
+    ) -> None:
         """Learn from a step: its seconds, and the proposer's part for drafts and for following the rows. slots,
         drafted,
         accepted: of the rows that might draft; tokens: of the whole step; moment: wall-clock seconds at its end."""
@@ -164,7 +172,7 @@ class Speculator:
         return True
 
     def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> Trial:
-        """Decide what each row computes, and write its drafts behind its tokens.
+        """Decide which positions each row computes, and write its drafts behind its tokens.
 
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
@@ -221,7 +229,7 @@ class Speculator:
         self._rows.computed[spans.slots] = spans.starts + spans.counts
 
     def finish(self, trial: Trial, judged: dict[int, Judged]) -> None:
-        """Append what rows keep to their tokens.
+        """Append the kept tokens of each row.
 
         Args:
             judged: of the rows of `trial.spans` that sample.
@@ -243,14 +251,14 @@ class Speculator:
         if tokens:
             rows.put(slots, positions, tokens)
         rows.lengths[spans.slots] = trial.lengths + grown
-        # The last token of a row is computed with what follows it.
+        # The last token of a row is computed together with the next one.
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
     def learn(
         self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], seconds: float | None = None
     ) -> None:
-        """Show the proposer what was computed and kept, and remember what it cost.
+        """Show the proposer the computed and kept tokens, and measure the time.
 
         Args:
             judged: as for `finish`; of a step without drafts nothing.
@@ -272,10 +280,15 @@ class Speculator:
             for row, kept in judged.items():
                 accepted[row] = kept.accepted
             self._length.learn(
-                spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
-                self._clock() - self._began + self._unseen if seconds is None else seconds, self._proposing,
-                following=following, moment=self._wall(),
-            )  # fmt: skip
+                spans.slots[elastic],
+                trial.draft_counts()[elastic],
+                accepted[elastic],
+                int(spans.counts.sum()),
+                self._clock() - self._began + self._unseen if seconds is None else seconds,
+                self._proposing,
+                following=following,
+                moment=self._wall(),
+            )
 
     def _miss(self, trial: Trial) -> None:
         """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""
@@ -298,7 +311,7 @@ class Speculator:
         firsts, counts = (np.cumsum(spans.counts) - spans.counts)[rows], counts[rows]
         ends = np.cumsum(counts)
         index = np.arange(ends[-1]) + np.repeat(firsts - ends + counts, counts)
-        if trial.trees:  # what is kept of a tree need not lie side by side
+        if trial.trees:  # the kept drafts of a tree need not be contiguous
             for place, row in enumerate(rows.tolist()):
                 path = judged[row].path if row in judged else []
                 index[ends[place] - len(path) : ends[place]] = firsts[place] + own[row] + np.array(path, dtype=np.int64)
@@ -319,7 +332,7 @@ class Speculator:
         )
 
     def _propose(self, plan: StepPlan, slots: Ints, lengths: Ints, wanted: Ints) -> dict[int, RowDrafts]:
-        """By index in the plan; the drafts are in the table."""
+        """Drafts by index in the plan; they are also written to the table."""
         limits = wanted
         if self._length is not None:
             asked = np.flatnonzero(wanted > 0)
@@ -369,7 +382,7 @@ class Speculator:
         )
 
     def _place(self, found: dict[int, RowDrafts], slots: Ints, lengths: Ints) -> None:
-        """Where the step reads its token ids from."""
+        """Write the drafts where the step reads its token ids."""
         at: list[int] = []
         positions: list[int] = []
         tokens: list[int] = []

@@ -24,7 +24,7 @@ _REMEMBERED: Final = 24
 _OUTLIER: Final = 2.5
 """Multiple of the median at which a step's time is capped: other programs had the processor."""
 _VERDICTS: Final = {4: 0.6, 8: 0.75, 16: 0.9}
-"""After so many steps, the share of what a whole stretch must reach below which it ends."""
+"""After this many steps, the share of a whole stretch's required speed below which the stretch ends."""
 _STRETCH: Final = 32
 """Steps of a whole stretch."""
 _FEW_ROWS: Final = 4
@@ -66,11 +66,11 @@ class Stretches:
     def __init__(self) -> None:
         self.woke = False
         self._plain: dict[int, _Periods] = {}
-        """By rows, rounded."""
+        """By rounded number of rows."""
         self._spells: dict[int, _Spell] = {}
         """By number of rows, rounded up to a power of two."""
         self._last: tuple[float, int, bool] | None = None
-        """Of the step before, unless it is no measurement: when it began, its rows, whether it rested."""
+        """Beginning, number of rows, and rest of the step before; None if it is no measurement."""
         self._gained = 0
         self._fresh = False
 

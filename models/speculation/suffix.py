@@ -40,7 +40,7 @@ VOTERS: Final = 12
 """Places that decide, the most recent ones of the longest match. Of up to ten each would have a share that the
 usual least probability lets pass."""
 VOTERS_OF_ONE: Final = 3
-"""The same of a match of a single token, which says little: they must agree."""
+"""The same number for a match of a single token, which is weak evidence: all of them must agree."""
 
 
 class _Guess(NamedTuple):
@@ -60,15 +60,15 @@ class _Row:
     index: MatchIndex
     tenant: str = ""
     written: int = 0
-    """Tokens that are no past output: the prompt, and what was kept already when the row came back."""
+    """Tokens that are no past output: the prompt, and tokens that were kept already when the row came back."""
     seen: int = 0
     """The index's end when the row was last asked."""
     own: Match = NO_MATCH
-    """In its own text, then."""
+    """Match in its own text at the last look."""
     past: Match = NO_MATCH
-    """In past outputs, then."""
+    """Match in past outputs at the last look."""
     owner: int | None = None
-    """Whose outputs these were."""
+    """Owner of these outputs."""
 
 
 def make(config: SpeculativeConfig, context: ProposerContext) -> "SuffixProposer":
@@ -87,12 +87,17 @@ class SuffixProposer:
     taps = NO_TAPS
 
     def __init__(
-        self, *, max_tree_depth: int, max_cached_requests: int, max_spec_factor: float, min_token_prob: float,
+        self,
+        *,
+        max_tree_depth: int,
+        max_cached_requests: int,
+        max_spec_factor: float,
+        min_token_prob: float,
         max_model_len: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
-            max_tree_depth: most tokens of a match and what is drafted behind it, together.
+            max_tree_depth: most tokens of a match and its drafts together.
             max_cached_requests: past outputs that are kept, of all tenants.
             max_spec_factor: drafts per token of the match.
             min_token_prob: least estimated probability of a draft and all before it.

@@ -62,7 +62,7 @@ def fill_up(drafts: RowDrafts, limit: int) -> None:
 
 
 class ByLot(Acceptance):
-    """Of one step: which drafts of a row are kept."""
+    """Chooses the kept drafts of one step at random."""
 
     def __init__(
         self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], trial: Trial

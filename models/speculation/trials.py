@@ -40,7 +40,7 @@ class Judged:
 
     @property
     def accepted(self) -> int:
-        """How many drafts were kept: one less than tokens."""
+        """The number of kept drafts: one less than tokens."""
         return len(self.path)
 
     def cut(self, count: int) -> None:
@@ -137,9 +137,10 @@ class Trial:
         place = {index: row for row, index in enumerate(self.spans.rows.tolist())}
         rows = [place[index] for index in spans.rows.tolist()]
         return [
-            (index, row) for index, row in enumerate(rows)
+            (index, row)
+            for index, row in enumerate(rows)
             if row in self.drafts and self.drafts[row].parents is not None
-        ]  # fmt: skip
+        ]
 
     def draft_counts(self) -> Ints:
         """[rows of `spans`]."""
@@ -149,7 +150,7 @@ class Trial:
         return found
 
     def histories(self, rows: RowTable, sampling: NDArray[np.bool_]) -> tuple[list[int], list[int], VirtualHistories]:
-        """Of the virtual rows of the rows that sample: which of those, where each draws its token, and its history."""
+        """Of the sampling rows' virtual rows: the row, the position of its draw, and its history."""
         drawing = np.flatnonzero(sampling)
         times = self.draft_counts()[drawing] + 1
         owner = np.repeat(drawing, times)
@@ -193,7 +194,7 @@ class Trial:
 
 
 class Acceptance:
-    """Which drafts of a row are kept. Called with the row of `Trial.spans`."""
+    """Chooses the kept drafts of a row. Called with the row of `Trial.spans`."""
 
     def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
         """The path that is kept; `drawn` is the model's token behind every node."""
@@ -244,7 +245,7 @@ def kept_logprobs(
 def row_errors(
     sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial
 ) -> list[RowError]:
-    """Of the rows that were given nothing."""
+    """Errors of the rows that got no token."""
     if all(found.tokens for found in judged.values()):
         return []
     by_index = sampled.errors_by_index

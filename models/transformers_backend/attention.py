@@ -42,7 +42,7 @@ class AttentionCall:
     scale: float
     softcap: float
     window: int | None
-    """How many keys a token sees, itself included; None is all."""
+    """The number of keys that a token sees, itself included; None is all."""
     sinks: Tensor | None
     """[heads], one more logit of each head's softmax."""
 
@@ -104,7 +104,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
-    """As `transformers` calls it; what cannot be done is refused by name."""
+    """As `transformers` calls it; unsupported arguments are refused by name."""
     if hasattr(attention_mask, _SEEN):
         sliding_window = getattr(attention_mask, _SEEN)
     elif attention_mask is not None or other.get("position_bias") is not None:

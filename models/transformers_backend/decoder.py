@@ -41,7 +41,7 @@ class GivenOutput:
 
 
 class Given(Module):
-    """Stands where the model's body was: what goes through the head is given from outside."""
+    """Stands in the place of the model's body: the hidden states for the head are set from outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class TransformersDecoder:
         self.dtype: torch.dtype = model.dtype
         self.body, self._place = body_of(model), body_name(model)
         self.head: Given | None = None
-        """In the place of the body, for what comes behind it."""
+        """Stands in for the body, and gives the head its hidden states."""
         _fix_rotations(self.body, max_model_len)
         if config.head == "lm" and self._place is not None:
             self.head = Given()
@@ -95,7 +95,7 @@ class TransformersDecoder:
         return batch.with_logits(hidden)
 
     def forward_tapped(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], taps: Taps) -> Any:
-        """Never called: who needs hidden states is refused while the model is loaded."""
+        """Never called: a feature that needs hidden states is refused while the model is loaded."""
         raise RuntimeError("this model's hidden states are not shown")
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -170,10 +170,17 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
     logging.disable_progress_bar()
     try:
         model, report = found.from_pretrained(
-            folder if usual else None, config=settings, state_dict=tensors, dtype=dtype, use_safetensors=True,
-            attn_implementation=attention.NAME, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
+            folder if usual else None,
+            config=settings,
+            state_dict=tensors,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     except Exception as error:
         said = str(error).replace(str(folder), folder.name)
         raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {said}"[:300]) from error

@@ -26,7 +26,7 @@ def knows(reader: ConfigReader) -> bool:
 
 
 def knows_name(architecture: str) -> bool:
-    """The same, by the name."""
+    """As `knows`, by name."""
     return has_transformers() and _model_class(architecture) is not None
 
 
@@ -210,7 +210,7 @@ def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
 
 
 def _widest(text: Any) -> int:
-    """Of the layers' feed-forwards, which some models have a size for each of; 0 where none is said."""
+    """Largest width of the layers' feed-forwards; 0 if none is given."""
     said = getattr(text, "intermediate_size", None) or 0
     return max(map(int, said)) if isinstance(said, list | tuple) else int(said)
 

@@ -65,7 +65,7 @@ class PeerClient:
         """A whole, verified block. Those that follow it are asked for on the way.
 
         Raises:
-            StoreMiss: the peer does not have it, or what it sent is not this block.
+            StoreMiss: the peer does not have it, or sent something other than this block.
             StoreError: it cannot be asked.
         """
         with self._lock:
@@ -88,7 +88,7 @@ class PeerClient:
             raise
 
     def reset(self) -> None:
-        """The peer forgets its blocks, and so does this side what it has read ahead.
+        """Have the peer forget its blocks, and drop the blocks that were read ahead.
 
         Raises:
             StoreError: it cannot be asked.
@@ -114,7 +114,7 @@ class PeerClient:
         self._call(lambda connected: None, fresh=True)
 
     def close(self) -> None:
-        """End what is under way."""
+        """End all requests under way."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -124,7 +124,7 @@ class PeerClient:
         for connected in idle:
             connected.close()
         for run in runs:
-            if not run.turn.locked():  # else who has the turn is let go of by the end of its connection
+            if not run.turn.locked():  # otherwise closing the connection ends the read of the thread that has the turn
                 self._abandon(run)
 
     def _claim(self, key: bytes) -> Run:

@@ -25,7 +25,7 @@ VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 MOST_KEYS: Final = 4096
-"""In one question."""
+"""Most keys of one question."""
 MOST_KEY_BYTES: Final = 64
 MOST_QUESTION_BYTES: Final = MOST_KEYS * (1 + MOST_KEY_BYTES)
 
@@ -109,7 +109,7 @@ class Wire:
 
 
 def proof(key: bytes, side: bytes, greeting: bytes, claim: bytes) -> bytes:
-    """That `side` (server or client) knows the key; over everything that was said before."""
+    """The proof that `side` (server or client) knows the key; over all earlier messages."""
     return hmac.digest(key, side + b"\0" + greeting + claim, "sha256")
 
 
