@@ -5,14 +5,12 @@ weight; with AMX all by compiled code, since its tiles multiply float32 numbers 
 ones; without a compiler by oneDNN alone. All else by torch. Quantized weights have paths of their own.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from troupellm.kernels.batch_invariance import batch_invariance
 from troupellm.kernels.gelu_mul import gelu_mul, gelu_mul_codes
 from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles, whole_tiles
 from troupellm.kernels.linear.native import native_weight
@@ -28,22 +26,6 @@ GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
 HALVES = (torch.bfloat16, torch.float16)
 LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
 """Whether torch gives products of these types as float32."""
-_invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
-
-
-@contextmanager
-def batch_invariant(wanted: bool = True) -> Iterator[None]:
-    """Weights that are packed inside compute each row alike, to the bit, however many rows there are."""
-    token = _invariant.set(wanted)
-    try:
-        yield
-    finally:
-        _invariant.reset(token)
-
-
-def batch_invariance() -> bool:
-    """Whether this is inside `batch_invariant`."""
-    return _invariant.get()
 
 
 class PackedLinear:

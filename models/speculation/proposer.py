@@ -12,60 +12,17 @@ A plug-in that raises, or gives what no drafts are, is not called again (`guarde
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.models.speculation.drafts import Drafts
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
-
-ROOT: Final = -1
-"""In `Drafts.parents`: the row's last token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taps:
-    """Which hidden states of the model a proposer is shown. Without any it is never asked to `observe`."""
-
-    last: bool = False
-    """Those that leave the last layer, before the final norm."""
-    layers: tuple[int, ...] = ()
-    """Those that leave these layers, in this order: `layers[i]` = 0 is what comes out of the first layer."""
-
-    tokens: bool = False
-    """None is needed, but each token that is computed is to be observed all the same: `Observation.hidden` may be
-    empty, [tokens, 0]."""
-
-    @property
-    def shows(self) -> bool:
-        """Whether any states are shown."""
-        return self.last or bool(self.layers)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether there is anything to observe."""
-        return self.shows or self.tokens
-
-
-NO_TAPS: Final = Taps()
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Guesses for the rows of one `ProposalBatch`, in its order."""
-
-    token_ids: NDArray[np.int32]
-    """[rows, width]; a row's drafts come first, what lies behind them does not matter."""
-    counts: NDArray[np.int64]
-    """[rows] drafts of each row, from 0 to the row's limit."""
-    parents: NDArray[np.int32] | None = None
-    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT.
-    Siblings differ. None: chains, in which each draft follows the one before it."""
-    confidence: NDArray[np.float32] | None = None
-    """[rows, width] the proposer's own estimate, from 0 to 1, that a draft is kept given that its parent is."""
 
 
 @dataclass(frozen=True, slots=True)
