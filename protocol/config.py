@@ -117,7 +117,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs in a step, and what may wait."""
+    """The sizes of a step and of the waiting queue."""
 
     max_num_seqs: Annotated[PositiveInt, _help("sequences in one step")] = 256
     max_num_batched_tokens: Annotated[PositiveInt, _help("tokens computed in one step")] = 2048
@@ -158,7 +158,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is owed to readers."""
+    """Delivery of tokens to readers."""
 
     stream_budget_tokens: Annotated[
         PositiveInt, _help("undelivered tokens after which a reader's own sequence is paused")

@@ -18,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 
 
 def help_text(text: str) -> Meta:
-    """What the command line shows for a field."""
+    """The text that the command line shows for a field."""
     return Meta(description=text)
 
 

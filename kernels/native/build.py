@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
@@ -212,18 +214,23 @@ def _build(compiler: str, target: Path) -> None:
             for source in sorted(FOLDER.glob("*.cpp")):
                 objects.append(f"{folder}/{source.stem}.o")
                 command = [compiler, *_flags(), "-c", str(source), "-o", objects[-1]]
-                with Path(objects[-1]).with_suffix(".err").open("wb") as said:
-                    running.append((command, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)))
+                with Path(objects[-1]).with_suffix(".err").open("wb") as errors:
+                    running.append((command, _compiling(command, errors)))
             for number, (command, process) in enumerate(running):
                 if process.wait(timeout=max(0.0, until - time.monotonic())):
-                    errors = Path(objects[number]).with_suffix(".err").read_bytes()
-                    raise subprocess.CalledProcessError(process.returncode, command, stderr=errors)
+                    text = Path(objects[number]).with_suffix(".err").read_bytes()
+                    raise subprocess.CalledProcessError(process.returncode, command, stderr=text)
         finally:
             for _, process in running:
                 if process.poll() is None:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
         link = [compiler, *(SANITIZER_FLAGS if sanitized() else ()), "-shared", *objects, "-o", str(fresh), *openmp()]
         left = max(0.0, until - time.monotonic())
         subprocess.run(link, check=True, capture_output=True, timeout=left)
         fresh.replace(target)  # atomic: another process may be doing the same
+
+
+def _compiling(command: list[str], errors: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start a compiler in a process group of its own: g++ starts processes that must end with it."""
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, process_group=0)

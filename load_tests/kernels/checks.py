@@ -68,7 +68,7 @@ def _linear(device: str) -> Iterator[Outcome]:
 
 
 def _linear_invariant(device: str) -> Iterator[Outcome]:
-    """Rows of a step, whatever else is in it: to the bit what they are alone and elsewhere."""
+    """The rows of a step are equal to the bit in every batch and at every place of it."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     shapes = ((96, 64),) if device == "cpu" else ((6144, 4096), (4096, 12288), (1024, 3072))
     for out_features, in_features in shapes:
@@ -199,7 +199,7 @@ def _linear_fp8(device: str) -> Iterator[Outcome]:
 
 
 def _rope_kv_write(device: str) -> Iterator[Outcome]:
-    """What a model's layers call, where `rope` and `kv_write` are parts of."""
+    """The operation that a model's layers call; `rope` and `kv_write` are its parts."""
     allowed = {None: 0.0, torch.int8: CODES_ERROR, torch.float8_e4m3fn: FP8_CODES_ERROR}
     for case in rope_kv_write_cases.CASES:
         qkv, caches, rows, norms, angles = rope_kv_write_cases.make_inputs(case, device, 1)

@@ -166,7 +166,7 @@ class Shapes:
         return self.attention(f"decode {batch} rows, {self.context} keys", [self.context - 1] * batch, [1] * batch)
 
     def _prefill_attention(self, batch: int) -> Iterator[Work]:
-        """One prompt, whatever the batch."""
+        """One prompt, independent of the batch."""
         if batch == 1:
             yield from self.attention(f"prompt of {self.context}", [0], [self.context])
 
