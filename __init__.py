@@ -48,15 +48,15 @@ if TYPE_CHECKING:
         StoreMiss as StoreMiss,
         StoreUse as StoreUse,
     )
+    from troupellm.models.speculation.drafts import Drafts as Drafts
     from troupellm.models.speculation.proposer import (
-        Drafts as Drafts,
         Observation as Observation,
         ProposalBatch as ProposalBatch,
         Proposer as Proposer,
         RowDraws as RowDraws,
-        Taps as Taps,
     )
     from troupellm.models.speculation.registry import ProposerContext as ProposerContext
+    from troupellm.models.speculation.taps import Taps as Taps
     from troupellm.protocol.beam_search import (
         BeamSearchOutput as BeamSearchOutput,
         BeamSearchParams as BeamSearchParams,
@@ -183,9 +183,9 @@ _HOMES = {
     **dict.fromkeys(("CallSyntax", "Channels", "Thinking", "Written"), "models.dialects.syntax"),
     "Matcher": "models.guides.backend",
     **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.logits_processors"),
-    **dict.fromkeys(
-        ("Drafts", "Observation", "ProposalBatch", "Proposer", "RowDraws", "Taps"), "models.speculation.proposer"
-    ),
+    "Drafts": "models.speculation.drafts",
+    **dict.fromkeys(("Observation", "ProposalBatch", "Proposer", "RowDraws"), "models.speculation.proposer"),
+    "Taps": "models.speculation.taps",
     "ProposerContext": "models.speculation.registry",
     **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.scheduler.offload.policy"),
     "SpeculativeConfig": "protocol.speculative",

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels.batch_invariance import batch_invariance
 from troupellm.kernels.decoder_layers import DecoderLayers, decoder_layers
-from troupellm.kernels.linear import PackedLinear, batch_invariance, linear, norm_scores, pack
+from troupellm.kernels.linear import PackedLinear, linear, norm_scores, pack
 from troupellm.kernels.paged_attention.native import takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint import WeightSource
@@ -18,7 +19,7 @@ from troupellm.models.layers.attention import Angles, KVPair
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.rope import rope_tables
-from troupellm.models.speculation.proposer import NO_TAPS, Taps
+from troupellm.models.speculation.taps import NO_TAPS, Taps
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"

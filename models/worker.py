@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, assert_never
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.kv_codes import cache_dtype
-from troupellm.kernels.linear import batch_invariant
 from troupellm.models.architecture import open_config
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups

@@ -13,13 +13,13 @@ from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.body_config import BodyConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
-from troupellm.protocol.kv_events import EventDetail
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.sdk_headers import SDK_HEADERS
 from troupellm.protocol.setting_types import (
     Auto,
     Count,
+    EventDetail,
     Fraction,
     OnLoad,
     PositiveInt,

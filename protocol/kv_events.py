@@ -61,7 +61,6 @@ class SnapshotBegins(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot", 
 
 
 KVEvent = BlocksStored | BlocksRemoved | BlocksCleared | EventsLost | SnapshotBegins
-EventDetail = Literal["off", "keys", "tokens"]
 MOST_READ = 1024
 """Events in one answer."""
 

@@ -3,7 +3,7 @@
 import math
 import time
 
-from troupellm.protocol.quota import Quota
+from troupellm.protocol.errors import Quota
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ number of a row) and 2^-4 (fp8). Single tokens, and all with --batch-invariant, 
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized.int8 import quantize_rows
+from troupellm.kernels.row_codes.reference import quantize_rows
 
 SCALE_BYTES = 4
 FP8 = torch.float8_e4m3fn

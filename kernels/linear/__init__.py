@@ -6,14 +6,12 @@ oneDNN multiplies whole ones. Without a compiler, oneDNN computes all rows. Othe
 weights have paths of their own.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from troupellm.kernels.batch_invariance import batch_invariance
 from troupellm.kernels.gelu_mul import gelu_mul, gelu_mul_codes
 from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles, whole_tiles
 from troupellm.kernels.linear.native import native_weight
@@ -29,22 +27,6 @@ GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
 HALVES = (torch.bfloat16, torch.float16)
 LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
 """True if torch can return products of these types as float32."""
-_invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
-
-
-@contextmanager
-def batch_invariant(wanted: bool = True) -> Iterator[None]:
-    """Weights that are packed inside compute each row the same way, to the bit, in batches of any size."""
-    token = _invariant.set(wanted)
-    try:
-        yield
-    finally:
-        _invariant.reset(token)
-
-
-def batch_invariance() -> bool:
-    """True inside `batch_invariant`."""
-    return _invariant.get()
 
 
 class PackedLinear:

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from troupellm.kernels.batch_invariance import batch_invariance
 from troupellm.kernels.quantized.base import QuantizedWeight
 from troupellm.kernels.quantized.gguf_mixture import GgufMixture
 from troupellm.kernels.quantized.int8 import Int8Channel
@@ -74,7 +75,6 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
     if not all(stays(outline, device, weight.dtype) for outline in weight.outlines):
         return None
     if device.type == "cuda":
-        from troupellm.kernels.linear import batch_invariance
         from troupellm.kernels.quantized.gpu import gpu_product
 
         return gpu_product(weight, bias, batch_invariant=batch_invariance())

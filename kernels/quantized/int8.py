@@ -8,8 +8,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
 from troupellm.kernels.quantized.outline import Outline
-
-LARGEST = 127
+from troupellm.kernels.row_codes.reference import quantize_rows
 
 
 class Int8Channel(QuantizedWeight):
@@ -62,11 +61,3 @@ class Int8Channel(QuantizedWeight):
         sums = inputs.double() @ self.values.double().t()
         out = sums.float() * self.scale * scale[:, None]
         return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of `x` [rows, size] in eight bits: values int8 of -127 to 127, and scale float32 [rows]."""
-    x = x.float()
-    scale = x.abs().amax(dim=-1) / LARGEST
-    values = torch.round(x / torch.where(scale > 0, scale, 1.0)[:, None])
-    return values.to(torch.int8), scale

@@ -21,7 +21,8 @@ from troupellm.kernels.linear.onednn import padded_rows
 from troupellm.kernels.native import guard
 from troupellm.kernels.native.checks import require, rows_of
 from troupellm.kernels.quantized.few_rows_cpu import Functions, ToldWeight
-from troupellm.kernels.quantized.int8 import Int8Channel, quantize_rows
+from troupellm.kernels.quantized.int8 import Int8Channel
+from troupellm.kernels.row_codes.reference import quantize_rows
 
 FEW_ROWS = 32
 """Most rows of compiled products without VNNI or tiles: beyond, oneDNN is as fast."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
 from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
@@ -16,7 +17,7 @@ from troupellm.kernels.grouped_linear import cases as grouped_linear_cases, grou
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
 from troupellm.kernels.kv_codes import decode
 from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
-from troupellm.kernels.linear import batch_invariant, cases as linear_cases, linear, pack
+from troupellm.kernels.linear import cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.paged_attention import cases as attention_cases, paged_attention
 from troupellm.kernels.paged_attention.reference import paged_attention_reference

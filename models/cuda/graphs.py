@@ -21,7 +21,7 @@ from troupellm.models.cuda.rows import DeviceRows
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.graph_report import GraphReport
 from troupellm.protocol.worker import LoadProgress, ProgressSink, StepResult

@@ -1,16 +1,34 @@
-"""The drafts of one row in one step, and the selection of those that are kept.
+"""The drafts of a step: those that a proposer gives for its rows, and those of one row with the selection of kept ones.
 
 Node 0 is the row's last token, node i + 1 its draft i. A chain is a tree without branches; `parents` is None for it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.proposer import ROOT, Drafts
 from troupellm.protocol.speculative import MOST_DRAFTS
+
+ROOT: Final = -1
+"""In `Drafts.parents`: the row's last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses for the rows of one `ProposalBatch`, in its order."""
+
+    token_ids: NDArray[np.int32]
+    """[rows, width]; a row's drafts come first, what lies behind them does not matter."""
+    counts: NDArray[np.int64]
+    """[rows] drafts of each row, from 0 to the row's limit."""
+    parents: NDArray[np.int32] | None = None
+    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT.
+    Siblings differ. None: chains, in which each draft follows the one before it."""
+    confidence: NDArray[np.float32] | None = None
+    """[rows, width] the proposer's own estimate, from 0 to 1, that a draft is kept given that its parent is."""
 
 
 class DraftError(RuntimeError):

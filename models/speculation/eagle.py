@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import batch_invariant, linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import linear, pack
 from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.decoder import EMBEDDING, HEAD, Decoder
 from troupellm.models.decoder_config import DecoderConfig, LayerNorms
@@ -26,8 +27,9 @@ from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, Turns, describe_head, own_decoder, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.pending import KEPT
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.stored import open_head, source_of
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.speculative import SpeculativeConfig
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import batch_invariant, linear, norm_linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import linear, norm_linear, pack
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.decoder import HEAD, Decoder
@@ -28,8 +29,9 @@ from troupellm.models.layers.feed_forward import FeedForward
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, Turns, describe_head, own_decoder, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.stored import open_head, refuse, source_of
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.speculative import SpeculativeConfig

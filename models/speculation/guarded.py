@@ -7,8 +7,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.drafts import DraftError, read_drafts
-from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch, Proposer
+from troupellm.models.speculation.drafts import DraftError, Drafts, read_drafts
+from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer
+from troupellm.models.speculation.taps import NO_TAPS
 from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
 

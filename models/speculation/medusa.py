@@ -16,17 +16,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import PackedLinear, batch_invariant, linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import PackedLinear, linear, pack
 from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.decoder import Decoder
 from troupellm.models.hf_config import ConfigReader
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.guess import Guesser
 from troupellm.models.speculation.making import Context, own_decoder, target_of, warm_up
 from troupellm.models.speculation.needs import DrafterNeeds, Target
 from troupellm.models.speculation.paging import Ints
-from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Taps
+from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws
 from troupellm.models.speculation.stored import open_head, refuse, source_of
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.models.speculation.trees import Trees
 from troupellm.models.stored_size import checkpoint_bytes

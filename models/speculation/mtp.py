@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import batch_invariant, linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.architecture import read_config
 from troupellm.models.cache_layout import cache_layout
@@ -28,8 +29,9 @@ from troupellm.models.speculation.making import Context, Turns, own_decoder, pag
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.paging import own_windows
 from troupellm.models.speculation.pending import KEPT
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.stored import open_head, refuse, source_of
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.speculative import SpeculativeConfig
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.layers.attention import KVPair
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.taps import Taps
 
 
 class Network(Protocol):

@@ -9,9 +9,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.match_index import MatchIndex
-from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch
+from troupellm.models.speculation.proposer import Observation, ProposalBatch
 from troupellm.models.speculation.registry import ProposerContext
+from troupellm.models.speculation.taps import NO_TAPS
 from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow

@@ -26,13 +26,14 @@ from torch import Tensor
 
 from troupellm.models.layers.attention import KVPair
 from troupellm.models.spans import Spans
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.guess import Guesser
 from troupellm.models.speculation.marks import Marks, reread
 from troupellm.models.speculation.merging import as_trees, joined, spread
 from troupellm.models.speculation.network import Network
 from troupellm.models.speculation.paging import Ints, Paging, positions_of
 from troupellm.models.speculation.pending import Pending
-from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch
+from troupellm.models.speculation.proposer import Observation, ProposalBatch
 from troupellm.models.speculation.transfer import to_device, to_host
 from troupellm.models.speculation.work import Work, grow_trees
 from troupellm.protocol.worker import NewRow

@@ -11,60 +11,17 @@ raises, or returns invalid drafts, is not called again (`guarded`).
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.models.speculation.drafts import Drafts
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
-
-ROOT: Final = -1
-"""Value in `Drafts.parents` for the row's last token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taps:
-    """The hidden states of the model that a proposer gets in `observe`. Without any, `observe` is never called."""
-
-    last: bool = False
-    """The output of the last layer, before the final norm."""
-    layers: tuple[int, ...] = ()
-    """The outputs of these layers, in this order: 0 is the output of the first layer."""
-
-    tokens: bool = False
-    """No states are needed, and yet `observe` is called for all computed tokens: `Observation.hidden` may be
-    empty, [tokens, 0]."""
-
-    @property
-    def shows(self) -> bool:
-        """True if any states are wanted."""
-        return self.last or bool(self.layers)
-
-    @property
-    def wanted(self) -> bool:
-        """True if `observe` is to be called."""
-        return self.shows or self.tokens
-
-
-NO_TAPS: Final = Taps()
-
-
-@dataclass(frozen=True, slots=True)
-class Drafts:
-    """Guesses for the rows of one `ProposalBatch`, in its order."""
-
-    token_ids: NDArray[np.int32]
-    """[rows, width]; a row's drafts come first, later places are ignored."""
-    counts: NDArray[np.int64]
-    """[rows] drafts of each row, from 0 to the row's limit."""
-    parents: NDArray[np.int32] | None = None
-    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT.
-    Siblings differ. None: chains, in which each draft follows the one before it."""
-    confidence: NDArray[np.float32] | None = None
-    """[rows, width] the proposer's own estimate, from 0 to 1, that a draft is kept given that its parent is."""
 
 
 @dataclass(frozen=True, slots=True)

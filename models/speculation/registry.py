@@ -15,22 +15,23 @@ import torch
 
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.protocol.speculative import SpeculativeConfig
 
 GROUP: Final = "troupellm.proposers"
-_METHODS: Final = {
-    "ngram": "ngram",
-    "suffix": "suffix",
-    "draft_model": "draft_model",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-    "mtp": "mtp",
+MODULES: Final = {
+    "ngram": "troupellm.models.speculation.ngram",
+    "suffix": "troupellm.models.speculation.suffix",
+    "draft_model": "troupellm.models.speculation.draft_model",
+    "eagle": "troupellm.models.speculation.eagle",
+    "eagle3": "troupellm.models.speculation.eagle3",
+    "medusa": "troupellm.models.speculation.medusa",
+    "mtp": "troupellm.models.speculation.mtp",
 }
-"""Modules of this package, each with `make(config, context) -> Proposer`."""
+"""Each module has `make(config, context) -> Proposer`."""
 _CALLS: Final = ("add_row", "drop_row", "observe", "propose", "reset")
 _LONGEST_REASON: Final = 200
 
@@ -64,7 +65,7 @@ def make_proposer(config: SpeculativeConfig, context: ProposerContext) -> Propos
         return _custom(config, context)
     if config.method is None:
         raise ValueError("the method is not told yet")
-    module = import_module(f"{__package__}.{_METHODS[config.method]}")
+    module = import_module(MODULES[config.method])
     proposer: Proposer = module.make(config, context)
     return proposer
 

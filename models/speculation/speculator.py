@@ -19,16 +19,9 @@ from troupellm.models.row_options import RowOptions
 from troupellm.models.row_table import RowTable
 from troupellm.models.spans import Spans
 from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
-from troupellm.models.speculation.proposer import (
-    NO_TAPS,
-    Observation,
-    ProposalBatch,
-    Proposer,
-    RowDraws,
-    Sleeper,
-    Taps,
-)
+from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
 from troupellm.models.speculation.synthetic import ByLot, SyntheticAcceptance, fill_up
+from troupellm.models.speculation.taps import NO_TAPS, Taps
 from troupellm.models.speculation.transfer import to_device
 from troupellm.models.speculation.trials import Acceptance, Judged, Trial
 from troupellm.protocol.speculative import MOST_DRAFTS

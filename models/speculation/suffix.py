@@ -23,11 +23,13 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.match_index import NO_MATCH, Match, MatchIndex
 from troupellm.models.speculation.ngram import catch_up, follow, last_tokens, ring_capacity
 from troupellm.models.speculation.past_outputs import PastOutputs
-from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch
+from troupellm.models.speculation.proposer import Observation, ProposalBatch
 from troupellm.models.speculation.registry import ProposerContext
+from troupellm.models.speculation.taps import NO_TAPS
 from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import NewRow

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from troupellm.kernels.sampling.noise import stream_key, uniform
 from troupellm.models.row_options import RowOptions
-from troupellm.models.speculation.drafts import RowDrafts
-from troupellm.models.speculation.proposer import ROOT
+from troupellm.models.speculation.drafts import ROOT, RowDrafts
 from troupellm.models.speculation.trials import Acceptance, Trial
 
 PURPOSE_ACCEPTANCE = 1

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.early_check import INSTALL, has_transformers
 from troupellm.models.gguf.header import is_gguf
 from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
 from troupellm.models.model_folder import check_file
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import AttentionCall
+from troupellm.models.transformers_backend.installed import INSTALL, has_transformers
 from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3
