@@ -241,7 +241,7 @@ async def test_a_second_signal_ends_the_drain(checkpoint):
             async with anyio.create_task_group() as reading:
                 reading.start_soon(read)
                 fronts.server.signal(signal.SIGTERM)
-                await anyio.sleep(0.3)
+                await eventually(lambda: bool(fronts.server.logged("draining 1 requests")))
                 fronts.server.signal(signal.SIGTERM)
                 assert await fronts.server.exit_code(2) == 128 + signal.SIGTERM
             assert b"draining" in answer[0]

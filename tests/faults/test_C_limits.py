@@ -28,7 +28,7 @@ SPARE = 12
 
 async def test_C9_out_of_descriptors(checkpoint):
     """The accept loop survives and resumes; connections that are open go on, which the canaries' are."""
-    async with ready_process(checkpoint) as server, beside_canaries(server), server.client() as kept:
+    async with ready_process(checkpoint) as server, beside_canaries(server) as canaries, server.client() as kept:
         assert (await kept.post("/v1/completions", json=SHORT)).status_code == 200
         process = psutil.Process(server.pid)
         _, hard = process.rlimit(psutil.RLIMIT_NOFILE)
@@ -42,7 +42,7 @@ async def test_C9_out_of_descriptors(checkpoint):
                     await anyio.sleep(0.02)
             for _ in range(3):
                 assert (await kept.post("/v1/completions", json=SHORT)).status_code == 200
-                await anyio.sleep(0.3)
+                await canaries.more_short_answers(3)
             assert process.num_fds() < before + 2 * SPARE, "the limit did not bite"
         with anyio.fail_after(10):
             while process.num_fds() > before + 2:  # noqa: ASYNC110 - another process's state

@@ -118,6 +118,11 @@ class Canaries:
         assert max(self.lags, default=0.0) < LAG_LIMIT_SECONDS, self.report()
         assert min(self.answered.values()) > 0
 
+    async def more_short_answers(self, count: int = 1) -> None:
+        """Until the short canary has so many more answers. An attack that needs a pace takes it from here."""
+        wanted = self.answered["short"] + count
+        await eventually(lambda: self.answered["short"] >= wanted, LATENCY_LIMIT_SECONDS * count)
+
     async def _long_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:
             over = False
