@@ -115,14 +115,15 @@ def write_format(folder: Path, name: str) -> Path:
         )
     if name in FORMATS:
         return write_model(folder, tiny_llama(), FORMATS[name][1], FORMATS[name][0])
-    writer = Writer(name)
+    writer = Writer(name.removeprefix("compressed_"))
     return write_model(folder, tiny_llama(), writer, writer.config)
 
 
-FAST = ("gptq_ordered", "fp8_channel", "w4a16")
+COMPRESSED = [f"compressed_{name}" for name in SCHEMES]
+FAST = ("gptq_ordered", "fp8_channel", "compressed_w4a16")
 
 
-@pytest.mark.parametrize("name", cases((*PACKED, *FORMATS, *SCHEMES), FAST))
+@pytest.mark.parametrize("name", cases((*PACKED, *FORMATS, *COMPRESSED), FAST))
 def test_every_format(tmp_path: Path, gpu: Gpu, name: str) -> None:
     serve(write_format(tmp_path, name))
 
