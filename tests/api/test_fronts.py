@@ -82,7 +82,7 @@ async def test_answers_metrics_and_probes_over_two_fronts(checkpoint, tiny_engin
             given = dict(fields)
             solo.append(list((await engine.generate(given.pop("prompt"), **given)).token_ids))
     answers: dict[int, list[int]] = {}
-    async with fronts_process(checkpoint) as fronts:
+    async with fronts_process(checkpoint, *ON_A_THREAD) as fronts:
         first, second = fronts.pids
 
         async def ask(number: int, client: Any) -> None:

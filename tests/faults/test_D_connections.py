@@ -6,7 +6,7 @@ import re
 import anyio
 import pytest
 from canary import LONG_TOKENS, beside_canaries, under_attack
-from processes import ready_process
+from processes import ON_A_THREAD, ready_process
 from serving import eventually, http_request, server_config
 from sockets import RawSocket, raw_socket
 
@@ -100,9 +100,12 @@ async def _hit(port: int) -> None:
         return
 
 
-@pytest.mark.parametrize(("connections", "per_second"), [(100, 500), pytest.param(10_000, 500, marks=pytest.mark.slow)])
-async def test_D4_a_storm_of_clients_that_leave_at_once_costs_nothing(checkpoint, connections, per_second):
-    async with ready_process(checkpoint) as server, beside_canaries(server) as canaries:
+@pytest.mark.parametrize(
+    ("connections", "per_second", "flags"),
+    [(100, 500, ON_A_THREAD), pytest.param(10_000, 500, (), marks=pytest.mark.slow)],
+)
+async def test_D4_a_storm_of_clients_that_leave_at_once_costs_nothing(checkpoint, connections, per_second, flags):
+    async with ready_process(checkpoint, *flags) as server, beside_canaries(server) as canaries:
         before = await server.metric("troupellm_generation_tokens_total")
         sung = _sung(canaries)
         await storm(server.port, connections, per_second)

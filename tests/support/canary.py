@@ -37,7 +37,7 @@ PLAIN = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 TOLERANCE = 1e-4
 """Of log-probabilities."""
 PERIOD_SECONDS = 0.1
-LONG_TOKENS = 48
+LONG_TOKENS = 32
 """Of a long answer, if nothing else is said: some blocks, and some dozens of steps."""
 SOLO_ANSWERS = 3
 """Short ones, of the canary alone."""
