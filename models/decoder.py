@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.batch_invariance import batch_invariance
-from troupellm.kernels.decoder_layers import DecoderLayers, decoder_layers
+from troupellm.kernels.decoder_layers import DecoderLayers, LayerParts, decoder_layers, own_products
 from troupellm.kernels.linear import PackedLinear, linear, norm_scores, pack
 from troupellm.kernels.paged_attention.native import takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
@@ -99,8 +99,11 @@ class Decoder:
         self.tables = [(cos.to(self.embedding.device), sin.to(self.embedding.device)) for cos, sin in tables]
         """Cosines and sines by position, of every kind of rotation that a layer has."""
         self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
-        self.together = self._together()
+        parts = self._parts()
+        self.together = None if parts is None else decoder_layers(parts)
         """All layers in one call, for few tokens; None where there is no such thing."""
+        self.thread_invariant = self.batch_invariant and parts is not None and own_products(parts, self.head)
+        """Whether logits are the same to the bit whatever the number of threads: compiled code adds up every sum."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,12 +182,13 @@ class Decoder:
         tapped.copy_(residual)
         return batch.with_logits(residual)
 
-    def _together(self) -> DecoderLayers | None:
+    def _parts(self) -> list[LayerParts] | None:
+        """What compiled code computes all layers from; None where some layer is made otherwise."""
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
             return None
         parts = [layer.parts(turns) for layer, turns in zip(self.layers, self.layer_tables, strict=True)]
         known = [part for part in parts if part is not None]
-        return decoder_layers(known) if len(known) == len(parts) else None
+        return known if len(known) == len(parts) else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """The input of the first layer [tokens, hidden], for token ids int64 [tokens]."""

@@ -258,6 +258,12 @@ def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
     return None if function is None or len(known) < len(told) else DecoderLayers(function, layers, known)
 
 
+def own_products(layers: Sequence[LayerParts], head: PackedLinear | None) -> bool:
+    """Whether compiled code computes every product of the layers and the head, however many rows it has."""
+    products = [head, *(product for layer in layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down))]
+    return all(product is not None and product.native is not None and product.invariant for product in products)
+
+
 def _products(layer: LayerParts) -> list[int] | None:
     """Kind and address of each weight."""
     found: list[int] = []
