@@ -329,6 +329,7 @@ class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     ssl_certfile: Annotated[str | None, _help("certificate of the server: serve HTTPS, and HTTP/2 over it")] = None
     ssl_keyfile: Annotated[str | None, _help("its key, if it is not in the same file")] = None
     ssl_ca_certs: Annotated[str | None, _help("certificate authorities: clients must show a certificate of one")] = None
+    h2c: Annotated[bool, _help("take HTTP/2 without TLS too, from clients that begin with it")] = False
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None

@@ -39,6 +39,7 @@ class HttpFront:
         self._config = _hypercorn_config(config)
         self._tls = tls_context(config)
         self._head_timeout = config.header_timeout or None
+        self._h2c = config.h2c
         self._listener = listener
         self._context = WorkerContext(None)
         self.crowd = Crowd(connection_limit(config))
@@ -74,7 +75,7 @@ class HttpFront:
         assert task is not None
         loop = asyncio.get_running_loop()
         connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
-        connection.head_timeout = self._head_timeout
+        connection.head_timeout, connection.h2c = self._head_timeout, self._h2c
         if not self.crowd.enter(connection):
             writer.transport.abort()
             return
