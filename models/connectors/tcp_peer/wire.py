@@ -38,7 +38,7 @@ CLAIM = struct.Struct(f"<8sHxxI32s{CHALLENGE_BYTES}s")
 """Magic, version, block bytes, fingerprint of the model, challenge; the proof follows."""
 VERDICT = struct.Struct(f"<Bxxx{PROOF_BYTES}s")
 QUESTION = struct.Struct("<BxHI")
-"""What, number of keys, bytes of the keys that follow: each one a length and the key."""
+"""Kind of question, number of keys, bytes of the keys that follow: each one a length and the key."""
 COUNT = struct.Struct("<I")
 PRESENT = struct.Struct("<B")
 
