@@ -1,7 +1,7 @@
 """Conversations in the form that a chat template takes.
 
-Each message is given in a form of its own that later messages do not change, so that the prompt of a conversation's
-next turn begins with that of the turn before it.
+Later messages do not change the form of an earlier one. So the prompt of a conversation's next turn begins with that of
+the turn before.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Panics of libraries in Rust as errors.
+"""Turns panics of Rust libraries into errors.
 
 They come as exceptions that are no `Exception`: what answers one request's failure would let them by, and the whole
 engine would end with the text that a library cannot take.

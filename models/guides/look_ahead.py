@@ -1,4 +1,4 @@
-r"""Patterns that begin with look-aheads, which no backend supports, as several patterns without any.
+r"""Replaces a pattern that begins with look-aheads, which no backend supports, with several patterns without any.
 
 Makers of schemas put a few of them before what they mean: pydantic for decimals, up to its version 2.13, and zod for
 addresses of mail. Each says that the text matches another pattern as well.

@@ -1,4 +1,4 @@
-"""Where a checkpoint says how its weights are quantized: a section of config.json, or a file of a tool beside it.
+"""Finds a checkpoint's description of its quantized weights: a section of config.json, or a tool's file beside it.
 
 Two places that say different things about the same weights are refused: one of them is wrong.
 """

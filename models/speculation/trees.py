@@ -1,4 +1,4 @@
-"""Trees of drafts, level by level: of all continuations of a level the jointly likeliest ones make the next."""
+"""Grows trees of drafts level by level: the jointly likeliest continuations of a level form the next one."""
 
 import numpy as np
 from numpy.typing import NDArray
