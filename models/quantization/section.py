@@ -1,6 +1,6 @@
 """Finds a checkpoint's description of its quantized weights: a section of config.json, or a tool's file beside it.
 
-Two places that say different things about the same weights are refused: one of them is wrong.
+Two places that contradict each other about the same weights are refused: one of them is wrong.
 """
 
 import json
