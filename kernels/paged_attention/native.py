@@ -295,7 +295,8 @@ def _takes_latent(function: native.Function) -> bool:
 
 
 def _agrees(function: native.Function) -> bool:
-    """One row of one token, one of two and one of many, and a batch of single tokens; with all that comes before."""
+    """Compare with the reference: a row of one token, of two and of many, and a batch of single tokens; all
+    operations."""
     generator = torch.Generator().manual_seed(0)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
     sinks = torch.randn(6, generator=generator, dtype=torch.float32)

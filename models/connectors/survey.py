@@ -19,7 +19,7 @@ class File(NamedTuple):
 
 
 class Survey:
-    """One look.
+    """One scan of the folder.
 
     Attributes:
         count, total: files that were seen and are still there, and their bytes.

@@ -74,7 +74,7 @@ class Source:
         self.ended = False
         """No more text comes."""
         self.cut = False
-        """It ended before the model did."""
+        """A limit or a stop string ended the text, and not the model."""
         self.calls = 0
         self.whole = True
         """The last call that is shown has all its arguments."""

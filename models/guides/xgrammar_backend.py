@@ -144,7 +144,7 @@ class XGrammarMatcher:
             del self._unpaid[-num_tokens:]  # drafts are charged only when their masks are filled
 
     def forced(self) -> list[int]:
-        """None: it knows forced text, which may be cut into tokens in many ways."""
+        """Always empty: xgrammar knows forced text, which may be cut into tokens in many ways."""
         return []
 
     def copy(self) -> "XGrammarMatcher":

@@ -61,7 +61,7 @@ class NgramProposer:
         index.forget_before(index.end)
 
     def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
-        """Nothing is kept; the slot's next row clears up."""
+        """Does nothing: the slot's next row clears its index."""
 
     def reset(self) -> None:
         self._rows.clear()

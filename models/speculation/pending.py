@@ -36,7 +36,7 @@ class Pending:
             self._states = torch.cat((self._states, self._states.new_zeros(more, *self._states.shape[1:])))
 
     def restart(self, slots: Ints, starts: Ints) -> None:
-        """Nothing is left of some rows, and they go on from those positions."""
+        """Discard the states of some rows, which continue from the given positions."""
         self.starts[slots], self.counts[slots] = starts, 0
 
     def takes(self, slots: Ints, counts: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

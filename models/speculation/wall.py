@@ -35,7 +35,7 @@ class WallPrice:
             self.factor = min(max(median(self._drafting) / max(median(self._plain), 1e-9), 1.0), _MOST)
 
     def relax(self) -> None:
-        """It is long ago: half as much is believed until drafts are tried again."""
+        """After a long sleep: halve the known extra cost until drafts are tried again."""
         self.factor **= 0.5
         self._plain.clear()
         self._drafting.clear()
