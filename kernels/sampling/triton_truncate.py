@@ -113,7 +113,7 @@ def survey_kernel(
             depth = -tl.maximum((bottom - peak) * factor, least)
             if count >= width:
                 # All tokens below this together have less mass than top_p cuts off: none has the threshold.
-                total = tl.sum(tl.exp(largest), 0)  # at least so much
+                total = tl.sum(tl.exp(largest), 0)  # a lower bound
                 depth = tl.minimum(depth, tl.log(width / ((1 - share).to(tl.float32) * total)) + 0.1)
             spread = spread_of(depth)
             bound = tl.full([], BINS - 1, tl.int32)

@@ -66,7 +66,7 @@ class Source:
     def __init__(self, new_id: NewId, most_calls: int, wrapper: WrapperFor | None = None) -> None:
         """
         Args:
-            most_calls: calls after so many are read and not shown.
+            most_calls: later calls are read and not shown.
             wrapper: see `WrapperFor`.
         """
         self.text = ""
@@ -343,7 +343,7 @@ def peek(source: Source) -> Reading[str]:
 
 
 def beyond(source: Source, seen: int) -> Reading[None]:
-    """Wait until there is more than so many unread characters, or no more will come."""
+    """Wait until there are more than `seen` unread characters, or no more will come."""
     while len(source.text) - source.pos <= seen and not source.ended:
         yield
 

@@ -167,7 +167,7 @@ class MatchIndex:
             value: hash of the context's last n tokens.
             context: no more of it is compared.
             tries: places to look at.
-            most: positions wanted. Whole agreements end the search as soon as there are so many.
+            most: positions wanted. The search ends when this many whole matches are found.
             owners: int32 [capacity] by place as `tokens`, and whose positions are wanted.
         """
         tokens, mask, floor, links = self.tokens, self.mask, self.floor, self._levels[level][4]

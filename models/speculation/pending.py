@@ -29,7 +29,7 @@ class Pending:
         self.counts: Ints = np.zeros(0, dtype=np.int64)
 
     def grow(self, slots: int) -> None:
-        """Have so many slots."""
+        """Make room for this many slots."""
         more = slots - self.counts.size
         if more > 0:
             self.starts, self.counts = (np.pad(part, (0, more)) for part in (self.starts, self.counts))

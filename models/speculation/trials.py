@@ -44,7 +44,7 @@ class Judged:
         return len(self.path)
 
     def cut(self, count: int) -> None:
-        """Keep so many of the tokens."""
+        """Keep only this many of the tokens."""
         del self.tokens[count:]
         del self.path[max(0, count - 1) :]
 
