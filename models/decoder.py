@@ -42,7 +42,7 @@ class RunnableDecoder(Protocol):
 
     @property
     def score(self) -> object | None:
-        """None where it has no classifier."""
+        """None if it has no classifier."""
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """As `Decoder.forward`."""
