@@ -51,7 +51,7 @@ class CacheMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KVHints(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one request."""
+    """Of one request. The marks of a chat are in its `ChatPrompt`."""
 
     session: str = ""
     """The session that the request belongs to, among those of its tenant; empty: none."""
@@ -79,8 +79,6 @@ class KeepTurn(msgspec.Struct, frozen=True):
 
     tenant: str
     session: str
-    request: int
-    """The engine's own number."""
 
 
 class PrefetchSession(msgspec.Struct, frozen=True):

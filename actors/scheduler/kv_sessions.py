@@ -26,7 +26,7 @@ class KVSessions:
 
     def turns(self, tenant: str, session: str) -> dict[int, Keys] | None:
         """By request, the newest last; None: there is no such session."""
-        return self._sessions.get(tenant, {}).get(session)
+        return self._sessions[tenant].get(session) if tenant in self._sessions else None
 
     def add(self, tenant: str, session: str, request: int, keys: Keys) -> None:
         """A turn of a session has ended. It takes the place of turns that it continues."""

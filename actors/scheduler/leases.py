@@ -69,10 +69,10 @@ class Leases:
 
     def handle(self, message: KVHintMessage) -> None:
         match message:
-            case KeepTurn(tenant=tenant, session=session, request=request):
-                turns = self._sessions.turns(tenant, session) or {}
-                if request in turns:
-                    self._lease(tenant, turns[request][1:], self._config.tool_lease)
+            case KeepTurn(tenant=tenant, session=session):
+                turns = self._sessions.turns(tenant, session)
+                if turns:
+                    self._lease(tenant, next(reversed(turns.values()))[1:], self._config.tool_lease)
             case PrefetchSession(tenant=tenant, session=session, done=done):
                 done(self._prefetch(tenant, session))
             case DropSession(tenant=tenant, session=session, done=done):

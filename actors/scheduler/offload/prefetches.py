@@ -27,7 +27,7 @@ _RESERVE_SHARE = 100
 
 class _Wanted(NamedTuple):
     group: int
-    index: int
+    nth: int
     block: int
 
 
@@ -190,8 +190,8 @@ class Prefetches:
             self.outcomes[outcome] += getattr(job.report, outcome)
 
     def _begin_load(self, name: tuple[str, int], job: _Prefetch, wanted: _Wanted) -> None:
-        group, index, block = wanted
-        chained, parent = job.keys[index + 1], job.keys[index]
+        group, nth, block = wanted
+        chained, parent = job.keys[nth + 1], job.keys[nth]
         key = in_group(chained, group)
         source = self._host.prepare_load(key)
         if source is None:
