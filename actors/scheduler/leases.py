@@ -1,6 +1,6 @@
 """What clients tell of the KV cache, carried out: leases for prefixes, and sessions that are kept, fetched and dropped.
 
-A request's leases begin when it ends or is preempted: until then its blocks are in use and cannot be evicted.
+A request's leases begin when it ends: until then its blocks are in use and cannot be evicted.
 """
 
 from collections import Counter
@@ -47,25 +47,18 @@ class Leases:
         self._tables.pool.end_expired()
 
     def ended(self, sequence: Sequence) -> None:
-        """A sequence has labelled its blocks and is about to give them up for good."""
+        """A sequence is about to give up its blocks for good."""
         request = sequence.request
         if not self._on or not (request.leases or request.session) or not self._tables.may_label(sequence):
             return
-        self.claim(sequence)
-        if request.session:
-            keys = sequence.keys[: sequence.num_labelled + 1]
-            self._sessions.add(request.lease_owner, request.session, request.number, keys)
-
-    def claim(self, sequence: Sequence) -> None:
-        """Lease what the request asks for, as far as the sequence has it."""
-        request = sequence.request
-        if not self._on or not request.leases or not self._tables.may_label(sequence):
-            return
-        if self._offload is not None:
+        self._tables.label(sequence)
+        keys = self._tables.name_blocks(sequence, sequence.num_labelled)[: sequence.num_labelled + 1]
+        if request.leases and self._offload is not None:
             self._offload.keep(sequence)
         for lease in request.leases:
-            blocks = min(lease.tokens // self._tables.block_size, sequence.num_labelled)
-            self._lease(request.lease_owner, sequence.keys[1 : blocks + 1], lease.seconds)
+            self._lease(request.lease_owner, keys[1 : lease.tokens // self._tables.block_size + 1], lease.seconds)
+        if request.session and len(keys) > 1:
+            self._sessions.add(request.lease_owner, request.session, request.number, keys)
 
     def handle(self, message: KVHintMessage) -> None:
         match message:
