@@ -214,6 +214,8 @@ class Offload:
 
     def keep(self, sequence: Sequence) -> None:
         """The sequence's blocks are leased: all of them are stored, of however little use they were so far."""
+        if self._config.kv_offload_store_threshold:
+            sequence.num_offered = 0
         self._stores.offer(sequence, last=True, all_of_it=True)
 
     def save(self, group: int, block: int, key: bytes) -> None:
