@@ -26,7 +26,7 @@ def leases_of(
         if place < 0:
             leases.append(PrefixLease(num_tokens, mark.seconds))
             continue
-        before = end = place + len(mark.text)
+        before, end = place, place + len(mark.text)
         behind = len(text) - end
         if behind <= _COUNTED_LETTERS:
             tokens = num_tokens - count(text[end:], add_special_tokens=False) if behind else num_tokens
