@@ -68,6 +68,24 @@ def test_a_leased_block_that_is_given_away_is_stored_if_it_is_in_no_tier() -> No
     assert (sources.device, sources.host) == (0, 16)
 
 
+def test_a_block_is_stored_before_a_load_of_the_same_plan_takes_its_place() -> None:
+    harness = harness_of()
+    ask(harness, 1)
+    push_out(harness, 2)
+    harness.oracle.failing = 1.0
+    ask(harness, 4, [9] * 21, leases=(PrefixLease(20, 1e6),))
+    harness.oracle.failing = 0.0
+    harness.submit(submission(5, [10] * 16, max_tokens=4))
+    harness.step()
+    harness.submit(submission(6, PROMPT, max_tokens=4))
+    plan = harness.plan()
+    kinds = [order.kind for order in plan.transfers]
+    assert kinds == sorted(kinds, reverse=True)
+    assert {"store", "load"} <= set(kinds)
+    harness.run()
+    assert harness.reader.streams[600] == stream_of(PROMPT, 0, 4, frozenset())
+
+
 def test_a_prefetch_brings_a_session_back_from_host_memory_and_leases_it() -> None:
     harness = harness_of()
     ask(harness, 1, session="s")
