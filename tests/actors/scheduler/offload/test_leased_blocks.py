@@ -75,7 +75,7 @@ def test_a_block_is_stored_before_a_load_of_the_same_plan_takes_its_place() -> N
     harness.oracle.failing = 1.0
     ask(harness, 4, [9] * 21, leases=(PrefixLease(20, 1e6),))
     harness.oracle.failing = 0.0
-    harness.submit(submission(5, [10] * 16, max_tokens=4))
+    harness.submit(submission(5, [10] * 13, max_tokens=3))
     harness.step()
     harness.submit(submission(6, PROMPT, max_tokens=4))
     plan = harness.plan()
