@@ -13,6 +13,7 @@ from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.body_config import BodyConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
+from troupellm.protocol.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.sdk_headers import SDK_HEADERS
@@ -249,6 +250,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     guide: GuideConfig = GuideConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     offload: OffloadConfig = OffloadConfig()
+    leases: LeaseConfig = DEFAULT_LEASES
 
     def check(self) -> None:
         """

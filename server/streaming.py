@@ -12,6 +12,7 @@ from troupellm.protocol.outputs import CachedTokens, Completion, Delta, FinishRe
 from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
 from troupellm.server.exchange import Exchange
 from troupellm.server.predictions import predictions
+from troupellm.server.sessions import hints_of
 from troupellm.server.sse import EventStream
 
 
@@ -104,4 +105,5 @@ def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
         "tenant": exchange.key,
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
+        "hints": hints_of(exchange, request),
     }
