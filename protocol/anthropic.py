@@ -37,6 +37,13 @@ class ThreadFields(msgspec.Struct, kw_only=True):
     previous_message_id: Annotated[str, Meta(max_length=256)] | None = None
 
 
+class CacheControl(msgspec.Struct, kw_only=True):
+    """Asks that the prompt up to a block stays in the prefix cache. Blocks have marks of this form too."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class MessageToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -60,10 +67,12 @@ class PromptFields(msgspec.Struct, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
+    """The older place of `output_config.format`."""
     metadata: MessageMetadata | None = None
     session_id: str | None = None
     """The session that the request belongs to: tools are shown in the order of their names."""
-    """The older place of `output_config.format`."""
+    cache_control: CacheControl | None = None
+    """A mark behind the last block, beside those of blocks."""
     chat_template_kwargs: dict[str, Any] | None = None
     thread: ThreadFields | None = None
     """With continue, `system` and `tools` are those of the thread unless they are given."""

@@ -5,7 +5,14 @@ from functools import partial
 
 import msgspec
 
-from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from troupellm.protocol.anthropic import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    MessageUsage,
+    PromptFields,
+    TokenCount,
+)
 from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ChatRequest
@@ -14,6 +21,7 @@ from troupellm.server.bounded import answer_within, bounded
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
+from troupellm.server.messages.cache_marks import check_cache_marks
 from troupellm.server.messages.threads import counted_from, hold, joined
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.offload import offload
@@ -24,6 +32,7 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
+    await _check_marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
         translated = await _translated(host, exchange, request)
@@ -36,6 +45,7 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
     engine = host.require()
     host.check_model(request.model)
+    await _check_marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
         translated = await _translated(host, exchange, request)
@@ -46,6 +56,13 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
         except TroupeError as error:
             raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))
+
+
+async def _check_marks(exchange: Exchange, request: PromptFields) -> None:
+    if is_large(exchange):
+        await offload(partial(check_cache_marks, request))
+    else:
+        check_cache_marks(request)
 
 
 async def _translated(
