@@ -4,7 +4,8 @@ Nothing else bounds it: admission is for what is to be generated, and what is co
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -18,10 +19,38 @@ from troupellm.actors.prompts import count_tokens, tokenize
 from troupellm.models.chat_template import ChatTemplate, SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
 from troupellm.protocol.intake import ChatPrompt, TextPrompt
+from troupellm.server.exchange import Exchange
 from troupellm.server.offload import offload
 from troupellm.server.served import ServedEngine
 
 T = TypeVar("T")
+
+
+class Charge:
+    """Of one call that counts."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        """The true number, once it is known; a call that fails is charged as a request only."""
+
+
+@asynccontextmanager
+async def charged(engine: ServedEngine, exchange: Exchange, estimate: int) -> AsyncIterator[Charge]:
+    """A call counts as one request of its key, with the tokens that it counts.
+
+    Args:
+        estimate: of these tokens.
+
+    Raises:
+        RateLimited: the key has reached a limit per minute.
+    """
+    exchange.quota = await engine.charge(exchange.key, estimate)
+    charge = Charge()
+    try:
+        yield charge
+    finally:
+        engine.correct_charge(exchange.key, charge.tokens - estimate)
+
 
 MOST_WAITING = 64
 """Beside those that are counted: more are told to come again."""

@@ -25,9 +25,11 @@ from troupellm.protocol.fronts import (
     AdminAnswer,
     Apply,
     AskAdmin,
+    AskCharge,
     AskMetrics,
     CancelAdmin,
     Configure,
+    CorrectCharge,
     FromFront,
     FrontReady,
     FrontReport,
@@ -250,7 +252,7 @@ class Member:
 
     def _on_message(self, message: FromFront) -> None:
         match message:
-            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader():
+            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader() | AskCharge() | CorrectCharge():
                 if self._session is None:
                     raise FrontDied("it sent a request before there was an engine")
                 self._session.handle(message)

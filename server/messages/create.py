@@ -5,6 +5,7 @@ from functools import partial
 
 import msgspec
 
+from troupellm.actors.demand import estimate_tokens
 from troupellm.protocol.anthropic import (
     CountTokensRequest,
     Message,
@@ -18,6 +19,7 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import is_large
 from troupellm.server.bounded import answer_within, bounded
+from troupellm.server.counting import charged
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
@@ -52,7 +54,8 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
         try:
             prepared = await prepare(host, exchange, translated.chat)
             host.skipped.report(exchange, prepared.skipped)
-            tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
+            async with charged(engine, exchange, estimate_tokens(prepared.prompt)) as charge:
+                tokens = charge.tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
         except TroupeError as error:
             raise relabelled(exchange, error, translated.names) from None
     await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))

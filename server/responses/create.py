@@ -4,6 +4,7 @@ from functools import partial
 
 import msgspec
 
+from troupellm.actors.demand import estimate_tokens
 from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.openai import ChatRequest
@@ -11,6 +12,7 @@ from troupellm.protocol.response_events import ResponseEvent
 from troupellm.protocol.response_objects import CompactedResponse, CompactionItem, InputTokens
 from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.server.bounded import answer_within, bounded
+from troupellm.server.counting import charged
 from troupellm.server.errors import ClientGone, flatten
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -137,7 +139,9 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     try:
         prepared = await prepare(host, exchange, plan.chat)
         host.skipped.report(exchange, prepared.skipped)
-        tokens = await host.counting.number(host.require(), exchange.key, prepared.prompt)
+        engine = host.require()
+        async with charged(engine, exchange, estimate_tokens(prepared.prompt)) as charge:
+            tokens = charge.tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
