@@ -47,6 +47,7 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
             cut = await truncated(host, exchange, chat, plan.border)
             plan, chat = msgspec.structs.replace(plan, border=cut.border), cut.chat
         if wanted:
+            await prepare(host, exchange, chat)  # refuses wrong values, also those that the summary does not use
             await _compact(host, exchange, plan, chat)
             return
         summary = None
@@ -67,6 +68,7 @@ async def compact(host: EngineHost, exchange: Exchange, request: CompactRequest)
     given, _ = without_trigger(request)
     plan = await make_plan(host, exchange, given)
     try:
+        await prepare(host, exchange, plan.chat)  # as above
         summary = await summarize(host, exchange, plan.chat)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
