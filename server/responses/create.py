@@ -188,7 +188,5 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, 
             if not exchange.status:  # it can still be the answer
                 raise
             told = failure(builder, plan, error)
-        kept = await keep(host.responses, plan, builder.response)
-        if not kept.store:
-            told[-1] = msgspec.structs.replace(told[-1], response=kept)
+        told[-1] = msgspec.structs.replace(told[-1], response=await keep(host.responses, plan, builder.response))
         await events.finish(last + encoded(told), b"")

@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2, "store": False},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/responses/compact": {"input": "Hi"},
+    "/v1/conversations": {"items": USER},
+    "/v1/conversations/{conversation_id}": {"metadata": {}},
+    "/v1/conversations/{conversation_id}/items": {"items": USER},
     "/v1/messages": {"messages": USER, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": USER},
     "/tokenize": {"prompt": "Hi"},
@@ -55,6 +59,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/abort_requests": {"request_ids": ["nobody"]},
     "/log_level": {"level": "info"},
 }
+CONVERSATION = "{conversation_id}"
+"""Stands for a conversation that is there, see `attacked_server`."""
 INVOCATIONS = "/invocations"
 """The route whose body is that of another one, here of a chat."""
 CLASSES = "/classify"
@@ -186,10 +192,18 @@ async def attacked_server(
         batches.runs = True  # nobody does: what becomes of batches is another test's matter
         form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", json.dumps(LINE).encode())}}
         file = (await attacked.client.post("/v1/files", **form)).json()["id"]
+        kept = (await attacked.client.post("/v1/conversations", json={}, headers=SENT)).json()["id"]
+        attacked.client.event_hooks["request"].append(partial(name_conversation, kept))
         right = RIGHT | {"/v1/batches": RIGHT["/v1/batches"] | {"input_file_id": file}}
         await check_served(attacked.client, {path: body for path, body in right.items() if path != CLASSES})
         yield attacked, right
         await batches.close()  # the database is open until the server ends
+
+
+async def name_conversation(name: str, request: httpx.Request) -> None:
+    """A path of the table becomes that of a conversation."""
+    given = request.url.path.replace(CONVERSATION, name)
+    request.url = request.url.copy_with(path=given)
 
 
 async def run_on_a_classifier(folder: Path, chosen: list[Attack]) -> None:
