@@ -43,6 +43,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/conversations/{conversation_id}/items": {"items": USER},
     "/v1/messages": {"messages": USER, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": USER},
+    "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"messages": USER, "max_tokens": 2}}]},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 73]},
     "/v1/embeddings": {"input": "Hi"},

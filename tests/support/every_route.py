@@ -31,6 +31,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/conversations/{conversation_id}": {"metadata": {}},
     "/v1/conversations/{conversation_id}/items": {"items": MESSAGES},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"messages": MESSAGES, "max_tokens": 2}}]},
     "/v1/messages/count_tokens": {"messages": MESSAGES},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},
