@@ -33,7 +33,8 @@ from troupellm.protocol.openai import (
     VersionBody,
     Welcome,
 )
-from troupellm.server import chat, completions, invocations, models, probes, tokens
+from troupellm.protocol.rendered import RenderedRequest
+from troupellm.server import chat, completions, invocations, models, probes, render, tokens
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
@@ -137,6 +138,14 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         post(
             f"{prefix}/completions", completions.create, CompletionRequest, response=TextResponse,
             streams=True, events=(TextChunk,), summary="Complete one or more texts.",
+        ),
+        post(
+            f"{prefix}/chat/completions/render", render.chat, ChatRequest, response=RenderedRequest,
+            summary="The prompt of a conversation as token ids.",
+        ),
+        post(
+            f"{prefix}/completions/render", render.completions, CompletionRequest, response=list[RenderedRequest],
+            summary="The prompts of a completion as token ids.",
         ),
         get(f"{prefix}/models", models.listing, response=ModelList, summary="What is served."),
         get(f"{prefix}/models/", models.retrieve, tail=True, response=ModelCard, summary="One of them."),

@@ -35,6 +35,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     # path: a body that is served
     "/v1/chat/completions": {"messages": USER, "max_tokens": 2},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions/render": {"messages": USER, "max_tokens": 2},
+    "/v1/completions/render": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2, "store": False},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/responses/compact": {"input": "Hi"},

@@ -24,6 +24,8 @@ _RANKED = {"query": "Hi", "documents": ["there", "here"]}
 SAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions/render": {"messages": MESSAGES, "max_tokens": 2},
+    "/v1/completions/render": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/responses/compact": {"input": "Hi"},
