@@ -171,16 +171,29 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
-        get(
-            METRICS_PATH.decode(), probes.metrics, "open" if host.config.metrics == "open" else "api",
-            answers="text/plain", summary="Metrics in Prometheus' text form.",
-        ),
+        *_metrics_route(host),
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
         *batch_routes.routes(host, prefix),
         *admin_routes.routes(host, prefix),
     ]  # fmt: skip
+
+
+def _metrics_route(host: EngineHost) -> list[Route]:
+    """None where the metrics have a port of their own."""
+    if host.config.metrics not in ("open", "key"):
+        return []
+    return [
+        Route(
+            method="GET",
+            path=METRICS_PATH.decode(),
+            handler=partial(probes.metrics, host),
+            scope="open" if host.config.metrics == "open" else "api",
+            answers="text/plain",
+            summary="Metrics in Prometheus' text form.",
+        )
+    ]
 
 
 class App:

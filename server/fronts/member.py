@@ -81,7 +81,7 @@ class Office(Protocol):
 
     def counted(self, counts: tuple[HttpCount, ...]) -> None: ...
 
-    def metrics(self, *, compat: bool) -> bytes: ...
+    def metrics_text(self, *, compat: bool) -> bytes: ...
 
     @property
     def office(self) -> admin_actions.Office:
@@ -266,7 +266,7 @@ class Member:
                 self._office.changed()
             case AskMetrics(query=query, compat=compat):
                 try:
-                    text = self._office.metrics(compat=compat)
+                    text = self._office.metrics_text(compat=compat)
                 except TroupeError:  # the engine is closing
                     text = b""
                 self.post(MetricsText(query, text))
