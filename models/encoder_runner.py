@@ -1,5 +1,5 @@
-"""The runner of encoders: one plan of whole prompts in, one vector per prompt out. It keeps nothing between steps but
-the rows that it was told about, and touches no cache."""
+"""The runner of encoders: one plan of whole prompts in, one vector per prompt out. Between steps it keeps only the
+rows that it knows; it uses no KV cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -145,7 +145,7 @@ def group(rows: list[_Row]) -> list[list[int]]:
 
 
 def _skip_pads(token_ids: NDArray[np.int64], begins: Ints, counts: Ints, pad: int) -> NDArray[np.int64]:
-    """RoBERTa's rule: a padding token stands at the padding position, wherever it is, and counts for nobody else."""
+    """RoBERTa's rule: a padding token has the padding position, and the other tokens are numbered without it."""
     real = token_ids != pad
     numbers = np.cumsum(real)
     before = np.repeat(numbers[begins] - real[begins], counts)

@@ -49,7 +49,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> "TemplateTraits":
-        """Those of a template that takes nothing but alternating texts behind one message of the system."""
+        """Traits of a template that accepts only alternating texts behind one system message."""
         return msgspec.structs.replace(self, system_anywhere=False, turns="plain")
 
 
@@ -143,7 +143,7 @@ def _system_at_start(messages: Messages, *, kept: bool) -> Messages:
 
 
 def _told(messages: Messages) -> Messages:
-    """Calls and results told as text."""
+    """Write calls and results as text."""
     made: Messages = []
     for message in messages:
         if message["role"] == "tool":

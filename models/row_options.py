@@ -1,4 +1,4 @@
-"""What one row of the worker asks of the sampler, digested once when it joins."""
+"""The sampling options of one row, parsed once when the row joins."""
 
 import math
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from troupellm.protocol.sampling import GREEDY_EPSILON
 from troupellm.protocol.worker import SamplingState
 
 _NUCLEUS_PREFIX = 128
-"""Where top_p alone looks first: it rarely keeps more tokens than this at usual temperatures."""
+"""Prefix for top_p alone: it rarely keeps more tokens than this at usual temperatures."""
 _TOP_K_PREFIXES = (64, 256, WIDEST_PREFIX)
 
 
 class RowOptions:
-    """What one row asks for; a pure function of its sampling state and prompt."""
+    """The options of one row; a pure function of its sampling state and prompt."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class RowOptions:
         return None if self.processors is None else self.processors.refusal
 
     def plug_in_options(self, name: str) -> Any:
-        """What a plug-in has made of the row's arguments for it."""
+        """The row's arguments for a plug-in, as the plug-in prepared them."""
         return None if self.processors is None else self.processors.options[name]
 
     def _prefix(self, vocab: int) -> int | None:
@@ -92,7 +92,7 @@ def valid_ids(values: Iterable[int], vocab: int) -> Tensor:
 
 
 def _additions(state: SamplingState, vocab: int) -> dict[int, float]:
-    """What to add per token id: the bias, and -inf for bad words of one token."""
+    """The number to add per token id: the bias, and -inf for bad words of one token."""
     additions: dict[int, float] = {}
     for token_id, value in state.logit_bias:
         if 0 <= token_id < vocab:

@@ -109,7 +109,7 @@ def _resolve_local(path: Path, tag: str | None, config: ModelConfig, progress: P
 
 
 def _prefers_gguf(folder: Path, files: list[str]) -> bool:
-    """Whether a folder's model is one of its GGUF files rather than the safetensors in it."""
+    """True if a folder's model is one of its GGUF files and not the safetensors in it."""
     return bool(files) and not any(is_weight_file(path.name) for path in folder.iterdir())
 
 

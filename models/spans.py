@@ -15,7 +15,7 @@ class Spans:
     rows: Ints
     """Index of each row in the plan."""
     slots: Ints
-    """Where the row lies in the row table."""
+    """Slot of the row in the row table."""
     starts: Ints
     """First position."""
     counts: Ints

@@ -21,8 +21,15 @@ MOST_STEPS = 32
 PATIENCE = 20.0
 """Seconds until the child is ended if it does not end by itself; it limits its own processor time."""
 _USUAL = frozenset(pattern for rule in PRE_TOKENIZERS.values() for pattern in rule.patterns) | {
-    " {2,}", r"\s+", r"\d", r"\p{N}", r"\p{N}{1,3}", r"\s", "[\r\n]", r"\w+|[^\w\s]+",
-}  # fmt: skip
+    " {2,}",
+    r"\s+",
+    r"\d",
+    r"\p{N}",
+    r"\p{N}{1,3}",
+    r"\s",
+    "[\r\n]",
+    r"\w+|[^\w\s]+",
+}
 _LONGEST = 4
 """Characters that a usual step puts in front of a text."""
 _HINT = "use the tokenizer that the model's maker published"

@@ -13,12 +13,12 @@ from troupellm.models.process_limits import limit
 
 MOST_BYTES = 2**30
 MOST_SECONDS = 0.1
-"""Of processor time, for one sample."""
+"""Processor time for one sample."""
 MOST_SECONDS_IN_ALL = 5
 MOST_GROWTH = 16
 LENGTH = 2048
 BEGINNING = 64
-"""Characters of each sample that are tried first: what grows fast takes long."""
+"""Characters of each sample that are tried first: a text that grows fast takes long."""
 _LETTERS = "aZ1 \n\t\r'.,-_é日ก\u0301🎉\u2581"
 _MOST_LETTERS = 64
 

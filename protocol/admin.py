@@ -12,7 +12,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands behind the question mark. With a misspelt name the default would be done, and end everybody."""
+    """The query string. Unknown names are refused: with a misspelt one the default would abort all requests."""
 
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class AbortAnswer(msgspec.Struct, frozen=True):
 
 class PauseQuery(_Query, frozen=True, kw_only=True):
     mode: PauseMode = "abort"
-    """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
+    """The fate of open requests: abort ends them, wait lets them finish, keep freezes them."""
     clear_cache: bool = True
     """Forget the prefix cache."""
     wait_for_inflight_requests: bool | None = None
@@ -48,7 +48,7 @@ class SleepQuery(_Query, frozen=True, kw_only=True):
     level: Annotated[int, Meta(ge=0, le=2)] = 1
     """0 pauses, 1 gives the KV cache back, 2 the weights too."""
     mode: PauseMode = "abort"
-    """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
+    """The fate of open requests: abort ends them, wait lets them finish, keep freezes them."""
 
 
 class WakeQuery(_Query, frozen=True, kw_only=True):
@@ -121,7 +121,7 @@ class LogLevelBody(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs here. No keys and no tokens."""
+    """A description of the server: no keys and no tokens."""
 
     version: str
     python: str
@@ -134,6 +134,6 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine_config: dict[str, Any]
     server_config: dict[str, Any]
     worker: dict[str, Any]
-    """What the worker said when it had loaded."""
+    """The worker's report of its load."""
     packages: dict[str, str]
     """Versions."""

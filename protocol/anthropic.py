@@ -80,7 +80,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
 
 
 class PromptFields(msgspec.Struct, kw_only=True):
-    """What a prompt is made from."""
+    """The fields that make the prompt."""
 
     HOLDS_CONVERSATION: ClassVar[bool] = True
     model: str | None = None
@@ -123,7 +123,7 @@ class MessagesRequest(PromptFields, kw_only=True):
     stop_sequences: list[str] | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
-    # What other servers take beside them, under the names of chat completions.
+    # Fields of other servers, under the names of chat completions.
     min_p: float | None = None
     seed: int | None = None
     ignore_eos: bool | None = None

@@ -1,4 +1,4 @@
-"""What the input processor is told."""
+"""Messages to the input processor."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -20,7 +20,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
     """Prompt tokens, roughly."""
     max_tokens: int = 0
-    """What all of them together may generate, as far as they say so."""
+    """The sum of the generation limits that they state, in tokens."""
 
 
 class Bulk(msgspec.Struct, frozen=True):
@@ -33,13 +33,13 @@ class Bulk(msgspec.Struct, frozen=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for."""
+    """The demand of a request."""
 
     sequences: int
     tokens: int
     """Of its prompt, roughly."""
     max_tokens: int = 0
-    """What it may generate in all its sequences, as far as it says so: counts towards a tenant's tokens per minute."""
+    """The generation limit of all its sequences, if it states one: counts towards a tenant's tokens per minute."""
     tenant: str = ""
     party: Party | None = None
     bulk: Bulk | None = None

@@ -1,4 +1,4 @@
-"""What the responses API answers with: the response object, its output items, and the lists around it."""
+"""Answers of the responses API: the response object, its output items, and the lists around it."""
 
 from typing import Any, Literal
 

@@ -69,7 +69,7 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     context_management: list[ContextManagement] | None = None
 
-    # What other servers take beside them and the shared extras, under the names of chat completions.
+    # Fields of other servers beside them and the shared extras, under the names of chat completions.
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None

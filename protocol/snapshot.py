@@ -81,7 +81,7 @@ class OffloadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     timeouts: int = 0
     """Sequences that went on without what a tier took too long for."""
     late: int = 0
-    """Transfers and look-ups that ended when nobody waited for them any more."""
+    """Transfers and look-ups that ended after their request had stopped waiting."""
 
 
 class ProposerSnapshot(msgspec.Struct, frozen=True, kw_only=True):

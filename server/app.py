@@ -215,7 +215,7 @@ class App:
             keys: of the API; none opens it.
             admin: of the admin routes, as digests; None opens them, where `scopes` has them.
             scopes: which routes exist.
-            guard: what looks at every request first; None is that of an app which somebody else serves.
+            guard: the check before all others; None is the guard of an app inside another server.
         """
         self.host = host
         self._config = host.config

@@ -156,5 +156,5 @@ def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho 
 
 
 def party_name() -> str:
-    """Of a call with several prompts: ours alone, whatever the client calls it, since no two may share one."""
+    """The id of a call with several prompts: our own, not the client's, since no two calls may share one."""
     return secrets.token_hex(16)

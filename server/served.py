@@ -1,4 +1,4 @@
-"""What the routes use of an engine, which may live in this process or behind a socket. The one list of it."""
+"""The part of an engine that the routes use; the engine lives in this process or behind a socket."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

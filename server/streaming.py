@@ -1,4 +1,4 @@
-"""What streaming routes share: from a stream's deltas to sends, and token counts as the API reports them."""
+"""The shared part of streaming routes: from a stream's deltas to sends, and token counts as the API reports them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,7 +98,7 @@ def continuous_usage(request: GenerationFields) -> bool:
 
 
 def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
-    """What every route tells the engine beside prompt and parameters: HTTP never waits for a place."""
+    """The engine's options beside prompt and parameters, of every route: HTTP never waits for a place."""
     return {
         "wait": False,
         "tenant": exchange.key,

@@ -19,9 +19,22 @@ BLOCK_M = 16
 
 @triton.jit
 def grouped_kernel(
-    x, weights, rows, starts, out, scales, groups, width, in_features, x_stride, out_stride,
-    BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    weights,
+    rows,
+    starts,
+    out,
+    scales,
+    groups,
+    width,
+    in_features,
+    x_stride,
+    out_stride,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One tile of one group's rows and BLOCK_N outputs."""
     tile = tl.program_id(0)
     index = tl.arange(0, BLOCK_G)
@@ -72,6 +85,17 @@ def grouped_linear_triton(
     used = min(count, groups)
     most_tiles = used + (count - used) // BLOCK_M
     grouped_kernel[(most_tiles, triton.cdiv(width, launch.constants["BLOCK_N"]))](
-        x, weights, rows, starts, out, scales, groups, width, depth, x.stride(0), out.stride(0),
-        BLOCK_G=next_power_of_2(groups), **launch.options,
-    )  # fmt: skip
+        x,
+        weights,
+        rows,
+        starts,
+        out,
+        scales,
+        groups,
+        width,
+        depth,
+        x.stride(0),
+        out.stride(0),
+        BLOCK_G=next_power_of_2(groups),
+        **launch.options,
+    )

@@ -47,7 +47,7 @@ def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def onednn_supports(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights there and of that type should take the path of this file."""
+    """True if weights of this device and type should take the path of this file."""
     return device.type == "cpu" and dtype == torch.float32 and _works()
 
 

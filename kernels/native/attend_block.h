@@ -64,8 +64,8 @@ struct Seen {
     int64_t first, end;
 };
 
-// Scores of up to 16 rows from `row` on become weights relative to the best score of each so far; what was summed before
-// is made to fit. What has to be known of a whole row is worked out for all of them at once, a lane each.
+// Turns scores of up to 16 rows from `row` on into weights relative to each row's best score so far, and rescales
+// earlier sums. Values per row are computed for all 16 rows at once, one lane each.
 template <typename SeenBy>
 void weigh(float* scores, int64_t row, int64_t count, SeenBy seen_by, int64_t rows, int64_t strips, Workspace& work,
            const Scores& rule) {

@@ -1,4 +1,4 @@
-// Numbers in eight bits, and what they stand for.
+// Numbers in eight bits, and their decoding.
 
 #pragma once
 
@@ -87,8 +87,8 @@ inline int64_t largest_bits(const float* x, int64_t size, int32_t* top) {
     return whole;
 }
 
-// Division takes long. What a product with the inverse lacks is added to it, which gives the very same whole numbers
-// unless something is so small or so large that parts of it get lost.
+// Division is slow. A multiplication by the inverse plus a correction gives exactly the same whole numbers, unless a
+// number is so small or so large that parts of it get lost.
 inline int64_t divided(const float* x, int64_t size, float by, int offset, uint8_t* to) {
     if (!(by > 1e-30f && by < 1e30f)) return 0;
     const __m512 divisor = _mm512_set1_ps(by), inverse = _mm512_set1_ps(1.0f / by), magic = _mm512_set1_ps(12582912.0f);

@@ -1,8 +1,8 @@
 // Products of rows in eight bits by the processor's tiles (AMX). A tile of inputs is 16 rows of 64 bytes, one of the
 // weight is 16 groups of four inputs of 16 outputs; a product of two of them adds 64 inputs to 16 * 16 sums.
 //
-// Rows are taken 32 at a time, and lie as they are loaded: [rows / 32][padded / 64][2][16][64]. The weight stays as it
-// lies. What is made of sums is made while the tiles compute the next ones.
+// Rows are taken 32 at a time, in the layout that tiles load: [rows / 32][padded / 64][2][16][64]. The weight keeps its
+// layout. Sums are converted while the tiles compute the next ones.
 
 #pragma once
 

@@ -15,7 +15,7 @@ below it by reading the weight, where one launch that also applies the scales is
 
 
 class GpuProduct:
-    """What the products here have in common."""
+    """Base of the products on a GPU."""
 
     native = None
 
@@ -38,7 +38,7 @@ class EightBitProduct(GpuProduct):
         return self.of_codes(codes, scale, x.dtype)
 
     def of_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """The same of inputs that are in eight bits already, as norms and gates can give them."""
+        """The product with inputs that are in eight bits already, as norms and gates can make them."""
         from troupellm.kernels.quantized.triton_products import eight_bit_product
 
         if self._to_torch(codes, dtype):

@@ -22,7 +22,7 @@ HEADS_TOGETHER = 8
 
 @triton.jit
 def places(HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Where the left and the right numbers of pairs lie in a head, int32 [HALF_BLOCK] each."""
+    """Places of the left and the right numbers of pairs within a head, int32 [HALF_BLOCK] each."""
     pair = tl.arange(0, HALF_BLOCK)
     if INTERLEAVED:
         return 2 * pair, 2 * pair + 1

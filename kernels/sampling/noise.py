@@ -1,4 +1,4 @@
-"""Counter-based noise: what a token scores at random is a pure function of (seed, fork, purpose, position, token id).
+"""Counter-based noise: a token's random score is a pure function of (seed, fork, purpose, position, token id).
 
 Two integer hashes, no state and no generator:
 

@@ -33,7 +33,7 @@ class Unwrapping:
         """Nothing is held any more, and nothing will be."""
 
     def add(self, text: str) -> str:
-        """Take more of the arguments; gives what can be shown."""
+        """Take more of the arguments; returns the text that can be shown."""
         self._parts.append(text)
         self._length += len(text)
         if self._wrapped:

@@ -11,7 +11,7 @@ _HEADS: Final = {
     r"(?!\.)": "^([^.](?s:.*))?$",
     r"(?!.*\.\.)": r"^\.?([^.]+\.)*[^.]*$",
 }
-"""At the start of a pattern, and what it says of a text."""
+"""Look-aheads at the start of a pattern, and the second pattern that each one stands for."""
 
 
 def without_look_ahead(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What became of a model's quantized weights, for the load log."""
+"""One line for the load log that counts a model's matrix products by kind of quantization."""
 
 from collections import Counter
 from collections.abc import Iterator

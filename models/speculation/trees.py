@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.proposer import ROOT, Drafts
+from troupellm.models.speculation.drafts import ROOT, Drafts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]

@@ -1,8 +1,8 @@
-"""What steps with drafts take by the wall, beside what their thread computes.
+"""Compares wall-clock times of steps with the processor time of their thread, with and without drafts.
 
-A thread's own time is the same on a busy machine as on a quiet one, so that costs are compared by it. It does not see
-what drafts cost others: the threads that help, the memory that all read, whoever takes in what came of them. So the
-time between the ends of two steps is looked at, too: how many times that of the thread it is with drafts, and without.
+A thread's own time is the same on a busy machine as on a quiet one, so costs are compared by it. It does not show the
+drafts' effect on others: helper threads, shared memory bandwidth, and the receivers of results. So the time between the
+ends of two steps is measured, too, as a multiple of the thread's time, once with drafts and once without.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from statistics import median
 from typing import Final
 
 _KEPT: Final = 9
-"""Steps of each kind whose median counts: what a machine does to less than half of them does not matter."""
+"""Steps of each kind whose median counts: disturbances of fewer than half of them do not matter."""
 _PLAIN, _DRAFTING = 2, 3
 """As many are needed."""
 _MOST: Final = 3.0

@@ -1,4 +1,4 @@
-"""What the admin routes do, in the engine's process. A front hands name and arguments over and gets the answer back."""
+"""Actions of the admin routes, in the engine's process. An API server process sends name and arguments here."""
 
 import logging
 import os
@@ -213,7 +213,7 @@ def _slept(office: Office, report: SleepReport) -> admin.SleepAnswer:
 
 
 def _plain(given: msgspec.Struct) -> dict[str, Any]:
-    """As plain values, without what nobody may read."""
+    """As plain values, without secrets."""
     plain: dict[str, Any] = msgspec.to_builtins(given)
     return _without_secrets(plain)
 

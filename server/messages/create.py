@@ -130,7 +130,7 @@ async def _answer(
 async def _stream(
     host: EngineHost, exchange: Exchange, turn: Turn, builder: MessageBuilder, request: MessagesRequest
 ) -> None:
-    """What fails from here on is told by the app, as an event of this API."""
+    """From here on the app reports a failure as an event of this API."""
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
         begun = False

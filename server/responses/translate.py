@@ -55,12 +55,12 @@ _INCLUDES = frozenset(
 
 
 class Translated(msgspec.Struct, frozen=True):
-    """What becomes of a request."""
+    """A translated request."""
 
     chat: ChatRequest
     tools: ChosenTools
     names: Names
-    """What its errors call the fields, and what the client does; see `relabel`."""
+    """The fields' names in errors, and the client's names; see `relabel`."""
     skipped: list[str]
     """Parts that the model does not get as they were sent."""
     unpacked: int
