@@ -13,6 +13,7 @@ from troupellm.protocol.intake import ChatPrompt, Party, Truncation
 from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.outputs import Completion, Pooled
 from troupellm.protocol.pooling import PoolingParams
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.tools import NO_TOOLS, ToolUse
@@ -86,5 +87,9 @@ class ServedEngine(Protocol):
         truncation: Truncation | None = None,
         **options: Any,
     ) -> list[Scored]: ...
+
+    async def charge(self, tenant: str, tokens: int) -> Quota | None: ...
+
+    def correct_charge(self, tenant: str, tokens: int) -> None: ...
 
     async def metrics(self, *, compat: bool) -> bytes: ...
