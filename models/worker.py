@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, assert_never
 import torch
 
 from troupellm.kernels import paged_attention
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.kv_codes import cache_dtype
-from troupellm.kernels.linear import batch_invariant
 from troupellm.models.architecture import open_config
 from troupellm.models.attention_backend import plan_attention
 from troupellm.models.cache_layout import with_cache_groups
@@ -81,7 +81,7 @@ class LaunchedStep:
     step: int
     plan: StepPlan
     launched: LaunchedPlan | None = None
-    """What a GPU is computing."""
+    """The plan that a GPU is computing."""
 
 
 class ModelWorker:
@@ -267,7 +267,7 @@ class ModelWorker:
         return isinstance(self._runner, CudaRunner) and self._runner.idle()
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
-        """Sleep, wake, or record what steps do. No plan is under way.
+        """Sleep, wake, or profile steps. No plan is under way.
 
         Raises:
             ModelLoadError: the weights cannot be read any more; the worker sleeps on.
@@ -311,7 +311,7 @@ class ModelWorker:
 
     @property
     def runner(self) -> ModelRunner | EncoderRunner | None:
-        """What executes plans now. For benchmarks: the `graphs` of a GPU's can be repeated by themselves."""
+        """The current runner. For benchmarks: they can repeat the `graphs` of a GPU's runner by themselves."""
         return self._runner
 
     def reset(self) -> None:
@@ -333,7 +333,7 @@ class ModelWorker:
         self._runner = self._fresh_runner()
 
     def close(self) -> None:
-        """Give back memory and thread settings, when a device is done with what is under way; may be called twice."""
+        """Release memory and thread settings, when the device has finished its work; may be called twice."""
         if isinstance(self._runner, CudaRunner):
             self._runner.settle()
         if self._moves is not None:

@@ -4,8 +4,8 @@
 // A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
 // read. A few tokens read keys and values straight from their blocks (attend.h); more go through tiles of 64 keys that
 // are copied once for all of them (attend_block.h; attend_amx.h where the processor multiplies matrices). Softmax is
-// computed online, in the order of the keys. What else lies in a block than keys that a query may see, NaN included, has
-// no influence: tiles give values that only others see a weight of 0, and are not used where one of these is no number.
+// computed online, in the order of the keys. Other content of a block, NaN included, has no influence on a query: tiles
+// give values that only other queries see a weight of 0, and are not used if one of these values is NaN or infinite.
 
 #include "attend_amx.h"
 #include "attend_block.h"
@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kFewTokens = 16;
 constexpr int64_t kLeastHeads = 8;  // of a token that are worth the reading of its keys
 
-// What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation
-// of the first 2 * `half` of them, the first half with the second one.
+// Operations on a head's values before attention: a root-mean-square norm if `norm` is given, then a rotation of the
+// first 2 * `half` of them, the first half with the second one.
 struct Turn {
     float eps;
     const float *cosines, *sines;  // [tokens, half]

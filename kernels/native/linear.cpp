@@ -1,4 +1,4 @@
-// Products with a constant weight, float32: one walk through the weight, at the speed of the memory where rows are few.
+// Products with a constant weight, float32: one pass over the weight, at the speed of the memory where rows are few.
 // They are products of some rows each; where there are more rows, each piece of the weight, which fits in a core's cache,
 // is used for all such products before the next piece is read. Many rows are cut into rounds (`rounds_of`), each with a
 // walk of its own; or the processor's tiles multiply them (split.h).
@@ -6,8 +6,8 @@
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
 //
-// Every output is one sum over the inputs in their order, in one accumulator, whatever the number of rows, the thread
-// or the tile: a row's result does not depend on its neighbours, to the bit.
+// Every output is one sum over the inputs in their order, in one accumulator, for any number of rows, thread or tile: a
+// row's result does not depend on its neighbours, to the bit.
 
 #include "finish.h"
 #include "split.h"

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from watched_logits import watched_logits
 
 from troupellm.kernels import linear as linear_kernel
-from troupellm.kernels.linear import batch_invariant
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.models import runner as runner_module
 from troupellm.models.checkpoint import RandomWeights
 from troupellm.models.decoder import Decoder
