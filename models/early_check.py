@@ -1,5 +1,7 @@
-"""Models that cannot be served are refused early: by their small files before weights are downloaded, by the headers
-of weight files before a worker has imported torch, compiled kernels and read weights.
+"""Refuses models that cannot be served as early as possible.
+
+Their small files are checked before weights are downloaded. The headers of weight files are checked before a worker
+imports torch, compiles kernels and reads weights.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""BERT and its relatives as one typed description: every token sees every other one, norms come after."""
+"""BERT and its relatives as one typed description: every token sees every other one, norms come after each part."""
 
 import msgspec
 

@@ -18,7 +18,7 @@ from troupellm.protocol.worker import NewRow, StepPlan, StepResult, StepTimings
 BATCH_TOKENS = 1024
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
 LEAST_FILL = 0.6
-"""A prompt joins others in a batch if it is at least so long as the longest of them: what is missing is padding."""
+"""Least ratio of a prompt's length to the longest of its batch: the difference is padding."""
 
 Ints = NDArray[np.int32]
 

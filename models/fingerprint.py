@@ -27,7 +27,7 @@ from troupellm.protocol.errors import ModelLoadError
 FORMAT = "troupellm KV block 1"
 """Format of blocks' bytes; changes with their layout."""
 PART_BYTES = 64 * 2**20
-"""Files are digested in parts of so many bytes, several at once."""
+"""Files are digested in parts of this many bytes, several at once."""
 _READ_BYTES = 2**20
 
 

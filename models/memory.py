@@ -112,7 +112,7 @@ def plan_memory(
 
 
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """One block's keys and values in all layers of a cache group, in a cache of `dtype`."""
+    """Bytes of one block's keys and values in all layers of a cache group, in a cache of `dtype`."""
     row = row_width(model.head_dim, dtype) * dtype.itemsize
     return parts_of(model) * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
 

@@ -59,7 +59,7 @@ class RowOptions:
         self.processors = RowProcessors(state, processors or {}) if state.processors else None
         asked = self.penalized, self.allowed.numel(), self.stops.numel(), self.additions, self.words, state.processors
         self.plain = state.logprobs < 0 and self.thinking is None and not any(asked)
-        """It asks for nothing but a draw."""
+        """True if the row asks only for a draw."""
         self._vocab = vocab
 
     @property
@@ -72,7 +72,7 @@ class RowOptions:
         return None if self.processors is None else self.processors.options[name]
 
     def _prefix(self, vocab: int) -> int | None:
-        """None when nothing is cut off, else the `prefix` of `draw_truncated`."""
+        """None if nothing is cut off, else the `prefix` of `draw_truncated`."""
         if self.top_k >= vocab:
             return None if self.state.top_p >= 1 else _NUCLEUS_PREFIX
         return next((width for width in _TOP_K_PREFIXES if self.top_k < width), 0)

@@ -294,7 +294,7 @@ class RowTable:
         self._memory = None
 
     def _resize(self, old: int, new: int) -> None:
-        """Room for the tokens of so many slots."""
+        """Make room for the tokens of this many slots."""
         grown = torch.empty(new, self.tokens.shape[1], dtype=torch.int32)
         grown[:old] = self.tokens
         self.tokens = grown

@@ -36,8 +36,8 @@ PIECE_TOKENS = 512
 
 
 QUICK_SECONDS, QUICK_TOKENS = 0.005, 64
-"""Where steps take and have no more, what others do with the interpreter meanwhile can hold up half a step: they get
-it while the head, most of a small model's step in one call, is computed. Longer steps do not keep them waiting."""
+"""In steps within both limits, other threads that hold the interpreter can delay half a step. They get it while the
+head is computed, which is most of a small model's step in one call. Longer steps do not keep them waiting."""
 
 
 class ModelRunner:

@@ -64,7 +64,7 @@ class Sampled:
 
     @cached_property
     def errors(self) -> list[RowError]:
-        """One per failed row."""
+        """One error per failed row."""
         return list(self.errors_by_index.values())
 
     @cached_property
@@ -88,7 +88,7 @@ class Sampled:
 
     @cached_property
     def logprobs(self) -> list[RowLogprobs]:
-        """One per row that asked for them and did not fail."""
+        """One entry per row that asked for them and did not fail."""
         failed = {error.row for error in self.errors} if self.described else set()
         return [entry for part in self.described for entry in part.entries(self.rows, self.positions, failed)]
 

@@ -216,5 +216,5 @@ class SamplingBatch:
 
 
 def _repeated(values: Tensor, times: Tensor, like: Tensor) -> Tensor:
-    """Each value so many times, one for each of `like`: a size that is not said is one that a GPU is waited for."""
+    """Repeat each value `times` times. `like` has the size of the result, so that a GPU is not waited for."""
     return values.repeat_interleave(times, output_size=like.shape[0])

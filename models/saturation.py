@@ -29,7 +29,7 @@ def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], floa
     """The fewest tokens with which a step does nearly as many per second as with any more, and how long it takes.
 
     Args:
-        run: executes a step of so many tokens of one prompt.
+        run: executes a step with this many tokens of one prompt.
         most: tokens that a step can have, at least 1.
 
     Returns:

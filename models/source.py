@@ -1,4 +1,4 @@
-"""Where a model comes from: the built-in one, a local folder or GGUF file, or the Hugging Face hub.
+"""Finds a model: the built-in one, a local folder or GGUF file, or one of the Hugging Face hub.
 
 A path that exists wins. `huggingface_hub` reads its environment when it is imported, so it is imported late, and only
 for hub ids. Files that can carry code (pickles, Python modules) are never fetched.

@@ -1,4 +1,4 @@
-"""Cutting a step into pieces that the processor's caches hold."""
+"""Cuts a step into pieces that fit into the processor's caches."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Rules of a tokenizer.json that would take too long, or make a text much longer, for a server of other people's texts.
+"""Refuses rules of a tokenizer.json that would take too long, or make a text much longer, for untrusted texts.
 
 The number of steps is limited. Patterns that published tokenizers do not have, and replacements that make a text
 longer, are tried in a child process with little memory and time; `tokenizer_probe` is its program.

@@ -1,5 +1,5 @@
-"""A child process that runs a stranger's rules for texts: reads them from its standard input as JSON, says on its
-standard output why they are refused, and ends with 0 if they are not."""
+"""A child process that runs a tokenizer's untrusted rules: reads them from its standard input as JSON. It writes the
+reason for a refusal to its standard output, and ends with 0 if it accepts them."""
 
 import json
 import resource

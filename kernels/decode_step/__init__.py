@@ -152,7 +152,8 @@ class DecodeStep:
         return self._tokens[:count].tolist() if self._done[0] else None
 
     def _resize(self, rows: int) -> None:
-        """Memory for so many rows: of the last step, `logits` [rows, vocab] and the largest of each, `peaks` [rows]."""
+        """Allocate memory for `rows` rows of the last step: `logits` [rows, vocab] and the largest of each, `peaks`
+        [rows]."""
         self.logits = guard.empty("logits", rows, self._vocab)
         self._starts = np.zeros(rows, dtype=np.int64)
         self._tokens, self._done = (

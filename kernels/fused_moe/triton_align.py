@@ -74,7 +74,7 @@ def align_kernel(
 
 
 def most_blocks(num_slots: int, experts: int, block_m: int) -> int:
-    """The largest number of blocks that so many slots can make: every used expert may end in a block of one."""
+    """The largest number of blocks that this many slots can make: every used expert may end in a block of one."""
     used = min(num_slots, experts)
     return used + (num_slots - used) // block_m
 

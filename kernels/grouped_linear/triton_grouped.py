@@ -1,7 +1,7 @@
 """Grouped products on a GPU: tiles of rows that share a group, found on the device from where the groups begin.
 
-The grid is as large as the number of rows and groups can make it, so that a graph may be replayed with other groups:
-group g has its whole tiles and at most one that is not full, and what lies behind the last tile has nothing to do.
+The grid is as large as the number of rows and groups can make it, so that a graph may be replayed with other groups.
+Group g has its whole tiles and at most one that is not full; programs behind the last tile have nothing to do.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

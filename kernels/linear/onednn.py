@@ -14,7 +14,7 @@ from torch.nn import functional
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 
 FEWEST_ROWS = 4
-"""One or two rows take longer than four: oneDNN then leaves its blocked kernels."""
+"""One or two rows take longer than four: oneDNN does not use its blocked kernels for them."""
 _SIZES_PER_DOUBLING = 8
 
 

@@ -1,10 +1,11 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over a paged cache of latent vectors.
 
-The cache holds one vector per token: a latent one, from which each head's key and value are products with the head's
-own weights, and the rotated part of the key, which all heads share. There are two orders to compute in:
+The cache holds one vector per token. It consists of a latent vector, and of the rotated part of the key, which all
+heads share. Each head's key and value are products of the latent vector with the head's own weights. There are two
+orders to compute in:
 
-- absorbed: the key's weights are multiplied into the query and the value's into the result, so that all heads attend to
-  the cache as it is, as if it were one KV head. A token reads each vector once: right for decoding.
+- absorbed: the key's weights are multiplied into the query and the value's into the result. All heads then attend to
+  the cache itself, as if it were one KV head. A token reads each vector once: right for decoding.
 - expanded: keys and values of all heads are made for a row's whole context. Each head then works with its own small
   vectors, which is less work where many tokens of a row share what was made: right for long pieces of a prompt.
 """

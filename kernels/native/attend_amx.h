@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kChunk = 64;  // keys
 
-// What a thread needs for a block, `columns` of 16 queries each.
+// A thread's memory for a block, `columns` of 16 queries each.
 struct TileMemory {
     Memory<uint16_t> query{"queries"}, keys{"keys"}, values{"values"}, weights{"weights"};
     Memory<float> scores{"scores"}, total{"totals"}, best{"best scores"}, weight{"sums of weights"};

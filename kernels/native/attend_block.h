@@ -45,7 +45,7 @@ void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weigh
     }
 }
 
-// What a thread needs for a block of queries: `rows` is tokens times heads of the group.
+// A thread's memory for a block of queries: `rows` is tokens times heads of the group.
 struct Workspace {
     Memory<float> query{"queries"}, scores{"scores"}, total{"totals"}, keys{"keys"}, values{"values"};
     Memory<float> decoded{"decoded keys"}, best{"best scores"}, weight{"sums of weights"};

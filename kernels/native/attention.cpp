@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kFewTokens = 16;
 constexpr int64_t kLeastHeads = 8;  // of a token that are worth the reading of its keys
 
-// What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation
-// of the first 2 * `half` of them, the first half with the second one.
+// Operations on a head's values before attention: a root-mean-square norm if `norm` is given, then a rotation of the
+// first 2 * `half` of them, the first half with the second one.
 struct Turn {
     float eps;
     const float *cosines, *sines;  // [tokens, half]

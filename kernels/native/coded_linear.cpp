@@ -58,7 +58,7 @@ inline void decode(const uint8_t* codes, Bytes table, Register* first, Register*
 template <int64_t kind>
 constexpr int64_t kPair = kind == kTable ? kLanes : 2 * kLanes;
 
-// What a tile reads: rows of x, and of each of them the sums over groups.
+// The inputs of a tile: rows of x, and the sums over groups of each row.
 struct TileRows {
     const float* const* x;
     const float* const* sums;

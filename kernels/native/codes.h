@@ -150,8 +150,8 @@ inline uint8_t fp8_of(float x) {
     return static_cast<uint8_t>(sign | ((bits >> 20) - (120 << 3)));
 }
 
-// What a cache keeps of one token and KV head, after kernels/kv_codes: `width` numbers for `size` of them, each read as
-// load(..) * scale(row). `exact_in_half`: what load(..) gives is a bfloat16 number, too.
+// The cache's form of one token and KV head, as in kernels/kv_codes: `width` numbers for `size` of them, each read as
+// load(..) * scale(row). `exact_in_half`: each result of load(..) is a bfloat16 number, too.
 
 struct PlainCell {
     typedef float Number;

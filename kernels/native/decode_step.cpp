@@ -10,8 +10,9 @@
 
 namespace {
 
-// What a model is beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times `factor`;
-// norm [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none.
+// A model's parts beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times
+// `factor`; norm [hidden] before the head. Each of `num_views` views of the cache has a group and a window; window 0 is
+// none.
 struct Model {
     Layers layers;
     const float* embedding;
@@ -24,8 +25,8 @@ struct Model {
     const int64_t *groups, *windows;
 };
 
-// What is known of rows, by slot: tokens [slots, longest], lengths [slots], blocks [groups, slots, width], and how many of
-// these there are, counts [groups, slots].
+// The rows' state, by slot: tokens [slots, longest], lengths [slots], blocks [groups, slots, width], and their number,
+// counts [groups, slots].
 struct Table {
     int32_t* tokens;
     int64_t longest;
@@ -70,7 +71,7 @@ bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
     return true;
 }
 
-// What all layers are told of the step, and where its numbers lie.
+// The parts of a step that all layers share, and the memory of its numbers.
 struct Step {
     Memory<Job> jobs{"jobs"};
     Memory<int64_t> rows{"cache rows"}, positions{"positions"};  // rows [groups, count, kv_heads], where keys and values go
@@ -105,7 +106,7 @@ struct Step {
     }
 };
 
-// What enters the first layer.
+// Writes the input of the first layer.
 void embed(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count, float* to,
            const Team& team) {
     const int64_t hidden = model.layers.hidden;

@@ -100,8 +100,8 @@ void multiply(const uint8_t* x, const TileColumns& weight, int32_t* sums, Betwee
     if constexpr (row_tiles * columns == 4) _tile_stored(3, second + kLanes, line);
 }
 
-// What is made of sums of up to 32 rows and 4 * 16 outputs, while the next ones are computed. Calls
-// write(row, column, value) as `product` does.
+// Converts the sums of up to 32 rows and 4 * 16 outputs while the next ones are computed. Calls write(row, column,
+// value) as `product` does.
 template <bool gated, typename Write>
 class Finish {
 public:

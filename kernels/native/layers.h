@@ -34,7 +34,7 @@ struct Layer {
     double eps, multiplier;
 };
 
-// What the layers of one view of the cache read and write: see `paged_attention` of attention.cpp.
+// Arguments of the layers of one view of the cache: see `paged_attention` of attention.cpp.
 struct View {
     const Plan* plan;
     const int64_t* rows;
@@ -93,8 +93,9 @@ private:
     Shares shares_;
 };
 
-// What lies between the products of one layer, for all layers. wide: what leaves the first product, and later the gated
-// one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer goes on with.
+// Memory between the products of one layer, used by all layers. wide: the result of the first product, and later the
+// gated one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer continues
+// with.
 struct Activations {
     Memory<float> wide{"wide"}, attended{"attended"}, kept{"kept"};
     Quantized quantized;

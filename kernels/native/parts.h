@@ -99,7 +99,7 @@ bool int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Qua
 bool int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
                      Quantized& memory, Shares& shares, Team& team);
 
-// What the attention of a layer is, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
+// The attention of a layer, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
 struct Heads {
     int64_t heads, kv_heads, head_dim, half;
     double scale, softcap, eps;
@@ -110,14 +110,14 @@ struct Job {
     int32_t token, count, row, position;
 };
 
-// What a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j where bit j of
-// `seen` is set. Keys behind those of a token without a tree count as `base`, too.
+// The keys that a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j if
+// bit j of `seen` is set. For a token without a tree, its first unseen key counts as `base`.
 struct Tree {
     int64_t first, base;
     uint64_t seen;
 };
 
-// What a step is, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
+// A step's plan, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
 // another one writes; trees [jobs], or null.
 struct Plan {
     const int32_t* tables;

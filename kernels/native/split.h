@@ -141,7 +141,7 @@ struct Segment {
     Fetch fetch;
 };
 
-// What a weight is at 16 * tiles outputs from `from` on.
+// A weight's part for 16 * tiles outputs from `from` on.
 struct Columns {
     const float* from;
     int64_t panel, depth;

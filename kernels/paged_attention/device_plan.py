@@ -138,7 +138,7 @@ class LongRow:
     blocks: Tensor
     """int64 [blocks]."""
     keys: int
-    """The first so many of the blocks; its last tokens are those of this step."""
+    """Number of the row's keys in the blocks; the last ones belong to the tokens of this step."""
 
 
 class DevicePlan:

@@ -26,8 +26,8 @@ CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
 """Types of caches, see `kernels.kv_codes`."""
 
 ROUNDED = 0.006
-"""How far from the reference a block's result over a cache in eight bits may be, beside the largest one: queries and
-weights may be rounded to bfloat16 (`kernels.kv_codes`), each by up to 2^-9, so that scores near 1 add as much again."""
+"""Largest difference from the reference over a cache in eight bits, relative to the largest result. Queries and weights
+may be rounded to bfloat16 (`kernels.kv_codes`), each by up to 2^-9; scores near 1 add as much again."""
 
 Pair = tuple[Tensor, Tensor]
 
@@ -295,7 +295,8 @@ def _takes_latent(function: native.Function) -> bool:
 
 
 def _agrees(function: native.Function) -> bool:
-    """One row of one token, one of two and one of many, and a batch of single tokens; with all that comes before."""
+    """Compare with the reference: a row of one token, of two and of many, and a batch of single tokens; all
+    operations."""
     generator = torch.Generator().manual_seed(0)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
     sinks = torch.randn(6, generator=generator, dtype=torch.float32)

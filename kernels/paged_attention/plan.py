@@ -11,7 +11,7 @@ from torch import Tensor
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 
 PREFILL_TOKENS = 16
-"""A row with at least so many query tokens is computed as one dense product, below that as each token is alone."""
+"""A row with at least this many query tokens is computed as one dense product, a shorter one token by token."""
 JOB_QUERIES = 256
 """Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
 JOB_HEADS = 8

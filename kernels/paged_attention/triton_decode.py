@@ -1,8 +1,8 @@
 """Paged attention of rows with one or a few query tokens: as many programs as the device holds, with equal shares.
 
-Stream-K over the tiles of all rows and KV heads: each program takes an equal run of them, so neither a skewed batch nor
-a short one leaves multiprocessors idle, and the grid does not depend on lengths (it can live in a CUDA graph). Only the
-first and the last row of a run can be cut: their unnormalised sums go to the workspace and are merged afterwards.
+Stream-K over the tiles of all rows and KV heads: each program takes an equal run of them. Skewed and short batches
+therefore keep all multiprocessors busy. The grid does not depend on lengths, so it can be part of a CUDA graph. Only
+the first and the last row of a run can be cut: their unnormalised sums go to the workspace and are merged afterwards.
 (Osama et al., "Stream-K", 2023; Dao et al., "Flash-Decoding", 2023.)
 """
 

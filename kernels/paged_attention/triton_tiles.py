@@ -1,8 +1,8 @@
 """The inner loop that decode and extend share: online softmax over the tiles of one row's keys.
 
-Rows of a product are (query token, head of one KV head's group) pairs, so that the tensor cores see at least 16 of them
-and a tile of keys is read once for the whole group. The block ids of the next tile are loaded while this one is
-computed: a table load that the tile's own loads wait for would cost the pipeline its stages.
+Rows of a product are (query token, head of one KV head's group) pairs. The tensor cores get at least 16 of them, and a
+tile of keys is read once for the whole group. The block ids of the next tile are loaded while this one is computed: a
+table load that the tile's own loads wait for would cost the pipeline its stages.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

@@ -66,7 +66,7 @@ class QuantizedWeight(ABC):
 
 
 class Unmergeable(ValueError):
-    """These weights cannot be one."""
+    """These weights cannot be merged into one."""
 
 
 def require(condition: bool, text: str) -> None:

@@ -86,7 +86,7 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
 
 
 def _mixture_product(weight: GgufMixture, bias: Tensor | None) -> SideBySide | None:
-    """None where any of its parts has none."""
+    """The product of a mixture; None if any of its parts has none."""
     sizes = [part.shape[0] for part in weight.parts]
     biases: Sequence[Tensor | None] = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
     found = [fast_product(part, own) for part, own in zip(weight.parts, biases, strict=True)]

@@ -10,8 +10,8 @@ from troupellm.kernels.quantized.int8 import Int8Channel
 from troupellm.kernels.quantized.kept import in_eight_bits
 
 SCALED_MM_ROWS = 64
-"""From so many rows on e4m3 goes to torch's own product: there it is bound by arithmetic, where cuBLAS is ahead, and
-below it by reading the weight, where one launch that also applies the scales is."""
+"""From this number of rows on, e4m3 uses torch's own product. There arithmetic is the limit, and cuBLAS is faster.
+Below, reading the weight is the limit, and one launch that also applies the scales is faster."""
 
 
 class GpuProduct:

@@ -2,7 +2,7 @@
 
 The weight is in memory once, as oneDNN packs it. For few rows the compiled product reads it at the speed of the memory,
 where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's products
-of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows, since operations before and after a
+of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows. There, operations before and after a
 product need no further pass over its inputs and outputs. All products are exact, so a row's result depends neither on
 the number of rows nor on the path.
 """

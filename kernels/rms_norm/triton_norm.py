@@ -15,7 +15,7 @@ LARGEST_SIZE = 32768
 """Largest row that one program holds in its registers."""
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 512
-"""Short rows share a program up to so many numbers."""
+"""Short rows share a program, up to this many numbers together."""
 
 
 @triton.jit(do_not_specialize=["rows"])

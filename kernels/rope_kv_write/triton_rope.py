@@ -184,7 +184,7 @@ def rope_kv_write_kernel(
 
 
 def head_launch(head_dim: int, half: int) -> Launch:
-    """Tiles for heads of so many numbers, of which 2 * half are turned."""
+    """Tiles for heads of `head_dim` numbers, of which 2 * half are rotated."""
     constants = {
         "HALF_BLOCK": next_power_of_2(max(half, 1)),
         "REST_BLOCK": next_power_of_2(max(head_dim - 2 * half, 1)),

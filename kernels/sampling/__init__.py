@@ -13,9 +13,9 @@ from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thres
 from troupellm.kernels.triton_support import by_kernels
 
 WIDEST_PREFIX = 2048
-"""Rows that fewer of the largest logits do not decide look at so many before they are sorted."""
+"""Rows that a shorter prefix of largest logits does not decide look at this many before they are sorted."""
 _CHUNK_ELEMENTS = 1 << 20
-"""Rows are drawn so many logits at a time, which keeps the noise in the cache and its memory bounded."""
+"""Logits of a row that are drawn from at a time, which keeps the noise in the cache and bounds its memory."""
 
 
 def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ class Functions:
 
 @functools.cache
 def compiled() -> Functions | None:
-    """None where the compiled code is not there or wrong."""
+    """The compiled functions; None if they are missing or wrong."""
     library = native.load()
     if library is None:
         return None

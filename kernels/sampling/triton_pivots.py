@@ -144,7 +144,7 @@ def window(counts, masses, count, share, width):
     first = inside
     if share < 1:
         mass = tl.load(masses + lanes)
-        # Of the mass that top_k leaves, so much is in the nucleus for sure.
+        # Lower bound of the nucleus' share of the mass that top_k leaves.
         surely = share * tl.sum(tl.where(lanes < inside, mass, 0), 0).to(tl.float64)
         first = tl.min(tl.where(tl.cumsum(mass, 0).to(tl.float64) >= surely, lanes, BINS), 0)
     return first, tl.where(inside < BINS, inside, first), inside < BINS

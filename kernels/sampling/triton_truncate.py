@@ -13,9 +13,9 @@ a token is a function of its row alone. No size depends on a row's content, so t
 
 Computed, not measured, for 151,936 tokens on an H100 (3.35 TB/s): a walk reads 0.61 MB of a row; a small top_k (to 300)
 takes two walks, all else takes three. One row is 75 programs of 8 KB and their latency, some 2 us a launch, and 3 to 5
-us more for the digits of pivots where over 256 are listed: about 8 to 13 us. 256 rows are 156 MB a walk: 93 us where
-top_k is small, 140 us elsewhere, and there an atomic addition for each logit within the bins, at 0.1 to 0.2 million a
-microsecond, so that flat logits may take 0.3 ms more. Beside its one to eight tiles a program reads 2 to 9 KB.
+us more for the digits of pivots where over 256 are listed: about 8 to 13 us. 256 rows are 156 MB a walk: 93 us if top_k
+is small, else 140 us. In the latter case each logit within the bins is an atomic addition, at 0.1 to 0.2 million per
+microsecond, so flat logits may take 0.3 ms more. Beside its one to eight tiles a program reads 2 to 9 KB.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -113,7 +113,7 @@ def survey_kernel(
             depth = -tl.maximum((bottom - peak) * factor, least)
             if count >= width:
                 # All tokens below this together have less mass than top_p cuts off: none has the threshold.
-                total = tl.sum(tl.exp(largest), 0)  # at least so much
+                total = tl.sum(tl.exp(largest), 0)  # a lower bound
                 depth = tl.minimum(depth, tl.log(width / ((1 - share).to(tl.float32) * total)) + 0.1)
             spread = spread_of(depth)
             bound = tl.full([], BINS - 1, tl.int32)

@@ -53,8 +53,8 @@ def begin(
 
 
 def finish(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, draws: Draws | None) -> Tensor:
-    """One token for each row, put behind what the row says. A failed row may be in the next plan already, so that what
-    it says must be a token id.
+    """One token for each row, appended to the row's text. A failed row may be in the next plan already, so its text
+    must hold token ids.
 
     Args:
         logits: float32 [rows, vocab], the numbers of a row side by side; left as they are.

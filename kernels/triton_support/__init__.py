@@ -6,12 +6,12 @@ Writing a kernel:
     - `language.py` beside this file has functions that run in Triton's interpreter as they do on a device:
       `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`. All arithmetic is in float32:
       bfloat16 is only loaded, cast, stored and given to `dot`.
-    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table,
-      never from `@triton.autotune` (it times launches: impossible while a CUDA graph is captured).
-    - Numbers that differ from step to step, such as how many rows there are, are named in `do_not_specialize`, and so
-      are tensors that begin at any address, such as those of a part of the rows. Triton compiles one kernel for 1, one
-      for multiples of 16 and one for all else, while a request waits for it. Constants that follow from the number of
-      rows come out of a short list, which `models.cuda.warm_up` goes through.
+    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table. They
+      never come from `@triton.autotune`, which times launches: impossible while a CUDA graph is captured.
+    - Numbers that differ from step to step, such as the number of rows, are named in `do_not_specialize`. So are
+      tensors that begin at any address, such as those of a part of the rows. Triton compiles one kernel for 1, one for
+      multiples of 16 and one for all else, while a request waits for it. Constants that follow from the number of rows
+      come out of a short list, which `models.cuda.warm_up` goes through.
     - No `make_block_ptr` (gone in 3.9), no `tl.extra`, no inline assembly; block ids are made int64 before they are
       multiplied; masked-out places are masked in the load as well, because memory there may hold NaN.
     - A function that returns in a branch of a constant `if` needs the `else`; only compiling shows it.

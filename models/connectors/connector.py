@@ -16,8 +16,8 @@ store, opened by each worker that loads the model, in its process, and called on
 
 There is no operation for the end of a request (vLLM's `request_finished`), since nothing waits for it. Blocks go out
 while the request runs; its device blocks are free for others before the store has a copy; blocks that still wait when
-the engine ends are written then. Nor does a block have an owner: a key is made from everything that matters (model and
-settings, adapter, media, and the API key or salt of its namespace), so equal keys hold equal blocks for all requests.
+the engine ends are written then. Nor does a block have an owner. A key is made from everything that matters: model and
+settings, adapter, media, and the API key or salt of its namespace. Equal keys hold equal blocks for all requests.
 
 A failure is a miss that is counted. After an impossible answer, an exception, or an operation slower than
 `kv_offload_timeout`, the store is not used, and is probed again after 1, 2, 4 .. 60 seconds; a thread that hangs in it

@@ -29,8 +29,8 @@ _FROM_VLLM = {
 
 
 def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStore]:
-    """One store per connector, in the order of the configuration, the second of a kind named so; what was opened is
-    closed if one cannot be.
+    """One store per connector, in the order of the configuration; a second one of a kind gets a name that says so. If
+    one cannot be opened, the others are closed.
 
     Raises:
         ConfigError: one is not there, has a wrong setting, or there is no secret to share.

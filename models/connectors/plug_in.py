@@ -71,7 +71,7 @@ class PlugInStore(BlockStore):
         return self._use
 
     def close(self) -> None:
-        """It has a while for it, and is left behind then."""
+        """Close the plug-in's store on a thread; the thread is abandoned after `CLOSE_SECONDS`."""
         closing = Thread(target=self._close, name=f"troupellm-kv-{self.name}-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)

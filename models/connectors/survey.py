@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 MOST_LEAVING: Final = 65_536
-"""Files that one look has give way at most: so many names are remembered."""
+"""Most files that one scan removes, and so most names that it remembers."""
 _KEPT: Final = 0.9
 """Share of the limit that is kept after an eviction."""
 
@@ -19,7 +19,7 @@ class File(NamedTuple):
 
 
 class Survey:
-    """One look.
+    """One scan of the folder.
 
     Attributes:
         count, total: files that were seen and are still there, and their bytes.

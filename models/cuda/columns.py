@@ -94,7 +94,7 @@ def kind_of(options: RowOptions) -> int:
 
 
 def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int, texts: Tensor) -> Tensor:
-    """One token per row, as `models.sampler` chooses it, without a wait for the device; put behind what the row says.
+    """One token per row, as `models.sampler` chooses it, without a wait for the device; appended to the row's text.
 
     Args:
         logits: float32 [rows, vocab]; left as they are.

@@ -43,7 +43,7 @@ class GraphKey:
 VERIFIED_TOKENS = 256
 """Most tokens of a graph that verifies drafts: its logits are kept, and larger batches draft little."""
 FREE_TOKENS = 64
-"""So many are hardly dearer than one, since it is the weights that a small step waits for: rows may pad up to there."""
+"""Rows may be padded up to this number: a small step is bound by reading the weights, so they cost hardly more."""
 
 
 def default_sizes(most: int) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Guided rows on an asynchronous device: a step's layers run before it is known which tokens the rows may choose.
 
-What a row may say follows from its token before, which the host has to see. So a step is launched without its choice
-while the step before it runs. The choice is made when that one's tokens are known: the device has the layers to compute
-meanwhile, which takes longer than to fill masks.
+The tokens that a row may choose follow from its token before, which the host has to see. So a step is launched without
+its choice while the step before it runs. The choice is made when that step's tokens are known. Filling masks takes less
+time than the device needs for the layers meanwhile.
 """
 
 import numpy as np

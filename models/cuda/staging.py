@@ -1,4 +1,4 @@
-"""Numbers on their way between host and device: one copy down and one copy up for each step."""
+"""Copies numbers between host and device: one copy to the device and one back for each step."""
 
 import numpy as np
 import torch

@@ -26,7 +26,7 @@ KINDS = (
 )
 """Ways to choose a token that have kernels of their own."""
 MANY_PROMPTS = 65
-"""So many in one step, and more, are shared out among programs by a kernel of its own (`triton_plan.ROWS_TOGETHER`)."""
+"""From this number of rows on, a separate kernel divides them among programs (`triton_plan.ROWS_TOGETHER`)."""
 TIMED = 2
 """Times that the largest step is run again; the quickest counts."""
 
@@ -84,7 +84,7 @@ class Steps:
         self._step, self._rows = 0, tuple[int, ...]((0,))
 
     def run(self, prompts: Sequence[int], kind: SamplingState = KINDS[0]) -> float:
-        """One step of prompts of so many tokens, all in the same blocks; its seconds."""
+        """Run one step of prompts of these lengths, all in the same blocks; returns its seconds."""
         self._step += 1
         retired, self._rows = self._rows, tuple(range(len(prompts)))
         plan = StepPlan(

@@ -129,6 +129,6 @@ def json_whole(source: Source) -> Reading[object]:
 
 
 def _finite(text: str) -> float | str:
-    """A number, or its text where no number is so large."""
+    """A number, or its text if the number is too large."""
     number = float(text)
     return number if math.isfinite(number) else text

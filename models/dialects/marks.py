@@ -7,7 +7,7 @@ from typing import Final
 from troupellm.models.dialects.source import Reading, Source, beyond, more
 
 MOST_SPACES: Final = 256
-"""White space before a mark belongs to the mark, up to so many characters."""
+"""White space before a mark belongs to the mark, up to this many characters."""
 LEAST_SHOWN: Final = 4
 """Characters. A longer beginning of a mark is not shown where a limit ends the text within the mark."""
 

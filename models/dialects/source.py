@@ -66,7 +66,7 @@ class Source:
     def __init__(self, new_id: NewId, most_calls: int, wrapper: WrapperFor | None = None) -> None:
         """
         Args:
-            most_calls: calls after so many are read and not shown.
+            most_calls: later calls are read and not shown.
             wrapper: see `WrapperFor`.
         """
         self.text = ""
@@ -74,7 +74,7 @@ class Source:
         self.ended = False
         """No more text comes."""
         self.cut = False
-        """It ended before the model did."""
+        """A limit or a stop string ended the text, and not the model."""
         self.calls = 0
         self.whole = True
         """The last call that is shown has all its arguments."""
@@ -343,7 +343,7 @@ def peek(source: Source) -> Reading[str]:
 
 
 def beyond(source: Source, seen: int) -> Reading[None]:
-    """Wait until there is more than so many unread characters, or no more will come."""
+    """Wait until there are more than `seen` unread characters, or no more will come."""
     while len(source.text) - source.pos <= seen and not source.ended:
         yield
 

@@ -35,7 +35,7 @@ from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 logger = logging.getLogger("troupellm.models")
 Token = Callable[[int], str]
-"""A fresh name of twice so many hexadecimal digits."""
+"""Makes a new name of twice the given number of hexadecimal digits."""
 Begins = Callable[[Sequence[int]], tuple[Start, str]]
 """Returns the state (see `Start`) in which a prompt of these tokens ends, and its channel."""
 _SUFFIXED: Final = re.compile(r"<tool_calls(:[^<>]{1,64})>")

@@ -86,7 +86,7 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     bare: str = ""
     """A template without marks, that counts at the start of an answer when it names a tool on offer."""
     bare_lines: bool = False
-    """It also counts at the start of a line, where it begins with "{"."""
+    """`bare` also counts at the start of a line, if the line begins with "{"."""
     unsure: tuple[str, ...] = ()
     """First marks that other texts have too: the text after one counts as a call if it names a tool on offer."""
     parameter: str = ""

@@ -71,8 +71,8 @@ class TaggedParameter:
         return self._following(self.head, index)
 
     def closes(self, ending: str) -> Marks:
-        """The ends of a value: its mark, a special token, or where a model has left both out a mark such as <|...|> of
-        the next part, or a line that goes on with another mark.
+        """The ends of a value: its mark or a special token. If a model has left both out, a mark such as <|...|> of the
+        next part ends it, or a line that continues with another mark.
 
         Args:
             ending: the text after the last parameter.

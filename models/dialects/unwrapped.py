@@ -30,7 +30,7 @@ class Unwrapping:
         self._length = 0
         self._wrapped = False
         self.done = False
-        """Nothing is held any more, and nothing will be."""
+        """No text is held back any more."""
 
     def add(self, text: str) -> str:
         """Take more of the arguments; returns the text that can be shown."""

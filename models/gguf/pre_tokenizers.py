@@ -1,4 +1,4 @@
-"""How the byte-level vocabularies of GGUF files cut text into words, by `tokenizer.ggml.pre`.
+"""The rules by which byte-level vocabularies of GGUF files cut text into words, by `tokenizer.ggml.pre`.
 
 Names and rules are those of llama.cpp's src/llama-vocab.cpp; the patterns are spelled as the models' own
 tokenizer.json files spell them. Several patterns cut one after the other, each of them the pieces of the one before.

@@ -206,7 +206,7 @@ def _computed(library: GuideLibrary, name: str, rows: Sequence[GuidedRow], masks
 
 
 class Walk:
-    """One row follows drafts, and comes back."""
+    """Moves one row's matcher along its drafts, and back."""
 
     def __init__(self, row: GuidedRow) -> None:
         self._row = row

@@ -192,13 +192,13 @@ class GuidedRow:
         return not self._token_ids or self.matcher.accept(self._token_ids)
 
     def charge(self, seconds: float) -> None:
-        """A mask took so much CPU time: a row whose masks take too long again and again cannot go on."""
+        """Account the CPU time of a mask: a row whose masks repeatedly take too long cannot go on."""
         self.debt = max(0.0, self.debt + seconds - MASK_SECONDS)
         if self.debt > MOST_DEBT:
             self.error = self.error or _TOO_SLOW
 
     def charge_draft(self, seconds: float) -> None:
-        """A mask behind a draft took so much: such a row goes on, without drafts."""
+        """Account the CPU time of a mask behind a draft: a slow row continues without drafts."""
         self._draft_debt = max(0.0, self._draft_debt + seconds - MASK_SECONDS)
 
     @property

@@ -12,7 +12,7 @@ from troupellm.models.guides.backend import MASK_SECONDS, GuideError, Masks, Mat
 from troupellm.models.tokenizer import Tokenizer
 
 FEW_MATCHERS = 4
-"""So many masks are filled on the calling thread: waking others takes longer."""
+"""Up to this number, masks are filled on the calling thread: waking others takes longer."""
 MOST_ITEMS: Final = 300
 """Ways in which a text may be read so far, after each token. A mask takes time by their product with the vocabulary;
 JSON schemas get by with a handful, and with one for each alternative of an anyOf."""
@@ -23,7 +23,7 @@ SLOW_SECONDS: Final = 1e-3
 thread's clock is a system call, too much for each quick one. On one thread they are where all of a call take longer
 than one mask may."""
 WATCHED_CALLS: Final = 1000
-"""So many calls are timed then: a row may be slow once in a while, and whose mask it was is not known at first."""
+"""Number of calls that are timed then: a row may be slow once, and the slow mask is not known at first."""
 _LEXER = "lexer error"
 """Part of errors about limits that a grammar's copies share."""
 _LONGEST_REASON = 300
@@ -187,7 +187,7 @@ class LLGuidance:
         return seconds
 
     def _fill_here(self, inner: Sequence[LLMatcher], places: Sequence[int], row_bytes: int) -> Sequence[float]:
-        """One after the other."""
+        """Fill the masks one after the other, on this thread."""
         seconds: list[float] = []
         begin = end = thread_time()
         if self._watched or len(inner) <= FEW_MATCHERS:

@@ -37,7 +37,7 @@ class OpenCalls:
         self._kept = max(map(len, [*bounds, self._opens])) - 1
 
     def after(self, place: Place, piece: bytes) -> Place:
-        """The place behind so much more text."""
+        """The place after some more text."""
         part, header, text = place.part, place.header, place.rest + piece
         while found := (self._within if part in ("message", "call") else self._outside).search(text):
             before, mark, text = text[: found.start()], found[0], text[found.end() :]

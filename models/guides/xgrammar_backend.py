@@ -16,8 +16,8 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideSpec
 
 MOST_GRAMMAR_CHARACTERS: Final = 16 * 1024
-"""Of a grammar or a pattern: what one byte of text may cost grows with the square of their size, nothing can interrupt
-it, and only what may come first is tried where they are compiled."""
+"""Largest grammar or pattern. The cost of one byte of text grows with the square of its size, and cannot be
+interrupted. Compilation tries only the bytes that may come first."""
 MOST_COMPILED_BYTES: Final = 32 * 2**20
 """Most memory of one grammar, which lives as long as it is kept."""
 ACCEPT_SECONDS: Final = 2e-4
@@ -144,7 +144,7 @@ class XGrammarMatcher:
             del self._unpaid[-num_tokens:]  # drafts are charged only when their masks are filled
 
     def forced(self) -> list[int]:
-        """None: it knows forced text, which may be cut into tokens in many ways."""
+        """Always empty: xgrammar knows forced text, which may be cut into tokens in many ways."""
         return []
 
     def copy(self) -> "XGrammarMatcher":

@@ -47,7 +47,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _target(reference: Any, schema: Any) -> Any:
-    """It need not stand where schemas usually do."""
+    """The target of a reference, which need not be where schemas usually are."""
     found = pointed_at(reference, schema)
     if found is None:
         raise GuideError(f"$ref: there is no schema at {str(reference)[:64]}")

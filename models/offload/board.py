@@ -91,7 +91,7 @@ class Board:
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way."""
+        """True if nothing is under way."""
         return not self._transfers and not self._lookups
 
     def wait(self, seconds: float) -> None:

@@ -7,8 +7,8 @@ store never sees the arena's memory. So a late operation can neither harm a plac
 write a block's content under the key of another.
 
 A reset runs alone: waiting and running operations are given up, and later ones wait for it. A reset that was not
-carried out is owed. It is tried with every probe and once more at the end, even if all else in the store fails, so that
-a later engine does not find blocks that were to be forgotten.
+carried out is owed. It is tried with every probe and once more at the end, even if all else in the store fails. A later
+engine must not find blocks that were to be forgotten.
 """
 
 import logging

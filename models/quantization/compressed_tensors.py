@@ -2,8 +2,8 @@
 
     w = (q - zero_point) * scale
 
-What schemes say about inputs decides how products are computed where there is a kernel for it (eight bits of the
-weight's own type); everywhere else inputs keep their type, which is closer to the unquantized model.
+Where a kernel has inputs in eight bits of the weight's own type, the schemes' input settings select it. Everywhere else
+inputs keep their type, which is closer to the unquantized model.
 """
 
 from typing import NamedTuple

@@ -14,7 +14,7 @@ HEAD = "lm_head"
 
 
 def int4_group(columns: int) -> int | None:
-    """None where no group divides the inputs."""
+    """The group size; None if no group divides the inputs."""
     return next((size for size in INT4_GROUPS if columns % size == 0), None)
 
 

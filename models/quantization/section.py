@@ -1,6 +1,6 @@
-"""Where a checkpoint says how its weights are quantized: a section of config.json, or a file of a tool beside it.
+"""Finds a checkpoint's description of its quantized weights: a section of config.json, or a tool's file beside it.
 
-Two places that say different things about the same weights are refused: one of them is wrong.
+Two places that contradict each other about the same weights are refused: one of them is wrong.
 """
 
 import json
@@ -100,7 +100,7 @@ def _of_config(reader: ConfigReader) -> list[_Place]:
 
 
 def _of_file(file: str, values: dict[str, Any]) -> _Place | None:
-    """None of a file that is about something else, such as another runtime's conversion."""
+    """The section of a file; None if it is about something else, such as another runtime's conversion."""
     inner, prefix = values.get(_NESTED), ""
     if isinstance(inner, dict) and not is_on(values.get(METHOD)):  # ModelOpt
         values = {METHOD: "modelopt", "producer": values.get("producer"), **inner}

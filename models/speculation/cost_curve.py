@@ -14,7 +14,7 @@ _KNOTS: Final[tuple[int, ...]] = (
 )  # fmt: skip
 """Numbers of drafts that are measured; others count for the nearest."""
 _FIRST_SLOPE: Final = 0.1
-"""Before anything is known, a draft adds so much of a step without any, divided by the rows."""
+"""Initial cost of a draft, as a share of a step without drafts, divided by the rows."""
 _FIRST_REACH: Final = 4.0
 _LEAST_SLOPE: Final = 0.002
 _OUTLIER: Final = 2.0

@@ -5,8 +5,8 @@ the next token. Where the model has not computed hidden states, the head's own o
 vector.
 
 Checkpoint: `fc`, `midlayer` (with `hidden_norm` for the vector and `input_layernorm` for the embedding), `norm`,
-`lm_head` over the draft vocabulary, `d2t` (how much larger than its place each draft token's id is in the model), `t2d`
-(which of the model's tokens are in it, which follows from `d2t`), sometimes `embed_tokens`.
+`lm_head` over the draft vocabulary, `d2t`, `t2d`, sometimes `embed_tokens`. `d2t` is the difference between each draft
+token's id in the model and its place; `t2d` marks the model's tokens that are in the draft vocabulary.
 """
 
 from pathlib import Path

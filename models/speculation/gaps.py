@@ -44,7 +44,7 @@ class Gaps:
         self.some = self.some and bool(self._shift.any())
 
     def close_all(self) -> None:
-        """Nothing is left of any row."""
+        """Forget all rows."""
         self._kept[:], self._skipped[:], self._shift[:], self.some = 0, 0, 0, False
 
     def may_open(self, starts: Ints) -> NDArray[np.bool_]:

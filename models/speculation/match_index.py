@@ -1,7 +1,7 @@
 """Finds earlier places of a text's last tokens: n-grams of a few lengths, hashed into chains of positions.
 
 The structure is that of the match finders of LZ77 compressors: for each n a table of heads (bucket -> most recent
-position whose n-gram falls into it) and, per position, a link to the one before it in the same bucket. A token costs a
+position whose n-gram falls into it). Each position has a link to the one before it in the same bucket. A token costs a
 few stores, a look-up a walk of bounded length, and memory is fixed: the tokens lie in a ring whose oldest ones are
 overwritten. A bucket may hold other n-grams, so a walk compares tokens.
 """
@@ -167,7 +167,7 @@ class MatchIndex:
             value: hash of the context's last n tokens.
             context: no more of it is compared.
             tries: places to look at.
-            most: positions wanted. Whole agreements end the search as soon as there are so many.
+            most: positions wanted. The search ends when this many whole matches are found.
             owners: int32 [capacity] by place as `tokens`, and whose positions are wanted.
         """
         tokens, mask, floor, links = self.tokens, self.mask, self.floor, self._levels[level][4]

@@ -63,7 +63,7 @@ class NgramProposer:
         index.forget_before(index.end)
 
     def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
-        """Nothing is kept; the slot's next row clears up."""
+        """Does nothing: the slot's next row clears its index."""
 
     def reset(self) -> None:
         self._rows.clear()
@@ -100,7 +100,7 @@ def ring_capacity(max_model_len: int) -> int:
 
 
 def last_tokens(index: MatchIndex, most: int) -> list[int]:
-    """Up to so many last ones of the text that is being written."""
+    """The last tokens of the text that is being written, up to a limit."""
     begin, mask, tokens = max(index.end - most, index.begin, index.floor), index.mask, index.tokens
     return [tokens[position & mask] for position in range(begin, index.end)]
 

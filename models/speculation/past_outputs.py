@@ -85,7 +85,7 @@ class PastOutputs:
         index.forget_before(self._kept[0].begin)
 
     def owner(self, tenant: str) -> int | None:
-        """None: nothing is kept of this tenant."""
+        """Number of the tenant; None: it has no outputs here."""
         return self._owners.get(tenant)
 
     def find(self, owner: int, level: int, value: int, context: list[int], *, tries: int, most: int) -> Match:

@@ -29,14 +29,14 @@ class Pending:
         self.counts: Ints = np.zeros(0, dtype=np.int64)
 
     def grow(self, slots: int) -> None:
-        """Have so many slots."""
+        """Make room for this many slots."""
         more = slots - self.counts.size
         if more > 0:
             self.starts, self.counts = (np.pad(part, (0, more)) for part in (self.starts, self.counts))
             self._states = torch.cat((self._states, self._states.new_zeros(more, *self._states.shape[1:])))
 
     def restart(self, slots: Ints, starts: Ints) -> None:
-        """Nothing is left of some rows, and they go on from those positions."""
+        """Discard the states of some rows, which continue from the given positions."""
         self.starts[slots], self.counts[slots] = starts, 0
 
     def takes(self, slots: Ints, counts: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

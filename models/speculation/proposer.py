@@ -4,10 +4,10 @@ A proposer lives in the worker, beside the rows. At the beginning of a step it i
 draft, and its drafts are computed and verified in that very step. Its guesses may be arbitrary: a draft is kept only if
 it equals the token that the model itself draws at that position. A bad proposer costs time and never changes a text.
 
-Order of calls, all from the worker's thread: `add_row` when a row becomes known (also when it comes back after a
-preemption), then per step `propose`, at most once, and `observe`, at most once, after the step's tokens are drawn;
-`drop_row` at the end. Rows are named by their slots in the row table, which are reused after `drop_row`. A plug-in that
-raises, or returns invalid drafts, is not called again (`guarded`).
+Order of calls, all from the worker's thread: `add_row` when a row becomes known, also when it comes back after a
+preemption. Then per step at most one `propose`, and at most one `observe` after the step's tokens are drawn. `drop_row`
+at the end. Rows are named by their slots in the row table, which are reused after `drop_row`. A plug-in that raises, or
+returns invalid drafts, is not called again (`guarded`).
 """
 
 from dataclasses import dataclass

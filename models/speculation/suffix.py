@@ -11,8 +11,8 @@ cache, and a part of its texts cannot be removed. Arrays take in a prompt at onc
 in place; a token takes 68 bytes.
 
 A chain is walked for a few places only. Two measures find the longest match all the same. Short matches have chains for
-each length. Long matches are followed: the places of the last match that continued as the row did are a longer match,
-for any number of other places that agree with the row's very last tokens.
+each length. Long matches are followed: the places of the last match that continued as the row did are a longer match.
+The number of other places that agree with the row's very last tokens does not matter.
 """
 
 from collections.abc import Callable

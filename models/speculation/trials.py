@@ -44,7 +44,7 @@ class Judged:
         return len(self.path)
 
     def cut(self, count: int) -> None:
-        """Keep so many of the tokens."""
+        """Keep only this many of the tokens."""
         del self.tokens[count:]
         del self.path[max(0, count - 1) :]
 
@@ -204,7 +204,7 @@ class Acceptance:
 def kept_logprobs(
     sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial, rows: Sequence[int]
 ) -> list[RowLogprobs]:
-    """One entry per row that asked and was given tokens; waits for the device.
+    """One entry per row that asked for it and got tokens; waits for the device.
 
     Args:
         rows: the numbers of the rows of `spans`.

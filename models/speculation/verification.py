@@ -1,4 +1,4 @@
-"""A step some of whose rows have drafts, from its logits to its result."""
+"""Verifies the drafts of a step: from its logits to its result."""
 
 from collections.abc import Sequence
 

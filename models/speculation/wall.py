@@ -17,7 +17,7 @@ _MOST: Final = 3.0
 
 
 class WallPrice:
-    """Of steps with so many rows.
+    """The price for steps with one number of rows.
 
     Attributes:
         factor: by which drafts make a step longer than its thread sees, at least 1.
@@ -29,13 +29,13 @@ class WallPrice:
         self._drafting: deque[float] = deque(maxlen=_KEPT)
 
     def learn(self, period: float, seconds: float, *, drafts: bool) -> None:
-        """A step ended so long after the one before it, and took so much of its thread; seconds."""
+        """Take in a step: the time since the end of the one before it, and its thread's time; seconds."""
         (self._drafting if drafts else self._plain).append(period / max(seconds, 1e-9))
         if len(self._plain) >= _PLAIN and len(self._drafting) >= _DRAFTING:
             self.factor = min(max(median(self._drafting) / max(median(self._plain), 1e-9), 1.0), _MOST)
 
     def relax(self) -> None:
-        """It is long ago: half as much is believed until drafts are tried again."""
+        """After a long sleep: halve the known extra cost until drafts are tried again."""
         self.factor **= 0.5
         self._plain.clear()
         self._drafting.clear()

@@ -99,7 +99,7 @@ class TransformersDecoder:
         raise RuntimeError("this model's hidden states are not shown")
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """They have gone through the final norm before."""
+        """Return hidden states unchanged: they have gone through the final norm before."""
         return hidden
 
     @property

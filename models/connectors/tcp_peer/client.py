@@ -212,7 +212,7 @@ class PeerClient:
                 self._following.popitem(last=False)
 
     def _call(self, ask: Callable[[Wire], AnswerT], *, fresh: bool = False, run: Run | None = None) -> AnswerT:
-        """One that was kept may have been closed by the peer meanwhile: then a new one is tried."""
+        """Ask the peer. It may have closed an idle connection meanwhile: then a new one is tried."""
         try:
             connected = None if fresh else self._kept()
             if connected is not None:

@@ -71,7 +71,7 @@ class Run:
 
 
 def _read_block(connected: Wire, into: memoryview) -> bytes | None:
-    """One answer."""
+    """Read one answer."""
     (present,) = wire.PRESENT.unpack(connected.receive(wire.PRESENT.size))
     if present > 1:
         raise WireError("the peer sent something else than a block")

@@ -16,7 +16,7 @@ logger = logging.getLogger("troupellm.worker")
 
 HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 600.0
-"""After so long without a question a connection is closed; clients open another one when they need it."""
+"""A connection without a question for this time is closed; clients open another one when they need it."""
 CLOSE_SECONDS = 5.0
 PAUSE_SECONDS = 0.1
 """Before another try to accept, after one that failed."""

@@ -87,7 +87,7 @@ class TcpPeer(BlockStore):
         self._lock = Lock()
 
     def probe(self) -> None:
-        """One peer that answers is enough."""
+        """Check that at least one peer answers."""
         problem = ""
         for client in self._clients:
             try:
