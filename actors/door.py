@@ -1,4 +1,4 @@
-"""What one asks of an engine, whether it lives in this process or in another one."""
+"""The request API of an engine, whether it runs in this process or in another one."""
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -16,13 +16,14 @@ from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.protocol.beam_search import beam_defaults
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Party
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.tools import NO_TOOLS, ToolUse, tool_use
 
 
 class Door(PoolingDoor):
-    """Requests, in all their spellings. Who inherits says where they go."""
+    """All ways to send a request. A subclass says where the requests go."""
 
     @property
     @abstractmethod
@@ -69,6 +70,7 @@ class Door(PoolingDoor):
         cache_salt: str | bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
+        hints: KVHints = NO_HINTS,
         **sampling: Any,
     ) -> Stream:
         """A request that starts when its block is entered, or at its first delta.
@@ -80,10 +82,11 @@ class Door(PoolingDoor):
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
             party: those whose prompts belong to one call; see `party_of`.
-            cache_salt: replaces the tenant in the prefix cache: all who give the same one share there with each other,
-                whoever they are, and with nobody else.
+            cache_salt: replaces the tenant in the prefix cache: requests with the same salt share cache entries with
+                each other, across tenants, and with no other request.
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
+            hints: about the KV cache; they change no answer.
         """
         if params is None:
             params = self.sampling(**sampling)
@@ -106,6 +109,7 @@ class Door(PoolingDoor):
             cache_salt=as_salt(cache_salt, prompt),
             deadline=deadline,
             streaming=streaming,
+            hints=hints,
         )
         return self._open(submission)
 
@@ -173,6 +177,6 @@ class Door(PoolingDoor):
         self, work: Iterable[tuple[PromptLike, SamplingParams | None]], *, concurrency: int = 64, **options: Any
     ) -> AsyncIterator[tuple[int, Completion]]:
         """The same for prompts that bring parameters of their own."""
-        options["streaming"] = False  # nobody reads before the end, so a reader's budget would pause it for ever
+        options["streaming"] = False  # no reader takes pieces before the end, so a budget would pause it for ever
         makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
         return map_streams(makers, lambda: concurrency, Stream.collect)

@@ -28,12 +28,14 @@ from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, Quota, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.fronts import (
     Abort,
     AdminAnswer,
     Admitted,
     Apply,
+    ChargeAnswer,
+    CorrectCharge,
     Ended,
     FromFront,
     MetricsText,
@@ -54,7 +56,7 @@ from troupellm.protocol.worker import WorkerReady
 SILENT_SECONDS = 5.0
 """After so long without a word the engine's process counts as stuck."""
 
-Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | Status
+Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | ChargeAnswer | Status
 
 
 class _NoSeat:
@@ -121,7 +123,7 @@ class RemoteEngine(Door):
         self._queries = Queries(post)
         self._lost = False
 
-    # What it serves.
+    # # The model and the settings that it serves.
 
     @property
     def config(self) -> EngineConfig:
@@ -180,12 +182,22 @@ class RemoteEngine(Door):
         return await self._queries.metrics(compat=compat)
 
     async def administer(self, action: str, arguments: bytes) -> bytes:
-        """What an admin route asks, carried out where the engine is.
+        """Run an admin route's action in the engine's process.
 
         Raises:
             TroupeError: why it was not done.
         """
         return await self._queries.administer(action, arguments)
+
+    async def charge(self, tenant: str, tokens: int) -> Quota | None:
+        """See `Engine.charge`; tenants without limits cost the engine's process nothing."""
+        if all(tenant != known.name for known in self.config.scheduler.tenants):
+            return None
+        return await self._queries.charge(tenant, tokens)
+
+    def correct_charge(self, tenant: str, tokens: int) -> None:
+        if not self._lost:
+            self._post(CorrectCharge(tenant=tenant, tokens=tokens))
 
     # From the engine's process.
 
@@ -203,13 +215,13 @@ class RemoteEngine(Door):
             case Status():
                 self._status = message
                 self._heard = self._clock.now()
-            case MetricsText() | AdminAnswer():
+            case MetricsText() | AdminAnswer() | ChargeAnswer():
                 self._queries.answered(message)
             case _:
                 assert_never(message)
 
     def lost(self) -> None:
-        """The engine's process is gone: nobody is left waiting."""
+        """The engine's process is gone: every open request and query ends with an error."""
         self._lost = True
         for number in list(self._requests):
             self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
@@ -314,6 +326,8 @@ class RemoteEngine(Door):
                     pooling=submission.pooling,
                     truncated=prompt.truncated,
                     segment=prompt.segment,
+                    leases=prompt.leases,
+                    hints=submission.hints,
                 )
             )
         except BaseException as error:
@@ -373,7 +387,7 @@ class RemoteEngine(Door):
         return preparer.checked(submission.prompt, submission.params)[0]
 
     def _control(self, message: SchedulerControl) -> None:
-        """What an outbox would tell the scheduler."""
+        """Pass an outbox's control message to the engine's process."""
         match message:
             case AbortRequest(request=number):
                 known = self._requests.get(number)

@@ -67,7 +67,7 @@ class Guide:
         """
         Args:
             prepare: has the worker build a program beside its steps.
-            warm: get ready to compile before the first guide comes, and for a second one when it has.
+            warm: start a process before the first guide comes, and the others when it has.
         """
         self._inbox = inbox
         self._output = output
@@ -110,7 +110,7 @@ class Guide:
         try:
             async with anyio.create_task_group() as group:
                 if self._warm:
-                    group.start_soon(self._compiler.warm_up)
+                    group.start_soon(self._compiler.warm_up, 1)
                 while await self._inbox.wait():
                     while (said := self._inbox.take()) is not None:
                         match said:
@@ -160,8 +160,8 @@ class Guide:
             return
         self._compiling[key] = {message.opened.request: message}
         start(self._compile, key, ticket)
-        if self._warm and not self._compiles:  # where guides are used, a small one must not wait for a process to start
-            start(self._compiler.warm_up)
+        if self._warm:  # where guides are used, a small one must not wait for a process to start
+            start(self._compiler.warm_up, self._compiler.parallel)
 
     def _key(self, spec: GuideSpec, tenant: str) -> GuideKey:
         config = self._config
@@ -221,17 +221,17 @@ class Guide:
             await self._scheduler.put(guided(message, program))
         except MailboxClosed:
             self._give_up(message, EngineStopped("the engine was closed"))
-        except BaseException:  # cancelled in between: it stands in no list any more, so nobody else would answer
+        except BaseException:  # cancelled in between: no list holds the request any more, so it is answered here
             self._give_up(message, EngineStopped("the guide actor ended", code="engine_restarting"))
             raise
 
     def _give_up(self, message: GuideRequest, error: TroupeError) -> None:
-        """One of the two that it was to be passed on to may know of it."""
+        """Refuse a request that the output actor or the scheduler may already know of."""
         _refuse(message, error)
         self._scheduler.control(AbortRequest(message.opened.request))
 
     def _drop(self, request: int) -> None:
-        """Whoever asked has gone: nobody else has heard of the request yet."""
+        """Refuse an aborted request that still waits for its guide; no other actor knows of it yet."""
         for waiting in self._compiling.values():
             message = waiting.pop(request, None)
             if message is not None:

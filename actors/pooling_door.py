@@ -12,11 +12,10 @@ from troupellm.actors.demand import estimate_tokens
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt, as_salt
-from troupellm.protocol.errors import InvalidRequest
+from troupellm.protocol.errors import InvalidRequest, Quota
 from troupellm.protocol.intake import Bulk, PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
 from troupellm.protocol.pooling import PoolingParams
-from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.worker import WorkerReady
 
@@ -37,7 +36,7 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class PoolingDoor(ABC):
-    """Requests that end with their prompt. Who inherits says where they go."""
+    """Requests that end with their prompt. A subclass says where the requests go."""
 
     @property
     @abstractmethod
@@ -47,7 +46,7 @@ class PoolingDoor(ABC):
     @property
     @abstractmethod
     def ready(self) -> WorkerReady:
-        """What the model can do."""
+        """Properties of the loaded model."""
 
     @abstractmethod
     def _new_request_id(self) -> str: ...
@@ -104,7 +103,7 @@ class PoolingDoor(ABC):
             return opened
 
         def window() -> int:
-            """What the tenant may have inside beside others is known once the first prompt is."""
+            """The first prompt's answer tells how many more requests the tenant may have inside."""
             most = concurrency or min(MOST_AT_ONCE, self._num_places // ROOM_SHARE)
             quota = first[0].quota if first else None
             left = None if quota is None else quota.remaining_concurrency

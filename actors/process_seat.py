@@ -71,7 +71,7 @@ class RemoteWorker:
         """Of the kernel, when this process started or began to load."""
         self._waiter: Waiter | None = None
         self._guides: dict[int, Waiter] = {}
-        """Who waits for a guide to be built, by its number."""
+        """Waiters for a guide to be built, by the guide's number."""
         self._numbers = count()
 
     async def open(self, processes: Processes) -> None:
@@ -85,7 +85,7 @@ class RemoteWorker:
         self._write(HELLO)
 
     def send(self, message: ToWorker) -> None:
-        if isinstance(message, Load) and self._processes is not None:  # whom it killed while this one was the spare
+        if isinstance(message, Load) and self._processes is not None:  # earlier kills do not count
             self._oom_kills = self._processes.oom_kills()
         self._write(message)
 
@@ -117,7 +117,7 @@ class RemoteWorker:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped the process by a signal."""
+        """True if a signal has stopped the process."""
         return self.child is not None and self.child.stopped
 
     def kill(self) -> None:
@@ -192,15 +192,19 @@ class ProcessSeat:
     def __init__(
         self, factory: str, config: EngineConfig, processes: Processes, progress: ProgressSink, *, spare: bool
     ) -> None:
-        self.folder = Path()
         self._factory = factory
-        self._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, hf_token=None))
+        self.locate(Path(), config)
         self._processes = processes
         self._progress = progress
         self._wants_spare = spare
         self._worker: RemoteWorker | None = None
         self._spare: RemoteWorker | None = None
         self._loaded_once = self._lost_one = False
+
+    def locate(self, folder: Path, config: EngineConfig) -> None:
+        """The model's folder, and the settings with local names for what the hub has: the worker gets no token."""
+        self._folder = folder
+        self._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, hf_token=None))
 
     @property
     def pid(self) -> int | None:
@@ -225,7 +229,7 @@ class ProcessSeat:
         self._spare = spare
 
     async def start(self) -> WorkerReady:
-        """Load the model for the first time. What the worker settles on, its successors must offer too.
+        """Load the model for the first time. Each successor must offer the settings that this worker settles on.
 
         Raises:
             ModelLoadError: the model cannot be served.
@@ -233,7 +237,7 @@ class ProcessSeat:
             WorkerGone: the process died over it.
         """
         worker = await self._take_spare()
-        worker.send(Load(factory=self._factory, folder=str(self.folder), config=self._config))
+        worker.send(Load(factory=self._factory, folder=str(self._folder), config=self._config))
         ready = await self._loaded(worker)
         self._config = _pinned(self._config, ready)
         self._loaded_once = True
@@ -289,7 +293,8 @@ class ProcessSeat:
                 raise WorkerGone("the worker process said something out of turn")
 
     def _told(self, failed: Failed) -> Exception:
-        """What a worker raised. One that cannot capture graphs is no row's fault, and another one could not either."""
+        """The error that a worker raised. A failed graph capture is no row's fault, and the next worker would fail
+        too."""
         error = failed.as_error()
         if not isinstance(error, GraphCaptureError):
             return error

@@ -1,13 +1,14 @@
-"""An engine that pauses and sleeps: the order in which door, requests, scheduler and worker are told.
+"""Pause and sleep. Tells admission, requests, scheduler and worker in the right order.
 
-Not an actor: each call is a short conversation, led in the caller's own task. What holds afterwards is kept here and
-published in the snapshot. While it sleeps, requests that do not wait are refused; those that wait wait for the waking.
+Not an actor: each call is a short conversation, led in the caller's own task. The resulting state is kept here and
+published in the snapshot. While the engine sleeps, requests that do not wait are refused; requests that wait do so
+until it wakes.
 """
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import get_args
+from typing import TypeVar, get_args
 
 import anyio
 
@@ -42,8 +43,10 @@ from troupellm.protocol.worker import StepPlan
 
 logger = logging.getLogger("troupellm.engine")
 
+Answer = TypeVar("Answer")
+
 _PAUSE, _SLEEP, _COMMAND = "pause", "sleep", "command"
-"""Reasons for standing still. Each is taken back by whoever gave it, and planning goes on when none is left."""
+"""Reasons for standing still. The call that gave a reason takes it back, and planning goes on when none is left."""
 _GIVEN_BACK: dict[int, tuple[WakeTag, ...]] = {
     PAUSED: ("scheduling",),
     WITHOUT_CACHE: ("scheduling", "kv_cache"),
@@ -73,7 +76,7 @@ class Rest:
         self._error = error
         self._reasons: set[str] = set()
         self._missing: set[WakeTag] = set()
-        self._changing = anyio.Lock(fast_acquire=True)  # nobody gets between a check and the lock
+        self._changing = anyio.Lock(fast_acquire=True)  # no task gets between a check and the lock
         self._waiters: set[Waiter] = set()
         self._finishing = False
         """A pause or a sleep waits for requests to finish."""
@@ -208,6 +211,32 @@ class Rest:
             await waiter.wait(seconds)
         return answer == [True]
 
+    def tell(self, message: SchedulerControl) -> None:
+        """Hand the scheduler a message."""
+        self._scheduler.control(message)
+
+    async def ask(self, make: Callable[[Callable[[Answer], None]], SchedulerControl]) -> Answer:
+        """Hand the scheduler a message and wait until it calls back.
+
+        Args:
+            make: the message that has this call back made.
+
+        Raises:
+            EngineStopped: the engine has ended.
+        """
+        answers: list[Answer] = []
+        async with self._waiting() as waiter:
+
+            def done(answer: Answer) -> None:
+                answers.append(answer)
+                waiter.wake()
+
+            self._scheduler.control(make(done))
+            await waiter.wait()
+        if not answers:
+            raise self._error()
+        return answers[0]
+
     def call_off(self) -> None:
         """The engine ends: what is to come to a standstill hears that, also if there is nothing left that moves."""
         self._ending = True
@@ -233,7 +262,7 @@ class Rest:
             logger.warning("KV blocks that waited to be written are lost: there was no more time")
 
     def end(self) -> None:
-        """The engine has ended: nobody waits any longer."""
+        """The engine has ended: every waiting call returns."""
         self._over = True
         for waiter in self._waiters:
             waiter.wake()

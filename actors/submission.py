@@ -17,6 +17,7 @@ from troupellm.protocol.intake import (
     TextPrompt,
     TokensPrompt,
 )
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
 
@@ -26,7 +27,7 @@ _NOT_IN_SALTS = "@/\\\0"
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for."""
+    """A request as its caller made it."""
 
     request_id: str
     prompt: Prompt
@@ -43,6 +44,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingParams | None = None
     """None generates; otherwise `params` only say that nothing is generated."""
     bulk: Bulk | None = None
+    hints: KVHints = NO_HINTS
 
 
 def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:

@@ -14,9 +14,8 @@ from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.speaker import Voice
 from troupellm.models.dialects.thoughts import ThoughtCount
 from troupellm.protocol.dialect import Content, Finished, ParsedPiece, Reasoning, TurnChoice, TurnEvent, TurnReason
-from troupellm.protocol.errors import RequestAborted
+from troupellm.protocol.errors import Quota, RequestAborted
 from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, FinishReason, Message, Timing, Usage
-from troupellm.protocol.quota import Quota
 
 
 class Turn:
@@ -74,7 +73,7 @@ class Turn:
         return self
 
     async def __anext__(self) -> list[TurnEvent]:
-        """What one wake brings, never empty.
+        """The events of one wake, never empty.
 
         The events after which no choice is left come together with `ended`, so that they can travel with the end of
         the response.
@@ -169,7 +168,7 @@ def _turn_choice(choice: CompletionChoice) -> TurnChoice:
 
 
 class TurnAnswer:
-    """What `Turn.collect` gives: the choices, and the completion that they were parsed from."""
+    """The result of `Turn.collect`: the choices, and the completion that they were parsed from."""
 
     def __init__(self, completion: Completion, choices: tuple[TurnChoice, ...]) -> None:
         self.completion = completion
