@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = Path(os.environ.get("TROUPE_CLIENTS", ROOT / ".venv-clients"))
 RECORD = bool(os.environ.get("TROUPE_RECORD"))
 RECORDED = Path(__file__).parent / "clients" / "recorded"
-SECONDS = 500.0
+SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")

@@ -246,7 +246,7 @@ AGENTS: Mapping[str, Agent] = {
     "cline": Agent(
         binary="cline",
         arguments=("--auto-approve", "true", "--json"),
-        variables=lambda url: {"CLINE_NO_AUTO_UPDATE": "1"},
+        variables=lambda url: {"CLINE_NO_AUTO_UPDATE": "1", "CLINE_SESSION_BACKEND_MODE": "local"},
         files=_cline,
         context=131_072,
         overflows=False,
