@@ -200,7 +200,7 @@ async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
     answers: Counter[tuple[str, int]] = Counter()
     wrong: list[tuple[str, str, str]] = []
     requests = pairs(PAIRS)
-    config = server_config(files_dir=str(tmp_path))
+    config = server_config(files_dir=str(tmp_path), max_batches=PAIRS, max_files=PAIRS)
 
     async def work(client: httpx.AsyncClient) -> None:
         for path, body in requests:
