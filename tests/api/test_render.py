@@ -1,4 +1,4 @@
-"""What /render answers is the request that the generating route would have given to the engine."""
+"""The answer of /render is the request that the generating route would have given to the engine."""
 
 import pytest
 from serving import running_server
