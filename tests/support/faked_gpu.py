@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
     def key(self) -> str:
-        """What Triton compiles a kernel for, by its own rules: launches of one key share what was compiled."""
+        """Triton's specialization key of a kernel, by its own rules: launches of one key share the compiled code."""
         _, specialization, options = self._bound()
         return f"{self.kernel.__name__} {specialization} {options}"
 
@@ -75,7 +75,7 @@ def _backend() -> Any:
 
 
 class Place:
-    """What Triton asks of a tensor: its type, and whether its address is a multiple of 16."""
+    """The properties of a tensor that Triton reads: its type, and whether its address is a multiple of 16."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self._address = tensor.dtype, tensor.storage_offset() * tensor.itemsize
@@ -150,11 +150,11 @@ _WAITS: dict[Any, Any] = {
     Tensor.numpy: _zeros,
     Tensor.tolist: lambda answer, tensor: _zeros(answer, tensor).tolist(),
 }
-"""What needs content, and what it gets instead."""
+"""Operations that need content, and their results instead."""
 
 
 class _Python(TorchFunctionMode):
-    """What needs a device before any operator is called: brackets, pinned memory, and copies of what has content."""
+    """Calls that need a device before any operator: brackets, pinned memory, and copies of tensors with content."""
 
     def __init__(self, mode: FakeTensorMode, answer: bool | None) -> None:
         super().__init__()

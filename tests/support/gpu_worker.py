@@ -83,7 +83,7 @@ class Gpu(CpuDevice):
 
 
 class Chance(torch.Generator):
-    """The device's, of which nobody sees the numbers."""
+    """The device's generator, whose numbers are not seen."""
 
     def __new__(cls, device: Any = CPU) -> Self:
         return super().__new__(cls)
