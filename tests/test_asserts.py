@@ -1,6 +1,6 @@
-"""`python -O` leaves assert statements out, so that none of them may be what refuses somebody's input.
+"""`python -O` leaves assert statements out, so none of them may be the check that refuses input from outside.
 
-What they may do: tell the type checker what the lines before have made sure of, and state invariants in methods that
+They may tell the type checker what the lines before have made sure of, and state invariants in methods that
 are called for nothing else.
 """
 

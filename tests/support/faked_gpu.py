@@ -1,7 +1,7 @@
 """A GPU that is not there: tensors that say they are on one, and launches that are only written down.
 
-Tensors are torch's fake ones, which have shapes, strides and a device, but no content. What runs on them takes the
-paths of a GPU, and whatever mixes devices or needs a number from the device raises.
+Tensors are torch's fake ones, which have shapes, strides and a device, but no content. Code on them takes the paths of
+a GPU, and each operation that mixes devices or needs a number from the device raises.
 """
 
 from collections.abc import Iterator
@@ -107,8 +107,8 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
     """Within it tensors are made without content, wherever they are. Gives the launches so far.
 
     Args:
-        answer: to whoever waits for the device with a question, as loading does; numbers that are waited for are zeros
-            then. None lets nobody wait.
+        answer: the answer to code that asks the device a question, as loading does; numbers that are waited for are
+            zeros then. None raises instead of waiting.
     """
     from triton.runtime.jit import JITFunction
 

@@ -1,5 +1,5 @@
 """Models of eight tokens, real ones with layers and random weights, and who drafts for them; and what the models say
-behind every short text, computed by somebody else."""
+behind every short text, computed separately."""
 
 import json
 from collections.abc import Callable

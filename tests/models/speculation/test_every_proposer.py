@@ -3,7 +3,7 @@ tables of its own, over 10^5 draws behind the first one of each row, over fewer 
 
 The models are real ones of eight tokens, and rows go through a worker's steps, many at once. All of them have the same
 prompt and draw four tokens behind it: the first one with the prompt, the others where drafts are kept or refused. How
-likely each token is behind each of the 585 texts that may come before it is computed by somebody else (plain torch, or
+likely each token is behind each of the 585 texts that may come before it is computed separately (plain torch, or
 transformers), for all of them. A token's draws behind one and the same text are independent of each other, and the
 tests of all four positions, each behind every text, together are one of the four tokens' joint distribution.
 """

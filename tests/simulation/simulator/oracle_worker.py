@@ -310,7 +310,7 @@ class OracleWorker:
         return 0 if window is None else max(0, start + 1 - window)
 
     def _sees(self, row: _Row, block: int) -> bool:
-        """Whether a row that goes on will read a block, or write it. What its tables hold behind a window is old."""
+        """True if a row that goes on will read or write a block. Entries of its tables behind a window are old."""
         size = self._ready.block_size
         return any(
             block in table[self._first_seen(group, row.num_computed) // size :]
