@@ -1,7 +1,7 @@
 """The B rows of the fault table as data: which values are wrong in which fields, on all routes that have them.
 
 A value of a wrong *type* is refused wherever the field is known, one out of *range* wherever the field is used. Odd
-values may be served or refused, and harm nobody either way.
+values may be served or refused, and do no harm either way.
 """
 
 from collections.abc import Iterator
