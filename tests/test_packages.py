@@ -1,4 +1,4 @@
-"""What is installed, and what importing it pulls in."""
+"""The installed packages, and the modules that importing them pulls in."""
 
 import ast
 import subprocess

@@ -1,11 +1,11 @@
 """Reference-counted KV blocks: one pool for all cache groups.
 
-A block of any group is as large as one of any other, so each serves whichever group needs one next; what it holds is
-found under its group's name alone. Every block is in exactly one of three places:
+A block has the same size in every group, so each block serves the group that needs one next. Its contents are found
+under its group's name alone. Every block is in exactly one of three places:
 
     used     referenced by at least one owner (a sequence's block table)
-    cached   referenced by nobody, but found again by what it holds until it is evicted, least recently used first and
-             those under a lease last
+    cached   without references, but found again by its contents until it is evicted: least recently used first,
+             leased blocks last
     free     neither
 
 so `num_free + num_used + num_cached == num_blocks` always. Cached blocks are evicted when free ones run out, which is
@@ -126,7 +126,7 @@ class BlockPool:
         return found
 
     def count_unused(self, blocks: Sequence[int]) -> int:
-        """How many of them are referenced by nobody."""
+        """The number of these blocks that have no reference."""
         references = self._references
         return [references[block] for block in blocks].count(0)
 
@@ -225,7 +225,7 @@ class BlockPool:
         self._branches.add(parent, tokens, block)
 
     def forget(self, block: int) -> None:
-        """Let nobody find a used block any more."""
+        """Make a used block impossible to find."""
         self._unname(block)
 
     def lease(self, owner: str, blocks: Sequence[int], seconds: float) -> None:
@@ -274,7 +274,7 @@ class BlockPool:
         return count
 
     def forget_all(self) -> None:
-        """Let nobody find anything that is here now; what was cached is free."""
+        """Make every block impossible to find; cached blocks become free."""
         self._cached |= dict.fromkeys(self.leased.cached)
         self._dropped.clear()
         self.leased.end_all("reset")

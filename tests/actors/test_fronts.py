@@ -54,7 +54,7 @@ async def test_answers_are_those_of_the_engine_itself(engine_of: Any, expected: 
         wanted = expected(list(stream.prompt_token_ids), 30)
         assert tokens == {0: wanted, 1: wanted}
         assert stream.finish_reasons == {0: "length", 1: "length"}
-        assert all(submit.prompt for submit in crossed(pair, Submit))  # nobody but the front tokenized
+        assert all(submit.prompt for submit in crossed(pair, Submit))  # only the front tokenized
         assert not remote._requests
         assert not len(pair.session)
 

@@ -153,7 +153,7 @@ def agents(num_blocks: int = 16, fraction: float = 0.5, max_model_len: int = 64,
 
 
 def flood(made: Agents, prompts: int, length: int = 24) -> None:
-    """Prompts that nobody asks for again."""
+    """Prompts that are never asked for again."""
     for number in range(prompts):
         made.turn([20 + number % 40, *range(1, length)], tenant="other")
 
