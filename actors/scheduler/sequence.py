@@ -202,6 +202,7 @@ class Sequence:
         "fence",
         "forced",
         "gave_up",
+        "guide_rebuilt",
         "host_hits",
         "keys",
         "known_to_worker",
@@ -298,6 +299,8 @@ class Sequence:
         self.gave_up = False
         """A tier did not give what it has: the sequence does without tiers until it runs."""
         self.was_preempted = False
+        self.guide_rebuilt = False
+        """Its guide was used up once, and built again."""
         """Since it ran last."""
         self.cache_age = 0
         """How often the prefix cache had been reset when the sequence was given its blocks."""
