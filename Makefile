@@ -43,7 +43,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -52,8 +52,9 @@ demo: $(VENV)/.demo
 	@$(BIN)/python -m troupellm.load_tests.demo
 
 # One thread for each process of tests: with more, those of one hold up the other's. `make test-all` leaves it open.
+# Compiled modules are kept, also where the environment says otherwise: tests start a hundred processes that read them.
 test: $(VENV)/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
 test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar torchao
@@ -63,6 +64,10 @@ test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar
 # calls of every function. `make test-all` runs it too.
 asan: $(VENV)/.tested
 	$(BIN)/python tests/support/sanitized.py $(ARGS)
+
+# 30,000 requests with pairs of odd and wrong values, on every route that generates or renders.
+matrix: $(VENV)/.tested
+	TROUPE_MATRIX=30000 $(BIN)/python -m pytest -q -s tests/faults/test_B_matrix.py -k pairs_of_values $(ARGS)
 
 # A flake is a bug: the first failure ends it.
 repeat: $(VENV)/.tested

@@ -30,6 +30,33 @@ if TYPE_CHECKING:
         ScoringOutput as ScoringOutput,
         ScoringRequestOutput as ScoringRequestOutput,
     )
+    from troupellm.actors.scheduler.offload.policy import EvictionPolicy as EvictionPolicy, TierFull as TierFull
+    from troupellm.models.connectors.connector import ConnectorContext as ConnectorContext
+    from troupellm.models.dialects.syntax import (
+        CallSyntax as CallSyntax,
+        Channels as Channels,
+        Thinking as Thinking,
+        Written as Written,
+    )
+    from troupellm.models.guides.backend import Matcher as Matcher
+    from troupellm.models.logits_processors import LogitsProcessor as LogitsProcessor, ProcessedRow as ProcessedRow
+    from troupellm.models.offload.store import (
+        BlockStore as BlockStore,
+        StoreContext as StoreContext,
+        StoreCorrupt as StoreCorrupt,
+        StoreError as StoreError,
+        StoreMiss as StoreMiss,
+        StoreUse as StoreUse,
+    )
+    from troupellm.models.speculation.drafts import Drafts as Drafts
+    from troupellm.models.speculation.proposer import (
+        Observation as Observation,
+        ProposalBatch as ProposalBatch,
+        Proposer as Proposer,
+        RowDraws as RowDraws,
+    )
+    from troupellm.models.speculation.registry import ProposerContext as ProposerContext
+    from troupellm.models.speculation.taps import Taps as Taps
     from troupellm.protocol.beam_search import (
         BeamSearchOutput as BeamSearchOutput,
         BeamSearchParams as BeamSearchParams,
@@ -70,13 +97,16 @@ if TYPE_CHECKING:
         ToolCall as ToolCall,
     )
     from troupellm.protocol.pooling import PoolingParams as PoolingParams
+    from troupellm.protocol.proposer_report import ProposerReport as ProposerReport
     from troupellm.protocol.sampling import SamplingParams as SamplingParams
     from troupellm.protocol.snapshot import EngineSnapshot as EngineSnapshot
+    from troupellm.protocol.speculative import SpeculativeConfig as SpeculativeConfig
     from troupellm.protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from troupellm.protocol.vllm_names import (
         ModelRegistry as ModelRegistry,
         initialize_ray_cluster as initialize_ray_cluster,
     )
+    from troupellm.protocol.worker import NewRow as NewRow
     from troupellm.server.app import asgi as asgi
     from troupellm.server.lifespan import lifespan as lifespan
     from troupellm.server.vllm_api.argument_parser import FlexibleArgumentParser as FlexibleArgumentParser
@@ -146,6 +176,21 @@ _HOMES = {
     "EngineArgs": "server.vllm_api.engine_args",
     "LLMEngine": "server.vllm_api.llm_engine",
     "print_embeddings": "server.vllm_api.print_utils",
+    **dict.fromkeys(
+        ("BlockStore", "StoreContext", "StoreCorrupt", "StoreError", "StoreMiss", "StoreUse"), "models.offload.store"
+    ),
+    "ConnectorContext": "models.connectors.connector",
+    **dict.fromkeys(("CallSyntax", "Channels", "Thinking", "Written"), "models.dialects.syntax"),
+    "Matcher": "models.guides.backend",
+    **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.logits_processors"),
+    "Drafts": "models.speculation.drafts",
+    **dict.fromkeys(("Observation", "ProposalBatch", "Proposer", "RowDraws"), "models.speculation.proposer"),
+    "Taps": "models.speculation.taps",
+    "ProposerContext": "models.speculation.registry",
+    **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.scheduler.offload.policy"),
+    "SpeculativeConfig": "protocol.speculative",
+    "NewRow": "protocol.worker",
+    "ProposerReport": "protocol.proposer_report",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]

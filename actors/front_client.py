@@ -34,6 +34,8 @@ from troupellm.protocol.fronts import (
     AdminAnswer,
     Admitted,
     Apply,
+    ChargeAnswer,
+    CorrectCharge,
     Ended,
     FromFront,
     MetricsText,
@@ -46,6 +48,7 @@ from troupellm.protocol.fronts import (
 )
 from troupellm.protocol.intake import EmbedsPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.outputs import Delta
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.snapshot import EngineSnapshot
@@ -54,7 +57,7 @@ from troupellm.protocol.worker import WorkerReady
 SILENT_SECONDS = 5.0
 """After so long without a word the engine's process counts as stuck."""
 
-Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | Status
+Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | ChargeAnswer | Status
 
 
 class _NoSeat:
@@ -187,6 +190,16 @@ class RemoteEngine(Door):
         """
         return await self._queries.administer(action, arguments)
 
+    async def charge(self, tenant: str, tokens: int) -> Quota | None:
+        """See `Engine.charge`; tenants without limits cost the engine's process nothing."""
+        if all(tenant != known.name for known in self.config.scheduler.tenants):
+            return None
+        return await self._queries.charge(tenant, tokens)
+
+    def correct_charge(self, tenant: str, tokens: int) -> None:
+        if not self._lost:
+            self._post(CorrectCharge(tenant=tenant, tokens=tokens))
+
     # From the engine's process.
 
     def handle(self, message: Answer) -> None:
@@ -203,7 +216,7 @@ class RemoteEngine(Door):
             case Status():
                 self._status = message
                 self._heard = self._clock.now()
-            case MetricsText() | AdminAnswer():
+            case MetricsText() | AdminAnswer() | ChargeAnswer():
                 self._queries.answered(message)
             case _:
                 assert_never(message)
@@ -314,6 +327,8 @@ class RemoteEngine(Door):
                     pooling=submission.pooling,
                     truncated=prompt.truncated,
                     segment=prompt.segment,
+                    leases=prompt.leases,
+                    hints=submission.hints,
                 )
             )
         except BaseException as error:

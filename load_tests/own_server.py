@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
 LINE_BYTES = 16_384
-"""What is kept of a longer line of the log."""
+"""Characters kept of a longer line of the log."""
 _READY = re.compile(r"ready: (\S+) at (http://\S+)")
 _KEPT_LINES = 200
 _PIECE_BYTES = 65_536
@@ -72,7 +72,7 @@ class OwnServer:
 
 @asynccontextmanager
 async def starting_server(model: str | None, flags: Sequence[str]) -> AsyncIterator[OwnServer]:
-    """From the moment when its process has been started; whoever needs it ready waits for that."""
+    """A server from the start of its process; callers wait for its readiness themselves."""
     command = [sys.executable, "-m", "troupellm.server.cli.main", "serve", *([model] if model else [])]
     process = await asyncio.create_subprocess_exec(
         *command, "--port", "0", "--disable-access-log", *flags,

@@ -13,7 +13,7 @@ MOE_DEFAULTS = {"num_experts": 0, "num_experts_per_tok": 0, "moe_intermediate_si
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device was measured to do; operations and bytes per second."""
+    """The measured rates of a device: operations and bytes per second."""
 
     bandwidth: float
     """Reading."""

@@ -1,8 +1,9 @@
-"""Models that cannot be served are refused early: by their small files before weights are downloaded, by the headers
-of weight files before a worker has imported torch, compiled kernels and read weights.
+"""Refuses models that cannot be served as early as possible.
+
+Their small files are checked before weights are downloaded. The headers of weight files are checked before a worker
+imports torch, compiles kernels and reads weights.
 """
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from troupellm.models.architecture import asks_transformers, read_config
@@ -16,15 +17,14 @@ from troupellm.models.safetensors_header import check_header
 from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
 from troupellm.models.template_process import Renderer
 from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.transformers_backend.installed import INSTALL, has_transformers
 from troupellm.models.weight_files import folder_weight_files
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 
-INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
-
 
 def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) -> None:
-    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
+    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template show.
 
     Architectures and types that only `transformers` may have are left to the loader: asking the package imports torch.
 
@@ -42,7 +42,7 @@ def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) 
 
 
 def check_stored(folder: Path, config: ModelConfig) -> None:
-    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files tell.
+    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files show.
 
     Args:
         folder: has all files of the model; or a GGUF file.
@@ -81,8 +81,3 @@ def describe_without_transformers(reader: ConfigReader) -> DecoderConfig:
             raise
         hint = f"transformers may know it: {INSTALL}; {error.hint}"
         raise ModelLoadError(error.message, hint=hint) from error
-
-
-def has_transformers() -> bool:
-    """Whether the package is installed; it is not imported."""
-    return find_spec("transformers") is not None

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.kv_hints import PrefetchReport
 from troupellm.protocol.rest import PauseMode, WakeTag
 
 MAX_ABORTS = 1024
@@ -12,7 +13,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class _Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands behind the question mark. With a misspelt name the default would be done, and end everybody."""
+    """The query string. Unknown names are refused: with a misspelt one the default would abort all requests."""
 
 
 class AbortBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +31,7 @@ class AbortAnswer(msgspec.Struct, frozen=True):
 
 class PauseQuery(_Query, frozen=True, kw_only=True):
     mode: PauseMode = "abort"
-    """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
+    """The fate of open requests: abort ends them, wait lets them finish, keep freezes them."""
     clear_cache: bool = True
     """Forget the prefix cache."""
     wait_for_inflight_requests: bool | None = None
@@ -48,7 +49,7 @@ class SleepQuery(_Query, frozen=True, kw_only=True):
     level: Annotated[int, Meta(ge=0, le=2)] = 1
     """0 pauses, 1 gives the KV cache back, 2 the weights too."""
     mode: PauseMode = "abort"
-    """What becomes of open requests: abort ends them, wait lets them finish, keep freezes them."""
+    """The fate of open requests: abort ends them, wait lets them finish, keep freezes them."""
 
 
 class WakeQuery(_Query, frozen=True, kw_only=True):
@@ -121,7 +122,7 @@ class LogLevelBody(msgspec.Struct, frozen=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs here. No keys and no tokens."""
+    """A description of the server: no keys and no tokens."""
 
     version: str
     python: str
@@ -134,6 +135,46 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     engine_config: dict[str, Any]
     server_config: dict[str, Any]
     worker: dict[str, Any]
-    """What the worker said when it had loaded."""
+    """The worker's report of its load."""
     packages: dict[str, str]
     """Versions."""
+
+
+class KVSessionBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A session of a tenant."""
+
+    tenant: str
+    session: str
+
+
+class KVPrefetchAnswer(msgspec.Struct, frozen=True):
+    report: PrefetchReport | None
+    """None: the tenant has no such session."""
+
+
+class KVDropAnswer(msgspec.Struct, frozen=True):
+    blocks: int | None
+    """None: the tenant has no such session."""
+
+
+class SessionPrefetch(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the blocks of a session's last turns were found. Those that are loading arrive after this answer."""
+
+    id: str
+    object: Literal["kv.session"] = "kv.session"
+    present_blocks: int
+    """On the device already."""
+    loading_blocks: int
+    """On their way from a tier, or asked for there."""
+    missing_blocks: int
+    """In no tier: the next request computes them."""
+    no_room_blocks: int
+    """Left in their tier, since free and unleased blocks of the device did not suffice."""
+
+
+class SessionDropped(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["kv.session"] = "kv.session"
+    deleted: bool = True
+    evicted_first: int
+    """Blocks that only this session has, and that are evicted before all others."""

@@ -76,7 +76,7 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the route that answers all lines."""
     # A pattern's $ alone lets a line feed at the end pass, here as in the others.
     completion_window: Annotated[str, Meta(pattern=r"^(?!.*\n)[1-9][0-9]{0,3}[smhd]$")]
-    """What is not answered by then is not answered any more: a number and s, m, h or d."""
+    """Lines without an answer by then expire: a number and s, m, h or d."""
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 

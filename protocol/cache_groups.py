@@ -61,7 +61,7 @@ def longest_sequence(windows: Sequence[int | None], num_blocks: int, span: int, 
 
 
 def count_beam_blocks(num_groups: int, num_prompt_tokens: int, num_positions: int, width: int, block_size: int) -> int:
-    """What a beam search holds at most: the prompt's full blocks once, and for each beam what comes behind them.
+    """The most blocks of a beam search: the prompt's full blocks once, and for each beam the blocks behind them.
 
     Beams keep what lies behind a window: a step may take any of them back to where they were one.
     """

@@ -7,11 +7,11 @@ from troupellm.protocol.errors import InvalidRequest
 
 MAX_ID_LIST = 65_536
 MAX_ECHO: Final = 64
-"""Most characters of somebody else's text that an error repeats."""
+"""Most characters of foreign text that an error repeats."""
 
 
 def printable(text: str, most: int = MAX_ECHO) -> str:
-    """Somebody else's text for one line of an error: its beginning, and no character that a terminal or log obeys."""
+    """Foreign text for one line of an error: its beginning, without characters that a terminal or log interprets."""
     shown = "".join(character if character.isprintable() else "?" for character in text[:most])
     return f"{shown}..." if len(text) > most else shown
 

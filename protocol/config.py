@@ -13,13 +13,14 @@ from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.body_config import BodyConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
-from troupellm.protocol.kv_events import EventDetail
+from troupellm.protocol.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.sdk_headers import SDK_HEADERS
 from troupellm.protocol.setting_types import (
     Auto,
     Count,
+    EventDetail,
     Fraction,
     OnLoad,
     PositiveInt,
@@ -117,7 +118,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What runs in a step, and what may wait."""
+    """The sizes of a step and of the waiting queue."""
 
     max_num_seqs: Annotated[PositiveInt, _help("sequences in one step")] = 256
     max_num_batched_tokens: Annotated[PositiveInt, _help("tokens computed in one step")] = 2048
@@ -158,7 +159,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What is owed to readers."""
+    """Delivery of tokens to readers."""
 
     stream_budget_tokens: Annotated[
         PositiveInt, _help("undelivered tokens after which a reader's own sequence is paused")
@@ -249,6 +250,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     guide: GuideConfig = GuideConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     offload: OffloadConfig = OffloadConfig()
+    leases: LeaseConfig = DEFAULT_LEASES
 
     def check(self) -> None:
         """
@@ -378,7 +380,13 @@ class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     loop_lag_warning: Annotated[
         Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
     ] = 1.0
-    metrics: Annotated[Literal["open", "key"], _help("open: /metrics needs no API key")] = "key"
+    metrics: Annotated[
+        str,
+        Meta(
+            pattern=r"^(open|key|[1-9][0-9]{0,4})$",
+            description="key: /metrics needs an API key; open: it needs none; or a port of its own, without a key",
+        ),
+    ] = "key"
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
     max_connections: Annotated[
         PositiveInt | None,

@@ -1,4 +1,4 @@
-"""What the text of a chat answer turns out to be: content, reasoning, tool calls, in the order they come.
+"""The events of a chat answer's text: content, reasoning, tool calls, in the order they come.
 
 A piece is never taken back, and none holds part of a mark. Joined in order, the pieces of a stream are the whole
 answer, however the text was cut while it came.
@@ -77,7 +77,7 @@ class TurnChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assemble(pieces: Sequence[ParsedPiece]) -> Message:
-    """What the pieces of one choice make together."""
+    """The pieces of one choice, joined."""
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[CallStart, list[str]]] = []

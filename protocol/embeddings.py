@@ -14,7 +14,7 @@ from troupellm.protocol.openai_extras import Label
 
 
 class PoolingFields(msgspec.Struct, kw_only=True):
-    """What all of them have in common."""
+    """The fields that all of them have."""
 
     model: str | None = None
     user: Label | None = None

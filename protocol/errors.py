@@ -8,7 +8,22 @@ from typing import ClassVar
 
 import msgspec
 
-from troupellm.protocol.quota import Quota
+
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """The rest of an API key's limits, for the headers of an answer; None where there is no such limit.
+
+    A limit of so many per minute fills up again evenly, up to the whole.
+    """
+
+    limit_requests: int | None = None
+    remaining_requests: int | None = None
+    reset_requests: float | None = None
+    """Seconds until all of them are there again."""
+    limit_tokens: int | None = None
+    remaining_tokens: int | None = None
+    reset_tokens: float | None = None
+    limit_concurrency: int | None = None
+    remaining_concurrency: int | None = None
 
 
 class TroupeError(Exception):
@@ -97,7 +112,7 @@ class RateLimited(EngineOverloaded):
 
     @property
     def quota(self) -> Quota:
-        """What the key may still use."""
+        """The rest of the key's limits."""
         return Quota(**{name: getattr(self, name) for name in Quota.__struct_fields__})
 
 
@@ -129,7 +144,7 @@ GUIDE_SPENT = "guide_spent"
 
 
 def row_failure(message: str, code: str) -> TroupeError:
-    """What the owner of a failed row is told. A refusal's text begins with the field that it is about."""
+    """The error for the owner of a failed row. A refusal's text begins with the name of its field."""
     if code == REFUSED:
         return InvalidRequest(message, param=message.partition(":")[0])
     if code in (INVALID_GUIDE, GUIDE_SPENT):
@@ -176,7 +191,7 @@ class ModelLoadError(TroupeError):
 
 
 class Conflict(TroupeError):
-    """What is asked for does not go together with the state that things are in."""
+    """The request conflicts with the present state of its object."""
 
     default_code = "conflict"
 

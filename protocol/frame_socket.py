@@ -34,7 +34,7 @@ class Bell:
         self._poll.register(self._heard, select.POLLIN)
 
     def fileno(self) -> int:
-        """What is readable while it was rung and nobody has taken notice."""
+        """The descriptor that is readable after a ring, until the ring is taken."""
         return self._heard
 
     def ring(self) -> None:
@@ -51,7 +51,7 @@ class Bell:
         return len(os.read(self._heard, 64))
 
     def close(self) -> None:
-        """Nobody rings any more."""
+        """The last ring is over."""
         os.close(self._heard)
         os.close(self._rope)
 
@@ -80,7 +80,7 @@ class FrameSocket(Generic[SentT, ReceivedT]):
         """Say Hello; the peer's own is read before its first message.
 
         Raises:
-            PeerGone: nobody is there.
+            PeerGone: the peer has closed.
         """
         self._send(self._hello)
 
@@ -110,12 +110,12 @@ class FrameSocket(Generic[SentT, ReceivedT]):
         return self._messages.popleft()
 
     def shut(self) -> None:
-        """Both directions end, and whoever is blocked here wakes with PeerGone. Fit for other threads; idempotent."""
+        """Both directions end, and a thread that is blocked here wakes with PeerGone. Thread-safe; idempotent."""
         with suppress(OSError):  # the peer was faster
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the descriptor back, when nobody is blocked here any more. Idempotent."""
+        """Close the descriptor once no thread is blocked here. Idempotent."""
         self.shut()
         self._socket.close()
 

@@ -22,7 +22,7 @@ ReceivedT = TypeVar("ReceivedT")
 
 
 class FrameError(Exception):
-    """What came is no frame, or no message that may come here: the peer is to be dropped, and is not to be answered."""
+    """The bytes are no frame, or the message is not allowed here: drop the peer without an answer."""
 
 
 class PeerGone(FrameError):
@@ -33,7 +33,7 @@ class Hello(msgspec.Struct, frozen=True, tag="troupellm"):
     """The first thing that each end says."""
 
     link: str
-    """What the connection is for: worker, front."""
+    """The purpose of the connection: worker, front."""
     version: str
     """Both ends of a link must be of one version: they are one program."""
 
@@ -62,7 +62,7 @@ class Codec(Generic[SentT]):
 
 
 class Assembler(Generic[ReceivedT]):
-    """Turns bytes, in whatever pieces they come, into messages. After a `FrameError` it is of no more use.
+    """Turns bytes, in pieces of any size, into messages. Unusable after a `FrameError`.
 
     Before the first message the peer must have said `Hello`; `greeted` tells.
     """
@@ -103,7 +103,7 @@ class Assembler(Generic[ReceivedT]):
         return messages
 
     def end(self) -> PeerGone:
-        """What the end of the stream means here."""
+        """The error for the end of the stream at this point."""
         if self._held:
             return PeerGone(f"the other end closed inside a frame, after {len(self._held)} bytes of it")
         return PeerGone("the other end has closed")

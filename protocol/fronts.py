@@ -1,4 +1,4 @@
-"""What an HTTP front process and the engine's process say to each other: one message is one frame.
+"""Messages between an API server process and the engine's process: one message is one frame.
 
 A front renders, tokenizes and validates; the engine's process decides who gets in, schedules and turns tokens into
 text. `request` is the front's own number of a request and means nothing to other fronts.
@@ -11,11 +11,11 @@ import msgspec
 from troupellm.protocol import errors
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import EngineConfig, ServerConfig
-from troupellm.protocol.errors import RequestFailed, TroupeError
+from troupellm.protocol.errors import Quota, RequestFailed, TroupeError
 from troupellm.protocol.intake import Demand
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints, PrefixLease
 from troupellm.protocol.outputs import FinishReason, Timing, TokenLogprob, Usage
 from troupellm.protocol.pooling import PoolingParams
-from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import LoadProgress, WorkerReady
@@ -47,7 +47,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pooling: PoolingParams | None = None
     truncated: bool = False
     segment: int = 0
+    leases: tuple[PrefixLease, ...] = ()
     """See `TokensPrompt`."""
+    hints: KVHints = NO_HINTS
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -82,8 +84,23 @@ class AskAdmin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """JSON."""
 
 
+class AskCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A front counts tokens for a key; answered by `ChargeAnswer`."""
+
+    query: int
+    tenant: str
+    tokens: int
+
+
+class CorrectCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The estimate of an `AskCharge` was wrong by so many tokens."""
+
+    tenant: str
+    tokens: int
+
+
 class CancelAdmin(msgspec.Struct, frozen=True, tag=True):
-    """Whoever asked has left."""
+    """The client of the command has left."""
 
     query: int
 
@@ -101,7 +118,7 @@ class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whenever one of these changes, and several times a second."""
 
     counts: tuple[HttpCount, ...]
-    """What was answered since the last report."""
+    """The answers since the last report."""
     in_flight: int
     """Exchanges that use the engine."""
     draining: bool
@@ -128,7 +145,18 @@ class FrontReady(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFront = (
-    Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | AskAdmin | CancelAdmin | FrontReport | FrontReady
+    Apply
+    | Submit
+    | Abort
+    | PauseReader
+    | ResumeReader
+    | AskCharge
+    | CorrectCharge
+    | AskMetrics
+    | AskAdmin
+    | CancelAdmin
+    | FrontReport
+    | FrontReady
 )
 
 # From the engine's process.
@@ -200,7 +228,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Admitted(msgspec.Struct, frozen=True, tag=True):
     request: int
     quota: Quota | None = None
-    """What is left of its tenant's limits."""
+    """The rest of its tenant's limits."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -234,7 +262,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What there is to show, for all of the front's requests together. Read in the order of the fields."""
+    """The new output of all requests of the process. Read in the order of the fields."""
 
     opened: tuple[int, ...] = ()
     """Requests that the engine has accepted for good."""
@@ -247,6 +275,13 @@ class MetricsText(msgspec.Struct, frozen=True, tag=True):
     query: int
     text: bytes
     """Empty where the engine is closing."""
+
+
+class ChargeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    query: int
+    quota: Quota | None = None
+    """What is left of the tenant's limits."""
+    error: WireError | None = None
 
 
 class AdminAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -268,7 +303,7 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """Close the connections and end."""
 
     seconds: float
-    """What they get to take what was written to them."""
+    """The time that connections have to read their last bytes."""
 
 
 ToFront = (
@@ -281,6 +316,7 @@ ToFront = (
     | Pieces
     | MetricsText
     | AdminAnswer
+    | ChargeAnswer
     | SetLogLevel
     | Cut
     | Leave

@@ -1,4 +1,4 @@
-"""What a worker tells of its CUDA graphs, beside the tokens."""
+"""The worker's report on its CUDA graphs."""
 
 import msgspec
 

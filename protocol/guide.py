@@ -51,7 +51,7 @@ class EarlyEnd(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     ends: tuple[str, ...]
     """Marks behind a message."""
     recipient: str
-    """What the header of a call holds."""
+    """The text that the header of a call holds."""
 
 
 class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,13 +71,13 @@ class GuideSpec(msgspec.Struct, frozen=True, kw_only=True):
     after: str = ""
     """The text that ends thinking: until it was generated anything goes, but the end. Empty: from the first token."""
     early_end: EarlyEnd | None = None
-    """What may end the output before `after` all the same."""
+    """An early end of the output, before `after`."""
     any_whitespace: bool = True
     """JSON may hold white space between its tokens; False allows none."""
     whitespace_pattern: str = ""
     """A regular expression for the white space of JSON instead."""
     additional_properties: bool = True
-    """What JSON Schema says about objects without `additionalProperties`; False forbids other properties there."""
+    """True as in JSON Schema for objects without `additionalProperties`; False forbids other properties there."""
     field: str = "structured_outputs"
     """The request field that errors name."""
 

@@ -1,4 +1,4 @@
-"""What an engine and a process that compiles guides say to each other: one message is one frame."""
+"""Messages between an engine and a process that compiles guides: one message is one frame."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What the guide actor is told."""
+"""Messages to the guide actor."""
 
 import msgspec
 

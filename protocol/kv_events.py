@@ -1,7 +1,7 @@
-"""What becomes of KV blocks, told to routers that send requests where their prefix is.
+"""Changes of the findable KV blocks, for routers that send requests to the engine with their prefix.
 
-Events are numbered from 1 on without a gap. Who reads too slowly, or comes too late, hears how many it has missed; a
-snapshot tells what can be found now, so that such a reader knows as much as one who has heard everything.
+Events are numbered from 1 on without a gap. A slow or late reader gets the number of missed events. A
+snapshot lists the blocks that can be found now, so such a reader can catch up.
 """
 
 from typing import Literal
@@ -61,7 +61,6 @@ class SnapshotBegins(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot", 
 
 
 KVEvent = BlocksStored | BlocksRemoved | BlocksCleared | EventsLost | SnapshotBegins
-EventDetail = Literal["off", "keys", "tokens"]
 MOST_READ = 1024
 """Events in one answer."""
 

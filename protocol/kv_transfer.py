@@ -34,7 +34,7 @@ class KVTransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     kv_role: Role = "kv_both"
     """Whether this engine puts blocks there, takes blocks from there, or both."""
     kv_load_failure_policy: FailurePolicy = "recompute"
-    """What becomes of a request when blocks do not come that the connector said it has: they are computed, or the
+    """The reaction to blocks that the connector announced and did not deliver: they are computed, or the
     request fails."""
     kv_connector_extra_config: dict[str, Any] = {}
     """The connector's own settings."""

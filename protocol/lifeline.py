@@ -1,4 +1,4 @@
-"""A process that another one started must not outlive it, whatever that one dies of."""
+"""A child process must not outlive its parent, for every cause of the parent's death."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""What is reported as a token's log-probability."""
+"""The number that is reported as a token's log-probability."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What the metrics sink is told. Senders never wait: a full sink drops and counts."""
+"""Messages to the metrics sink. Senders never wait: a full sink drops and counts."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from troupellm.protocol.worker import StepTimings
 
 
 class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step's drafts came to, of rows that had any."""
+    """The draft tokens of a step, and the accepted ones, of rows with drafts."""
 
     rows: int
     drafted: int
@@ -49,6 +49,8 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     decode_seconds: float | None
     first_token_seconds: float | None
     total_seconds: float
+    session_cached_ratio: float | None = None
+    """Share of the prompt that was found in the prefix cache; None: it names no session, or never began."""
 
 
 class RequestRejected(msgspec.Struct, frozen=True):
@@ -58,7 +60,7 @@ class RequestRejected(msgspec.Struct, frozen=True):
 
 
 class RequestCancelled(msgspec.Struct, frozen=True):
-    """Ended before its answer was complete, by somebody's will."""
+    """Cancelled before its answer was complete."""
 
     by: str
     """client (left, or the caller cancelled), stall (the reader stayed away), shutdown, admin."""

@@ -20,7 +20,7 @@ HOST_TIER = 0
 
 
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Tiers of KV blocks behind the device: host memory, then disk, then whatever a connector reaches.
+    """Tiers of KV blocks behind the device: host memory, then disk, then the stores of connectors.
 
     Raises:
         ConfigError: (a ValueError) settings that do not go together; `param` names the one at fault.
@@ -127,4 +127,4 @@ _OF_NO_USE_ALONE = {
     "kv_offload_policy": POLICY,
     "kv_offload_store_threshold": 0,
 }
-"""Settings of what `kv_offloading_size` turns on, and their values where nobody has given them."""
+"""Settings that `kv_offloading_size` turns on, and their defaults."""

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 SKIPPED_BLOCKS = frozenset({"server_tool_use", "redacted_thinking", "container_upload"})
-"""What another server's own tools and thinking have left in a conversation with Anthropic's API: nothing of it can be
-read here."""
+"""Blocks that the tools and the reasoning of another server left in a conversation with Anthropic's API: none of
+them can be read here."""
 SKIPPED_ITEMS = frozenset(
     {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"}
     | {"computer_call_output", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "program"}

@@ -25,7 +25,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class GenerationFields(ExtraFields, kw_only=True):
-    """What chat completions and completions have in common."""
+    """The fields that chat completions and completions share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -88,7 +88,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
 
 
 class ToolFields(GenerationFields, kw_only=True):
-    """What a chat request says about tools and thinking."""
+    """The fields of a chat request about tools and reasoning."""
 
     tools: list[ToolBody] | None = None
     tool_choice: str | ToolChoiceBody | None = None
@@ -364,7 +364,7 @@ class AnthropicErrorBody(msgspec.Struct, kw_only=True):
 
 
 class ProbeReport(msgspec.Struct, kw_only=True):
-    """What a probe says. `reasons` are why it is not good."""
+    """The answer of a probe. `reasons` explain a bad one."""
 
     status: str
     reasons: list[str]

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 Label = Annotated[str, Meta(max_length=512)]
-"""A name of the client's own for somebody or something; never used as a key, a path or a label of a metric."""
+"""A name of the client's own; never used as a key, a path or a label of a metric."""
 
 RequestName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^(?!.*\n)[A-Za-z0-9._:-]+$")]
 Processors = list[str | dict[str, Any]] | dict[str, dict[str, Any] | None]
@@ -42,7 +42,7 @@ class DescriptiveFields(msgspec.Struct, kw_only=True):
 
 
 class SharedExtras(DescriptiveFields, kw_only=True):
-    """What chat completions, completions and responses take beyond OpenAI's API."""
+    """Fields of chat completions, completions and responses beyond OpenAI's API."""
 
     logprob_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
@@ -60,7 +60,7 @@ class SharedExtras(DescriptiveFields, kw_only=True):
 
 
 class ExtraFields(SharedExtras, kw_only=True):
-    """What chat completions and completions take besides, and what they refuse by name."""
+    """Further fields of chat completions and completions, and fields that they refuse by name."""
 
     request_id: RequestName | None = None
     """Shows in the answer's id."""

@@ -1,4 +1,4 @@
-"""What the output actor (detokenizer and fan-out) is told: one message per step for all requests."""
+"""Messages to the output actor (detokenizer and fan-out): one message per step for all requests."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -32,7 +32,7 @@ class Outbox(Protocol):
     def prompt_logprobs(self, entries: Sequence[TokenLogprob | None]) -> None: ...
 
     def pooled(self, vector: bytes) -> None:
-        """What a pooling request was for, float32; `close` follows."""
+        """The vector of a pooling request, float32; `close` follows."""
 
     def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
         """Every sequence has finished."""
@@ -102,7 +102,7 @@ class RequestClosed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step gave to show. `rows` and `token_counts` are parallel; `tokens` lists row after row."""
+    """The new tokens of one step. `rows` and `token_counts` are parallel; `tokens` lists row after row."""
 
     step: int
     rows: tuple[int, ...] = ()

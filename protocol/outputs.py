@@ -1,11 +1,11 @@
-"""What a request gives back: deltas while it runs, a completion at its end."""
+"""The results of a request: deltas while it runs, a completion at its end."""
 
 from array import array
 from typing import Literal
 
 import msgspec
 
-from troupellm.protocol.quota import Quota
+from troupellm.protocol.errors import Quota
 
 FinishReason = Literal["stop", "length", "abort", "repetition"]
 
@@ -67,7 +67,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What is new for one of a request's sequences since the last delta. Never cumulative."""
+    """The new output of one of a request's sequences since the last delta. Never cumulative."""
 
     index: int = 0
     text: str = ""
@@ -110,7 +110,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):
-    """What pooling a prompt gave."""
+    """The result of pooling a prompt."""
 
     request_id: str
     vector: bytes
@@ -119,7 +119,7 @@ class Pooled(msgspec.Struct, frozen=True, kw_only=True):
     timing: Timing
     prompt_token_ids: tuple[int, ...]
     quota: Quota | None = None
-    """What was left of its tenant's limits when it was let in."""
+    """The rest of its tenant's limits when it was admitted."""
 
     @property
     def values(self) -> list[float]:

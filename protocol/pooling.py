@@ -12,18 +12,18 @@ PoolingType = Literal["CLS", "LAST", "MEAN"]
 """Which tokens' hidden states make the vector: the first's, the last's, or the mean of all."""
 POOLING_TASKS: tuple[PoolingTask, ...] = get_args(PoolingTask)
 TASKS_ELSEWHERE = ("token_embed", "token_classify", "plugin", "embed&token_classify")
-"""What vLLM calls the tasks that are not done here."""
+"""vLLM's names of the tasks that are not supported here."""
 
 _INTEGERS = {"dimensions": (1, 2**31 - 1), "priority": (-(2**31), 2**31 - 1)}
 
 
 class PoolingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """What the worker is told of a row that is pooled."""
+    """The pooling settings of a row, for the worker."""
 
     task: PoolingTask
     pooling_type: PoolingType
     activation: bool = True
-    """Unit length for an embedding; softmax or sigmoid, whichever the model has, for the others."""
+    """Unit length for an embedding; for the others softmax or sigmoid, as the model has it."""
     dimensions: int = 0
     """Of an embedding only so many first numbers; 0 is all."""
     segment: int = 0
@@ -73,7 +73,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingAbility(msgspec.Struct, frozen=True, kw_only=True):
-    """What the loaded model can pool."""
+    """The pooling tasks of the loaded model."""
 
     tasks: tuple[PoolingTask, ...]
     """The first is what it was made for."""
@@ -87,7 +87,7 @@ class PoolingAbility(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka_dimensions: tuple[int, ...] = ()
     """How many that may be; empty is any number."""
     labels: tuple[str, ...] = ()
-    """What a classifier tells apart."""
+    """The labels of a classifier."""
 
     @property
     def scores_by_vectors(self) -> bool:
@@ -109,7 +109,7 @@ class PoolingAbility(msgspec.Struct, frozen=True, kw_only=True):
         return task
 
     def resolve(self, params: PoolingParams, *, segment: int = 0) -> PoolingState:
-        """What the worker is told.
+        """The settings for the worker.
 
         Raises:
             InvalidRequest: the model does not do it; names the field.

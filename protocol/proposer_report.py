@@ -1,4 +1,4 @@
-"""What a worker tells of who drafts, beside the drafts."""
+"""The worker's report on its proposer, beside the drafts."""
 
 import msgspec
 

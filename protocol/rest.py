@@ -9,8 +9,8 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.worker import ProgressSink, RestartWorker, Worker, WorkerReady
 
 PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of the requests that are open. abort: they end with an error; wait: they finish first, and what comes
-meanwhile waits; keep: they stay where they are and go on afterwards."""
+"""The fate of the open requests. abort: they end with an error; wait: they finish first, and new ones
+wait; keep: they freeze and continue afterwards."""
 WakeTag = Literal["weights", "kv_cache", "scheduling"]
 
 PAUSED, WITHOUT_CACHE, EMPTY = 0, 1, 2
@@ -49,7 +49,7 @@ WorkerCommand = SleepWorker | WakeWorker | StartProfile | StopProfile
 
 
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a command."""
+    """The result of a command."""
 
     rss_before: int = 0
     """Bytes of memory that the worker's process held before; 0 where that cannot be measured."""
@@ -83,11 +83,11 @@ def obey(worker: Worker, command: WorkerCommand, progress: ProgressSink) -> Work
     return worker.command(command, progress)
 
 
-# To whoever asked.
+# To the caller of the command.
 
 
 class SleepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sleep gave back, or a waking took again."""
+    """The memory that a sleep freed or a wake-up took again."""
 
     level: int | None
     """That the engine sleeps at now; None is awake."""
@@ -95,7 +95,7 @@ class SleepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of memory that the worker's process held before and after, as the system counts them."""
     rss_after: int
     seconds: float
-    """What the worker took for it."""
+    """The time that the worker took for it."""
 
     @property
     def freed(self) -> int:

@@ -70,7 +70,7 @@ _FLAGS = (
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the served model and the server allow."""
+    """The limits of the served model and the server."""
 
     vocab_width: int
     """Width of the logits: ids are checked against this, not against the tokenizer's size."""
@@ -78,7 +78,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     max_tokens: int | None = None
-    """No sequence gets more, whatever its request asks for; None is no such cap."""
+    """The cap of every sequence, above its request's own limit; None is no cap."""
     stream_interval: int | None = None
     """Least tokens per delta of a stream; None is by time."""
 
@@ -156,7 +156,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     stream_interval: int | None = None
     """Tokens per delta of a stream; 1 is one delta per token. None: as the engine's flush interval has it."""
     guide: GuideSpec | None = None
-    """What the output must look like: JSON, a schema, a regular expression, one of several texts, a grammar."""
+    """The form of the output: JSON, a schema, a regular expression, one of several texts, a grammar."""
     structured_outputs: StructuredOutputsParams | None = None
     """The same with vLLM's names; becomes `guide`."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE

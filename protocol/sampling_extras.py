@@ -1,4 +1,4 @@
-"""What a request may ask of sampling beside a distribution: a budget for thinking, an end to repetition, plug-ins."""
+"""Sampling options beside the distribution: a budget for reasoning, an end to repetition, plug-ins."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

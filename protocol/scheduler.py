@@ -1,10 +1,11 @@
-"""What the scheduler is told. Data lane: new requests and step results; control lane: what must overtake them."""
+"""Messages to the scheduler. Data lane: new requests and step results; control lane: messages that overtake them."""
 
 from collections.abc import Callable
 
 import msgspec
 
 from troupellm.protocol.guide import BuildOutcome, GuideProgram
+from troupellm.protocol.kv_hints import DropSession, KeepTurn, PrefetchSession, PrefixLease
 from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.sampling_extras import RepetitionDetection
 from troupellm.protocol.worker import SamplingState, StepResult, WorkerReady
@@ -50,9 +51,13 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The model's end tokens; empty under ignore_eos."""
     priority: int = 0
     tenant: str = ""
-    """Whose request it is, for fair shares, limits and the prefix cache; "" where nobody is told apart."""
+    """The owner of the request, for fair shares, limits and the prefix cache; "" without tenants."""
     cache_salt: bytes = b""
-    """Who sends the same one shares prefix-cache entries with each other, and with nobody else; empty is none."""
+    """Requests with the same salt share prefix-cache entries with each other and with no others; empty is no salt."""
+    session: str = ""
+    """The tenant's session that the request belongs to; empty: none."""
+    leases: tuple[PrefixLease, ...] = ()
+    """Prefixes of the prompt that are evicted after others."""
     prompt_keys: bytes = b""
     """Names of the prompt's full blocks in the prefix cache, 32 bytes each, after the root of their chain: made before
     the scheduler hears of the request. Empty: the scheduler makes them."""
@@ -65,7 +70,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds on the engine's clock after which a request that still waits is dropped."""
     repetition: RepetitionDetection | None = None
     embeddings: bytes | None = None
-    """What stands for the prompt, whose tokens mean nothing then; float32 [prompt_tokens, hidden]."""
+    """Input embeddings in place of the prompt's token ids, which are ignored then; float32 [prompt_tokens, hidden]."""
 
 
 class StepFinished(msgspec.Struct, frozen=True):
@@ -133,7 +138,7 @@ class WorkerAsleep(msgspec.Struct, frozen=True):
     """
 
     keeps_host: bool = False
-    """What the host tier holds is still there."""
+    """The blocks of the host tier are still there."""
 
 
 class WorkerLost(msgspec.Struct, frozen=True):
@@ -179,4 +184,7 @@ SchedulerControl = (
     | WorkerLost
     | WorkerBack
     | GuideBuilt
+    | KeepTurn
+    | PrefetchSession
+    | DropSession
 )

@@ -9,6 +9,8 @@ OnLoad = Literal["int8", "int8-weight-only", "int4", "fp8"]
 """How weights are quantized while they are read."""
 StoredAs = Literal["awq", "gptq", "compressed-tensors", "gguf", "quark", "mxfp4", "modelopt", "auto-round"]
 """How the weights of a checkpoint are quantized already."""
+EventDetail = Literal["off", "keys", "tokens"]
+"""How much the events of KV blocks tell."""
 PositiveInt = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
@@ -16,7 +18,7 @@ Seconds = Annotated[float, Meta(ge=0.0)]
 
 
 def help_text(text: str) -> Meta:
-    """What the command line shows for a field."""
+    """The text that the command line shows for a field."""
     return Meta(description=text)
 
 

@@ -107,7 +107,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """(first, last, drafts): of a step with first .. last sequences each has at most so many drafts. Outside of all
     ranges `num_speculative_tokens` holds."""
     rejection_sample_method: Literal["standard", "synthetic"] = "standard"
-    """synthetic accepts by a draw, whatever the target says: for benchmarks."""
+    """synthetic accepts by a draw and ignores the target's tokens: for benchmarks."""
     synthetic_acceptance_length: float | None = None
     """Mean tokens of a step then, the target's own one included."""
     custom_class: str | None = None
@@ -119,7 +119,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def most_drafts(self) -> int:
-        """Drafts of a row in one step, whatever its proposer is."""
+        """The most drafts of a row in one step, for any proposer."""
         if self.num_speculative_tokens is not None:
             return self.num_speculative_tokens
         if self.tree_widths:
@@ -185,7 +185,7 @@ def read_speculative_config(value: Any) -> SpeculativeConfig | None:
 
 
 def _understood(given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, in our spelling.
+    """The given settings, in our spelling.
 
     Raises:
         ConfigError: a key that is unknown, or means nothing to the method.

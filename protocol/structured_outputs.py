@@ -14,7 +14,7 @@ MAX_CHOICES = 10_000
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the output must look like: exactly one of the first six."""
+    """The form of the output: exactly one of the first six fields is set."""
 
     json: str | Mapping[str, Any] | bool | None = None
     """A JSON schema, as text or as an object."""

@@ -34,14 +34,14 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool = True
     """More than one call is allowed."""
     strict: frozenset[str] = frozenset()
-    """Names of those whose arguments must fit their schema, also when nobody forces a call."""
+    """Names of the tools whose arguments must fit their schema, also in free calls."""
 
 
 NO_TOOLS: Final = ToolUse()
 
 
 def tool_use(tools: Sequence[Tool] | None, choice: Any = None, parallel: bool | None = None) -> ToolUse:
-    """What a request says about its tools, checked.
+    """The tools of a request, checked.
 
     Args:
         choice: none, auto (the default), required, `{"type": "function", "function": {"name": ...}}`, or

@@ -1,4 +1,4 @@
-"""What a plan asks of the tiers behind the device, and what their worker answers.
+"""A plan's orders for the tiers behind the device, and the worker's answers.
 
 A *transfer* moves one block one step: between the device and a place in host memory (tier 0), or between such a place
 and an outer tier, which finds blocks by their keys. The scheduler's manager gives out the places of host memory; the
@@ -59,7 +59,7 @@ class TransferDone(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
     """Why not: miss, corrupt, cancelled, disabled, busy, or the error's text."""
     seconds: float = 0.0
-    """What moving the block took by itself, without waiting for its turn."""
+    """The time of moving the block itself, without the wait for its turn."""
 
 
 class LookupDone(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -101,4 +101,4 @@ class TierInfo(msgspec.Struct, frozen=True, kw_only=True):
     loads: bool = True
     stores: bool = True
     failure_policy: FailurePolicy = "recompute"
-    """What becomes of a sequence when blocks do not come that a lookup said are there."""
+    """The reaction to blocks that a lookup found and a load did not deliver."""

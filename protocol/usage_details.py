@@ -1,4 +1,4 @@
-"""What usage objects of HTTP APIs say beyond their sums. Fields that do not apply are left out."""
+"""Details of the usage objects of HTTP APIs. Fields that do not apply are left out."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -13,7 +13,7 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class PredictionDetails(msgspec.Struct, kw_only=True):
-    """What speculative decoding did, told where it drafted anything. OpenAI's names, in every API."""
+    """Counts of speculative decoding, present if it drafted. OpenAI's names, in every API."""
 
     accepted_prediction_tokens: int | UnsetType = UNSET
     """Drafts that were accepted."""

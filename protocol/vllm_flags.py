@@ -83,4 +83,4 @@ ELSEWHERE = {
     "grpc": "HTTP is the only protocol",
     "middleware": "mount troupellm.asgi(engine) in your own ASGI app",
 }
-"""What to say of each, by its name without dashes. `vllm_further` adds the less usual ones."""
+"""The sentence for each flag, by its name without dashes. `vllm_further` adds the less usual ones."""

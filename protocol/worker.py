@@ -1,4 +1,4 @@
-"""What is said between the scheduler and a worker: one plan down and one result up per step.
+"""Messages between the scheduler and a worker: one plan down and one result up per step.
 
 A worker keeps a table of *rows*, one per sequence that it was told about. A new row carries everything the worker
 needs (tokens, sampling state, block tables); a known row carries differences only, and a plain decode row needs none:
@@ -63,7 +63,7 @@ class SamplingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_o
     processors: tuple[tuple[str, bytes], ...] = ()
     """Logits processors by name, each with its arguments as a JSON object."""
     guide: GuideProgram | None = None
-    """What the generated tokens must fit. It ends the row, too: see `StepResult.finished`."""
+    """The grammar of the generated tokens. It ends the row, too: see `StepResult.finished`."""
 
 
 class ThinkingState(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -94,16 +94,16 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tru
     adapter: int = 0
     """Adapter slot; 0 is the base model."""
     embeddings: bytes | None = None
-    """What stands for the prompt instead of its tokens' embeddings; float32 [num_prompt_tokens, hidden]."""
+    """Input embeddings in place of the prompt's token embeddings; float32 [num_prompt_tokens, hidden]."""
     pooling: PoolingState | None = None
     """None generates; otherwise the row samples nothing: when its last token is computed its vector comes back in
     `StepResult.pooled`."""
     tenant: str = ""
-    """Who shares what is kept of its tokens: opaque, another one for each tenant and each cache salt."""
+    """Namespace of the data kept of its tokens: opaque, a different one for each tenant and each cache salt."""
 
 
 class RowChange(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """What changed for a known row since the last plan that named it."""
+    """The changes of a known row since the last plan that named it."""
 
     row: int
     dropped_blocks: int = 0
@@ -137,7 +137,7 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """What to compute in one step.
+    """The work of one step.
 
     `rows`, `epochs`, `starts` and `counts` are parallel. Row i computes positions starts[i] .. starts[i] + counts[i].
     A row samples when its span reaches the last token that the worker holds for it; the sampled token is appended to
@@ -169,7 +169,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     """Begun in this order with the step: stores read their blocks before anything of this plan is written."""
     lookups: tuple[TierLookup, ...] = ()
     cancelled: tuple[int, ...] = ()
-    """Transfers that nobody wants any more; they are answered all the same."""
+    """Transfers that are not needed any more; the worker still answers them."""
 
 
 class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -194,7 +194,7 @@ class RowLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_onl
 
 
 class RowPooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a row was computed for: exactly once, with the span that reaches its last token."""
+    """The vector of a pooled row: exactly once, with the span that reaches its last token."""
 
     row: int
     vector: bytes
@@ -218,7 +218,7 @@ class StepTimings(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_onl
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """What one plan gave. `rows`, `epochs` and `token_counts` are parallel and in the plan's order."""
+    """The result of one plan. `rows`, `epochs` and `token_counts` are parallel and in the plan's order."""
 
     step: int
     engine_epoch: int
@@ -259,7 +259,7 @@ class RestartWorker(msgspec.Struct, frozen=True):
     reason: str
     engine_epoch: int
     fault: bool = True
-    """The worker failed by itself. False: it may never have heard of what it was asked, so nobody is suspected."""
+    """True if the worker failed by itself. If False, the plan may not have reached it, and no request is suspected."""
 
 
 class ProcessorInfo(msgspec.Struct, frozen=True):
@@ -284,11 +284,11 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["full", "sliding", "latent"] = "full"
     """latent: one small vector per token, from which keys and values are made."""
     block_bytes: int = 0
-    """What the group's layers keep in one block."""
+    """The bytes that the group's layers keep in one block."""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
-    """What the worker settled on while it loaded; the engine can serve from here on."""
+    """The worker's settings after its load; the engine can serve from here on."""
 
     vocab_width: int
     """Width of the logits, which is what token ids are checked against."""
@@ -312,11 +312,11 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     saturation_tokens: int = 0
     """From so many tokens on a step does no more of them per second; 0 was not measured."""
     saturation_seconds: float = 0.0
-    """What a step of so many takes."""
+    """The time of a step of that many tokens."""
     generates: bool = True
     """Writes text."""
     pooling: PoolingAbility | None = None
-    """What it can pool, if anything."""
+    """The pooling tasks of the model; None if it has none."""
     whole_prompts: bool = False
     """Every token sees every other one: a prompt is computed in one step, nothing of it serves another one, and blocks
     only count."""
@@ -366,8 +366,8 @@ class Worker(Protocol):
     """The synchronous model side of the seam. All calls come from one thread.
 
     `launch` may return before the device has finished; two plans may be launched before the first is collected, and
-    they are collected in order. Whoever drives a worker that `WorksAhead` launches a plan as soon as it is there, also
-    while another one is waited for. `collect` computes or waits for what is not done yet. A row's failure is a
+    they are collected in order. If the worker is a `WorksAhead`, each plan is launched immediately, also
+    while another one is being collected. `collect` computes or waits for what is not done yet. A row's failure is a
     `RowError` in the result; anything raised is the step's failure.
     """
 

@@ -1,4 +1,4 @@
-"""What some workers can beside what `protocol.worker.Worker` asks of all."""
+"""Optional abilities of workers, beside those of `protocol.worker.Worker`."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -15,7 +15,7 @@ class WorksAhead(Protocol):
     """A worker whose device computes by itself what was launched."""
 
     def under_way(self, ticket: Ticket, /) -> Wait | None:
-        """What to wait for before a launched plan is collected: fit for any thread, beside all calls of the worker.
+        """The wait for a launched plan before it is collected: callable on any thread, beside all calls of the worker.
         None: its result is there, or `collect` computes it."""
 
     def incomplete(self, ticket: Ticket, /) -> bool:
@@ -35,7 +35,7 @@ class HasIdleWork(Protocol):
     """A worker that puts off what can wait until nothing else is to be done."""
 
     def idle(self) -> bool:
-        """Do a part of it, on the thread of all calls: whoever calls next waits for that part. Never raises.
+        """Do a part of it, on the thread of all calls: the next call waits for that part. Never raises.
 
         Returns:
             whether it did anything, so that more may be left. False: there is nothing to do before the next call.

@@ -1,4 +1,4 @@
-"""What an engine and its worker process say to each other: one message is one frame."""
+"""Messages between an engine and its worker process: one message is one frame."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -18,11 +18,11 @@ LINK_VERSION = 5
 """Rises with every change of a message, plans and results included."""
 HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
 MODEL_WORKER = "troupellm.models.worker:ModelWorker"
-"""What makes the worker: a function or class that takes the model's folder, as module:name."""
+"""The worker's factory: a function or class that takes the model's folder, as module:name."""
 
 
 def resolve(factory: str) -> Callable[[Path], Worker]:
-    """What an import path names."""
+    """The object that an import path names."""
     module, _, name = factory.partition(":")
     made: Callable[[Path], Worker] = getattr(import_module(module), name)
     return made
@@ -88,7 +88,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     hint: str | None = None
 
     def as_error(self) -> Exception:
-        """What is raised for it on this side. Text that is not ours goes to the log, not to clients."""
+        """The error to raise for it on this side. Foreign text goes to the log, not to clients."""
         error: Exception
         if self.kind == "ModelLoadError":
             error = ModelLoadError(self.message, hint=self.hint)

@@ -1,9 +1,9 @@
-"""What a key may still use, as the headers that OpenAI's API has for it."""
+"""The rest of a key's limits, as headers of OpenAI's API."""
 
 import math
 import time
 
-from troupellm.protocol.quota import Quota
+from troupellm.protocol.errors import Quota
 
 
 def duration(seconds: float) -> str:

@@ -1,5 +1,7 @@
-"""What the READMEs name is there: flags, benchmarks, routes, targets of make, public names; and what they show can be
-typed. `api/test_readme_examples.py` runs it."""
+"""The documents name flags, benchmarks, routes, make targets and public names that exist, and their commands parse.
+
+`api/test_readme_examples.py` runs the README's programs.
+"""
 
 import argparse
 import ast
@@ -22,7 +24,10 @@ from troupellm.server.host import EngineHost
 from troupellm.server.router import Router
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = ("README.md", "load_tests/README.md")
+FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests")
+_PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
+READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS), *_PAGES)
+"""All documents of the product: the README, those of the top folders, and the pages below docs/."""
 ELSEWHERE = {
     "--no-index", "--no-deps", "--target", "--folder", "--minutes", "--goals", "--without-amx", "--rootdir",
     "--import-mode",
@@ -50,9 +55,7 @@ def test_every_flag_is_one_of_ours(readme: str) -> None:
     known = ELSEWHERE | set(options_of(benchmarks))
     for command in _COMMANDS:
         known |= set(options_of(_parser(command)))
-    named = set(_FLAG.findall(text_of(readme)))
-    assert len(named) > 10
-    assert named - known == set()
+    assert set(_FLAG.findall(text_of(readme))) - known == set()
 
 
 @pytest.mark.parametrize("readme", READMES)
@@ -101,10 +104,15 @@ def understand(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("readme", READMES)
 def test_every_command_is_understood_as_it_stands(readme: str) -> None:
-    commands = commands_of(readme)
-    assert len(commands) > 20
-    for arguments in commands:
+    for arguments in commands_of(readme):
         understand(arguments)
+
+
+def test_the_documents_show_enough_for_these_tests_to_mean_something() -> None:
+    assert len(READMES) > 15
+    assert sum(len(commands_of(readme)) for readme in READMES) > 60
+    assert sum(len(set(_FLAG.findall(text_of(readme)))) for readme in READMES) > 200
+    assert sum(len(routes_of(readme)) for readme in READMES) > 40
 
 
 @pytest.mark.parametrize("readme", READMES)
@@ -117,7 +125,6 @@ def test_every_flag_takes_the_value_that_it_is_shown_with(readme: str) -> None:
         action.choices["bench"] for action in benchmarks()._actions if isinstance(action, argparse._SubParsersAction)
     )
     (measured,) = (action.choices for action in of_bench._actions if isinstance(action, argparse._SubParsersAction))
-    assert len(whole) > 3
     for words in whole:
         flags = {word for word in words if word.startswith("--")}
         if flags <= served:
@@ -127,12 +134,40 @@ def test_every_flag_takes_the_value_that_it_is_shown_with(readme: str) -> None:
             understand(["bench", name, *words])
 
 
-def test_every_route_is_there() -> None:
+def routes_of(readme: str) -> set[str]:
+    return set(re.findall(r"`(?:GET |POST )?(/[a-z][^`\s?]*)", text_of(readme))) - {"/v1"}
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_route_is_there(readme: str) -> None:
     app = App(EngineHost(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
     router = Router(app.routes)
-    named = set(re.findall(r"`(?:GET |POST )?(/[a-z][^`\s?]*)", text_of("README.md"))) - {"/v1"}
-    assert len(named) > 30
-    assert {path for path in named if router.find(path.encode()) is None} == set()
+    assert {path for path in routes_of(readme) if router.find(path.encode()) is None} == set()
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_link_leads_to_a_file_and_a_heading(readme: str) -> None:
+    folder = (ROOT / readme).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(readme)):
+        if "://" in target:
+            continue
+        name, _, heading = target.partition("#")
+        path = (folder / name).resolve() if name else ROOT / readme
+        assert path.exists(), target
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+            assert heading in slugs, target
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_every_path_is_there(readme: str) -> None:
+    named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`", text_of(readme))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_readme_is_at_most_two_hundred_lines() -> None:
+    assert len(text_of("README.md").splitlines()) <= 200
 
 
 @pytest.mark.parametrize("readme", READMES)
@@ -143,12 +178,11 @@ def test_every_target_and_every_variable_of_make_is_there(readme: str) -> None:
     (targets,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert {line.split()[1] for line in typed} <= set(targets.split())
     variables = {name for line in typed for name in re.findall(r"\b([A-Z_]+)=", line)}
-    assert variables
     assert {name for name in variables if not re.search(rf"^{name} \?=", makefile, re.MULTILINE)} == set()
 
 
 def shown_keys() -> Iterator[str]:
-    yield from re.findall(r"```toml\n(.*?)```", text_of("README.md"), re.DOTALL)
+    yield from re.findall(r"```toml\n(.*?)```", text_of("docs/keys-and-limits.md"), re.DOTALL)
     yield "\n".join(re.findall(r"^ {4}(.*)$", keys.__doc__ or "", re.MULTILINE))
 
 
@@ -168,22 +202,26 @@ def test_every_benchmark_is_in_the_table() -> None:
     assert table == set(bench._BENCHMARKS)
 
 
-def test_every_public_name_is_there() -> None:
-    text = text_of("README.md")
+@pytest.mark.parametrize("readme", READMES)
+def test_every_public_name_is_there(readme: str) -> None:
+    text = text_of(readme)
     names = set(re.findall(r"\btroupellm\.([A-Z]\w+)", text))
-    assert names
     assert {name for name in names if not hasattr(troupellm, name)} == set()
     for owner, methods in ((troupellm.Engine, r"\bengine\.(\w+)\("), (troupellm.LLM, r"\bLLM\.(\w+)")):
         assert {name for name in re.findall(methods, text) if not hasattr(owner, name)} == set()
 
 
 @pytest.mark.parametrize("readme", READMES)
-def test_whoever_has_a_clone_and_nothing_else_can_type_what_is_shown(readme: str) -> None:
-    """The command is in the environment, the package in no index, and the folders are everybody's own."""
+def test_the_commands_work_in_a_clone_without_other_preparation(readme: str) -> None:
+    """The command is in the environment, and the package is in no index."""
     text = text_of(readme)
-    assert "`source .venv/bin/activate`" in text
     assert "troupellm[" not in text
     assert "/tmp" not in text
+
+
+@pytest.mark.parametrize("readme", ["README.md", "docs/serving.md", "load_tests/README.md"])
+def test_a_page_that_begins_with_commands_says_where_the_command_is(readme: str) -> None:
+    assert "`source .venv/bin/activate`" in text_of(readme)
 
 
 def test_hints_name_no_package_that_no_index_has() -> None:

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, Unmergeable, require, require_same
 from troupellm.kernels.quantized.outline import Code, Outline
+from troupellm.kernels.row_codes.reference import LARGEST_E4M3
 
-LARGEST = 448.0
-"""Of e4m3."""
 TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
@@ -29,9 +28,14 @@ class Fp8(QuantizedWeight):
     kind = "fp8"
 
     def __init__(
-        self, values: Tensor, scale: Tensor, *, block: tuple[int, int] | None = None,
-        eight_bit_inputs: bool = False, dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+        self,
+        values: Tensor,
+        scale: Tensor,
+        *,
+        block: tuple[int, int] | None = None,
+        eight_bit_inputs: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """
         Args:
             scale: one number for all, one per row, or one per block.
@@ -53,7 +57,7 @@ class Fp8(QuantizedWeight):
     @classmethod
     def quantize(cls, weight: Tensor) -> Self:
         """Round a weight [out, in] to the nearest in e4m3, each row scaled to the whole range."""
-        scale = weight.float().abs().amax(dim=1) / LARGEST
+        scale = weight.float().abs().amax(dim=1) / LARGEST_E4M3
         values = weight.float() / torch.where(scale > 0, scale, 1.0)[:, None]
         return cls(values.to(torch.float8_e4m3fn), scale, eight_bit_inputs=True, dtype=weight.dtype)
 

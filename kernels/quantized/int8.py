@@ -8,8 +8,7 @@ from torch import Tensor
 
 from troupellm.kernels.quantized.base import QuantizedWeight, require, require_same
 from troupellm.kernels.quantized.outline import Outline
-
-LARGEST = 127
+from troupellm.kernels.row_codes.reference import quantize_rows
 
 
 class Int8Channel(QuantizedWeight):
@@ -37,7 +36,7 @@ class Int8Channel(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor) -> Self:
-        """Round a weight [out, in] to the nearest; its own type is what products are computed in."""
+        """Round a weight [out, in] to the nearest; products are computed in its own type."""
         values, scale = quantize_rows(weight)
         return cls(values, scale, dtype=weight.dtype)
 
@@ -62,11 +61,3 @@ class Int8Channel(QuantizedWeight):
         sums = inputs.double() @ self.values.double().t()
         out = sums.float() * self.scale * scale[:, None]
         return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of `x` [rows, size] in eight bits: values int8 of -127 to 127, and scale float32 [rows]."""
-    x = x.float()
-    scale = x.abs().amax(dim=-1) / LARGEST
-    values = torch.round(x / torch.where(scale > 0, scale, 1.0)[:, None])
-    return values.to(torch.int8), scale

@@ -3,15 +3,23 @@
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized.fp8 import LARGEST
-from troupellm.kernels.quantized.int8 import quantize_rows
+LARGEST_INT8 = 127
+LARGEST_E4M3 = 448.0
 
 
 def row_codes_reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `row_codes`; of int8 it is `quantize_rows`, the arithmetic of `Int8Channel`."""
+    """As `row_codes`; of int8 it is `quantize_rows`."""
     if dtype == torch.int8:
         return quantize_rows(x)
     x = x.float()
-    scale = x.abs().amax(dim=-1) / LARGEST
-    values = (x / torch.where(scale > 0, scale, 1.0)[:, None]).clamp(-LARGEST, LARGEST)
+    scale = x.abs().amax(dim=-1) / LARGEST_E4M3
+    values = (x / torch.where(scale > 0, scale, 1.0)[:, None]).clamp(-LARGEST_E4M3, LARGEST_E4M3)
     return values.to(dtype), scale
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row of `x` [rows, size] in eight bits: values int8 of -127 to 127, and scale float32 [rows]."""
+    x = x.float()
+    scale = x.abs().amax(dim=-1) / LARGEST_INT8
+    values = torch.round(x / torch.where(scale > 0, scale, 1.0)[:, None])
+    return values.to(torch.int8), scale

@@ -23,7 +23,7 @@ WORDS = (
     "rivers", "run", "slowly", "through", "warm", "valleys", "toward", "an", "unknown", "sea", "every", "summer",
 )  # fmt: skip
 TOLERANCE = 1e-3
-"""Both compute the same; a larger difference means that somebody computes something else."""
+"""Both compute the same; a larger difference means that one of them is wrong."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ class Contestant(Protocol):
         """Get ready for one turn, before the clock starts; `turn` ends it."""
 
     async def embed(self, texts: Sequence[str]) -> Vectors:
-        """What is timed."""
+        """The timed call."""
 
 
 class Troupe:
@@ -39,7 +39,7 @@ class Troupe:
 
 
 class Batches:
-    """What sentence-transformers does with `transformers`: texts sorted by length, padded batches, mean over the mask,
+    """sentence-transformers' batching over `transformers`: texts sorted by length, padded batches, mean over the mask,
     unit length."""
 
     def __init__(self, folder: Path, *, num_threads: int, batch_size: int, max_length: int) -> None:

@@ -35,7 +35,7 @@ def _hits(policy: str, blocks: list[int], capacity: int) -> int:
 
 
 def optimal_hits(blocks: list[int], capacity: int) -> int:
-    """Who knows the future evicts what is wanted again last. (L. Belady, IBM Systems Journal 5:2, 1966: MIN.)"""
+    """The optimal policy evicts the block whose next use is last. (L. Belady, IBM Systems Journal 5:2, 1966: MIN.)"""
     never = len(blocks)
     next_use = [never] * never
     seen: dict[int, int] = {}

@@ -21,7 +21,7 @@ BATCHING: dict[str, dict[str, Any]] = {
     "async and graphs": {"use_async_batching": True, "use_cuda_graph": True},
     "its own choice": {},
 }
-"""What its continuous batching is told. The better one counts: attention with a mask may lose by graphs."""
+"""Settings of its continuous batching. The better one counts: attention with a mask may lose by graphs."""
 
 
 # Outside of inference mode, which its thread is not in: tensors of that mode would fail there.

@@ -1,4 +1,4 @@
-"""What it takes to capture the graphs of all batch sizes that an engine has by itself."""
+"""The cost of capturing the graphs of all default batch sizes of an engine."""
 
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.gathered import Found

@@ -1,7 +1,7 @@
 """Every operation's cases on the device, each operation in a process of its own: kernels are compiled on all cores at
 once, which is most of what the cases take, and what breaks one operation's context leaves the others theirs. Beside
 them the models of the first goals run some steps, so that their kernels are compiled by then, too, and are counted
-where a profile disturbs nobody.
+where a profile disturbs no measure.
 
 `python -m troupellm.load_tests.gpu.checking TASK DEVICE` is one of these processes; a task is an operation, or a model
 behind `model:`.
@@ -22,7 +22,7 @@ from troupellm.load_tests.kernels.checks import Check, check
 from troupellm.load_tests.peers.environments import TROUPE, environment_of, link_package
 
 LARGEST = 1e9
-"""What is written instead of infinity."""
+"""The number written instead of infinity."""
 MODEL = "model:"
 BATCHES = (1, 32)
 """That models run at; other sizes have the kernels of one of these."""
@@ -97,7 +97,7 @@ def _printed(running: Processes, seconds: float) -> dict[str, str | Unfinished]:
 
 
 def _last_line(process: subprocess.Popen[str], deadline: float) -> str | Unfinished:
-    """Who is done is not late, however late it is asked."""
+    """The last line of a process; one that has ended is never late."""
     left = READ_SECONDS if process.poll() is not None else max(0.0, deadline - time.monotonic())
     try:
         printed, errors = process.communicate(timeout=left)

@@ -1,4 +1,4 @@
-"""What of the operations is right on the device, and what may not be timed therefore."""
+"""The operations that are right on the device, and those that may not be timed."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from troupellm.load_tests.kernels.checks import Check
 
 
 class Correctness(msgspec.Struct, frozen=True):
-    """By operation. What is in none of these is right."""
+    """By operation. An operation in none of these is right."""
 
     wrong: dict[str, list[str]] = {}
     """Cases whose numbers are not those of the reference."""

@@ -98,11 +98,11 @@ class Models:
         return self._ceilings.roof("bfloat16", block)
 
     def serving(self, name: str, batch: int, length: int, **more: Any) -> dict[str, Any]:
-        """What an engine is told that serves a model to up to `batch` sequences of `length` tokens."""
+        """The settings of an engine that serves a model to up to `batch` sequences of `length` tokens."""
         return {"model": str(write_model(name, self._folder)), **self._settings(batch, length, **more)}
 
     def run(self, measure: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """What a measure gives that awaits engines; the device's memory is free again afterwards.
+        """The result of a measure that awaits engines; the device's memory is free again afterwards.
 
         Raises:
             TimeoutError: it took longer than so many seconds.
@@ -160,7 +160,7 @@ class Models:
         return found
 
     def kernels(self, name: str, batch: int) -> int:
-        """That a step launches, from a profile. What is launched later in the same process may be slower for it."""
+        """Number of kernels that a step launches, from a profile. Later launches in the same process may be slower."""
         steps = 2 * PROFILED_STEPS
         with self.worker(name, batch, CONTEXT + steps + 32) as worker:
             worker.capture_graphs()
@@ -193,7 +193,7 @@ class Models:
         return self._engine_seconds[key]
 
     def free(self) -> None:
-        """What the one before has left, also where it failed and its error held on to it."""
+        """Free the memory of the measure before, also if it failed and its error held references."""
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -210,7 +210,7 @@ class Models:
         for batch in batches:
             with gathered.part(part := f"batch {batch}"):
                 seconds = self.engine_step(name, batch, quantization)
-                # Who began first has written meanwhile, and has more keys than who began last.
+                # The first sequences generate while the last prompts are computed, so they have more keys.
                 meanwhile = prefill_steps(batch, CONTEXT, STEP_TOKENS) / 2
                 roof = self._roofline(name, batch, quantization, meanwhile=meanwhile)
                 gathered.found[part] = roof_frac(roof, seconds)

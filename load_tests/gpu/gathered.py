@@ -20,7 +20,7 @@ class Partly(Exception):
 
 
 class Gathered:
-    """What the parts of a goal have found so far."""
+    """The findings of a goal's parts so far."""
 
     def __init__(self) -> None:
         self.found, self.details = dict[str, float](), dict[str, Any]()
@@ -29,7 +29,7 @@ class Gathered:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """One part, which may fail alone. It is printed, for whoever reads the log of what hangs in the next one."""
+        """One part, which may fail alone. Its name is printed, so that the log shows the part that hangs."""
         try:
             yield
             print(f"{name}: {self.found.get(name)}, {self.details.get(name)}", flush=True)

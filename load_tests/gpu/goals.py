@@ -39,7 +39,7 @@ MODEL = (
     "linear", "rms_norm", "add_rms_norm", "rope_kv_write", "decode_attention", "prefill_attention", "silu_mul",
     "step_begin", "step_end",
 )  # fmt: skip
-"""What a step of a dense model is made of."""
+"""The operations of a step of a dense model."""
 FIRST = ("G8", "G5", "G3", "G1", "G13", "G16")
 """By default, in the order in which they are worth the time: all of them fit behind checks that take all of theirs."""
 COUNTING = "G5"
@@ -170,7 +170,7 @@ GOALS = {
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a goal."""
+    """The outcome of a goal."""
 
     goal: str
     what: str

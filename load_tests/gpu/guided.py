@@ -1,4 +1,4 @@
-"""What a grammar costs per token on a device."""
+"""The cost of a grammar per token on a device."""
 
 from statistics import median
 from typing import Any
@@ -16,8 +16,8 @@ LIMIT_SECONDS = 120.0
 
 
 def per_token(models: Models) -> Found:
-    """G21: time per token of answers that a JSON schema guides over that of answers without, interleaved. What the
-    schema leaves no choice of comes with the token before it: a step gives more than a token then."""
+    """G21: time per token of answers that a JSON schema guides over that of answers without, interleaved. Forced
+    tokens come with the token before them: such a step gives more than one token."""
     found, details = dict[str, float](), dict[str, Any]()
     for batch in BATCHES:
         settings = models.serving(LARGE, batch, ANSWER + 64)

@@ -49,7 +49,7 @@ def idle_shares(models: Models) -> Found:
 
 
 async def _profiled(engine: Engine, prompts: Sequence[list[int]]) -> list[Interval]:
-    """What the device did in the middle of the answers."""
+    """The device's activity in the middle of the answers."""
     counts = [0] * len(prompts)
 
     async def read(row: int) -> None:

@@ -1,5 +1,5 @@
-"""Where goals are measured: in a process beside the session's, one after the other. What breaks that process's context,
-or never ends, takes no other goal along; models' times that goals have in common are kept there.
+"""Goals are measured in a process beside the session's, one after the other. A measure that breaks that process's
+context, or never ends, costs no other goal; models' times that goals have in common are kept there.
 
 `python -m troupellm.load_tests.gpu.measuring DEVICE` is that process, which lines of JSON ask.
 """
@@ -46,7 +46,7 @@ from troupellm.protocol.errors import TroupeError
 
 CEILING_SECONDS = 0.3
 END_SECONDS = 8.0
-"""For what a process has begun, when who asked is gone; then it ends whatever it is at."""
+"""The time that a process has to finish its work once its parent is gone; then it ends."""
 LOG_TAIL, LAST_LINES = 4000, 8
 """Characters of the log that are printed of a failure, and lines that its record has."""
 
@@ -91,7 +91,7 @@ def measures(models: Models, kernels: Mapping[str, int]) -> dict[str, Callable[[
 
 
 def pursued(name: str, measure: Callable[[], Found]) -> Result:
-    """What becomes of a goal, whatever its measure raises."""
+    """The outcome of a goal, also if its measure raises."""
     found: Found = {}, {}
     begin, why, failed = time.monotonic(), "", False
     try:
@@ -199,7 +199,7 @@ class Measurer:
 
 
 def requests() -> Iterator[str]:
-    """Lines of the standard input. Their end is the end of who asks: it interrupts whatever is under way."""
+    """Lines of the standard input. Their end is the end of the parent: it interrupts the present measure."""
     lines = queue.Queue[str]()
 
     def read() -> None:

@@ -13,7 +13,7 @@ STEPS = 16
 
 def cache_share(models: Models) -> Found:
     """G25: bytes of the cache that the engine takes by itself, where it may use all memory, over those that were free
-    less the weights'. What it keeps aside, for activations and graphs, must be enough: a prompt as large as a step,
+    less the weights'. The memory kept for activations and graphs must be enough: a prompt as large as a step,
     graphs and steps go before the number counts."""
     more = {
         "num_gpu_blocks_override": None, "gpu_memory_utilization": 1.0, "max_num_batched_tokens": STEP_TOKENS,

@@ -1,4 +1,4 @@
-"""What a prefix that is there already is worth: to its next reader, and to many who read it at once."""
+"""The value of a cached prefix: to its next reader, and to many simultaneous readers."""
 
 from statistics import median
 

@@ -5,8 +5,8 @@
     PYTHONPATH=.whl/site python3 load_tests/gpu/run.py --result-json "$OUT/gpu.json" 2>&1 | tee "$OUT/log"
 
 OUT is a folder that outlives the machine. Correctness at real shapes first, then the device's ceilings, then goal by
-goal. What was found is printed and written after each of them, so that a time-out loses nothing; what there is no time
-for, or nothing to measure, is named.
+goal. Findings are printed and written after each of them, so that a time-out loses none; goals without time
+or without a measurement are named.
 """
 
 import sys

@@ -28,7 +28,7 @@ MINUTES = 8.0
 """Of a session: a command on a lent machine may take ten."""
 CHECK_SHARE = 0.3
 """Of the session's time that checks may take, what is compiled in them included: some minute of a core for the longest
-of them. What is not known by then is not timed; what waits for it would not have had the time either."""
+of them. Operations without a verdict by then are not timed."""
 MODEL_SECONDS = 30.0
 """For models whose kernels are not compiled yet when everything is checked."""
 COUNT_SECONDS = 60.0
@@ -66,7 +66,7 @@ def run(argv: Sequence[str], folder: Path) -> int:
 
 
 class Session:
-    """What was found so far; written after every block. Computes nothing on the device itself."""
+    """The findings so far; written after every block. Computes nothing on the device itself."""
 
     def __init__(self, device: torch.device, folder: Path, result: str | None, deadline: float) -> None:
         self._device, self._folder, self._result, self._deadline = device, folder, result, deadline
@@ -93,8 +93,8 @@ class Session:
         self._write()
 
     def check(self, seconds: float) -> None:
-        """Every operation's cases on the device, and attention at real shapes. What needs something else than what is
-        right is not timed afterwards."""
+        """Every operation's cases on the device, and attention at real shapes. Operations that need an operation
+        that is not right are not timed afterwards."""
         models = begin_models((SMALL, LARGE), self._device, self._folder)
         first = (*MODEL, *(operation for operation in OPERATIONS if operation not in MODEL))
         self._checked = Correctness.of(results(begin(first, self._device, self._folder), seconds))
@@ -107,7 +107,7 @@ class Session:
     def _count(self, found: dict[str, int | Unfinished]) -> None:
         for model, kernels in found.items():
             if isinstance(kernels, Unfinished):
-                print(f"{model}: {kernels.why}", flush=True)  # whoever measures it says more
+                print(f"{model}: {kernels.why}", flush=True)  # the measure itself gives the details
             else:
                 self._kernels[model] = kernels
         self._report["kernels"] = self._kernels

@@ -13,7 +13,7 @@ THERE = (
     "torch", "triton", "transformers", "anyio", "httpx", "numpy", "safetensors", "tokenizers", "jinja2",
     "prometheus-client", "uvloop", "tqdm", "huggingface-hub",
 )  # fmt: skip
-"""What a machine for training has."""
+"""The packages of a machine for training."""
 PACKAGES = (
     "msgspec", "hypercorn", "llguidance", "python-multipart", "xxhash", "zstandard", "pyyaml", "h2", "hpack",
     "hyperframe", "priority", "wsproto",

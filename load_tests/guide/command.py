@@ -160,7 +160,7 @@ async def _round(
 
 
 async def _first_tokens(engine: "Engine", args: argparse.Namespace, name: str) -> FirstToken:
-    """Each schema is one that nobody has seen."""
+    """Each schema is new."""
     first = FirstToken(name, [], [])
     source = random.Random(0)
     for number in range(args.schemas + 1):

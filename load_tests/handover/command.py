@@ -122,7 +122,7 @@ async def _one(alone: Any, prefiller: Any, decoder: Any, prompt: list[int], max_
 async def arrived(engine: Any) -> None:
     """Until the blocks of what an engine has computed are at its connector: nothing is under way any more.
 
-    A router need not wait for that. Whoever comes too early computes what is not there yet.
+    A router need not wait for that. An early request computes the missing blocks.
     """
     async with asyncio.timeout(PATIENCE_SECONDS):
         while (offload := engine.snapshot().scheduler.offload).transfers or offload.waiting_spills:

@@ -1,4 +1,4 @@
-"""What this device does at best, measured in the run whose other numbers are divided by it."""
+"""The device's best rates, measured in the run whose other numbers are divided by them."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     to_device: float = 0.0
     to_host: float = 0.0
     failed: dict[str, str] = {}
-    """What should have been measured and was not, and why."""
+    """Measurements that failed, and the reasons."""
 
     def flops(self, dtype: str) -> float:
         """The ceiling of products in a type; an unmeasured one counts as the widest that was."""
@@ -114,7 +114,7 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
 
 
 def _measured_alone(ceilings: Mapping[str, Callable[[], float]]) -> tuple[dict[str, float], dict[str, str]]:
-    """Those that few numbers are divided by: what one of them fails of is told, and costs nobody else anything."""
+    """The ceilings of few numbers: the failure of one is reported and does not affect the others."""
     found, failed = dict[str, float](), dict[str, str]()
     for name, measured in ceilings.items():
         try:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
 from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
@@ -16,7 +17,7 @@ from troupellm.kernels.grouped_linear import cases as grouped_linear_cases, grou
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
 from troupellm.kernels.kv_codes import decode
 from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
-from troupellm.kernels.linear import batch_invariant, cases as linear_cases, linear, pack
+from troupellm.kernels.linear import cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.paged_attention import cases as attention_cases, paged_attention
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
@@ -67,7 +68,7 @@ def _linear(device: str) -> Iterator[Outcome]:
 
 
 def _linear_invariant(device: str) -> Iterator[Outcome]:
-    """Rows of a step, whatever else is in it: to the bit what they are alone and elsewhere."""
+    """The rows of a step are equal to the bit in every batch and at every place of it."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     shapes = ((96, 64),) if device == "cpu" else ((6144, 4096), (4096, 12288), (1024, 3072))
     for out_features, in_features in shapes:
@@ -198,7 +199,7 @@ def _linear_fp8(device: str) -> Iterator[Outcome]:
 
 
 def _rope_kv_write(device: str) -> Iterator[Outcome]:
-    """What a model's layers call, where `rope` and `kv_write` are parts of."""
+    """The operation that a model's layers call; `rope` and `kv_write` are its parts."""
     allowed = {None: 0.0, torch.int8: CODES_ERROR, torch.float8_e4m3fn: FP8_CODES_ERROR}
     for case in rope_kv_write_cases.CASES:
         qkv, caches, rows, norms, angles = rope_kv_write_cases.make_inputs(case, device, 1)

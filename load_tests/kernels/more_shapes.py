@@ -20,7 +20,7 @@ from troupellm.load_tests.kernels.shapes import BLOCK_SIZE, Shapes, Work
 
 ADAPTERS, RANK = 8, 16
 TOP_K, TOP_P = 20, 0.95
-"""What a chat model's own configuration asks for."""
+"""The settings of a chat model's own configuration."""
 LOGITS_BUFFERS = 8
 DRAFTS = 4
 

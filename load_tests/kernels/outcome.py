@@ -1,4 +1,4 @@
-"""What one case of an operation gave, beside what it should have."""
+"""The result of one case of an operation, beside the expected one."""
 
 import msgspec
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a case gave, and what it should have; without a tolerance they are equal."""
+    """The result of a case and the expected one; without a tolerance they must be equal."""
 
     case: str
     got: Tensor

@@ -9,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.fused_moe import Routing, fused_moe, pack_experts, route
 from troupellm.kernels.gelu_mul import gelu_mul
 from troupellm.kernels.kv_codes import encode, row_width
 from troupellm.kernels.kv_write import kv_rows, kv_write
-from troupellm.kernels.linear import PackedLinear, batch_invariant, linear, pack
+from troupellm.kernels.linear import PackedLinear, linear, pack
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.quantized import Fp8, Int8Channel
@@ -165,7 +166,7 @@ class Shapes:
         return self.attention(f"decode {batch} rows, {self.context} keys", [self.context - 1] * batch, [1] * batch)
 
     def _prefill_attention(self, batch: int) -> Iterator[Work]:
-        """One prompt, whatever the batch."""
+        """One prompt, independent of the batch."""
         if batch == 1:
             yield from self.attention(f"prompt of {self.context}", [0], [self.context])
 

@@ -1,4 +1,4 @@
-"""What is measured: cells of a table, the rates found in them, and how we compare."""
+"""The measurement: cells of a table, the rates found in them, and how we compare."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ LEAST_DECODE, LEAST_PREFILL, LEAST_MEAN, LEAST_RIVAL = 0.9, 0.95, 1.0, 1.3
 """Wanted against the best peer in every cell, and in the geometric mean; and against each rival in the mean."""
 RIVALS = ("vllm", "llama")
 PEERS = ("openvino", "vllm", "llama", "transformers")
-"""Of whom each has to be there before anything is said of the best."""
+"""All of them must have a number before a comparison with the best is made."""
 LEAST_SAME = 0.5
 """Of the tokens at fp32, where all compute the same model: rounding parts answers late, a wrong model at once."""
 
@@ -111,11 +111,11 @@ class Verdict(msgspec.Struct, frozen=True):
     found: float
     wanted: float
     peers: tuple[str, ...]
-    """Against whom it is, in some cell at least."""
+    """The peers of the comparison, each in at least one cell."""
     cells: int
     """That it is over."""
     missing: tuple[str, ...]
-    """Who has no number in some cell that belongs to it."""
+    """The peers without a number in one of its cells."""
 
     @property
     def kept(self) -> bool:
@@ -124,7 +124,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """What must hold, per precision over all configurations: worst cells, and means against the best and the rivals."""
+    """The goals, per precision over all configurations: worst cells, and means against the best and the rivals."""
     verdicts: list[Verdict] = []
     for precision in dict.fromkeys(comparison.precision for comparison in comparisons):
         chosen = [comparison for comparison in comparisons if comparison.precision == precision]

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Bench:
-    """What was measured so far."""
+    """The measurements so far."""
 
     def __init__(self, args: argparse.Namespace, work: Path, threads: int) -> None:
         self._args, self._work, self._threads = args, work, threads

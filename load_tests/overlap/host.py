@@ -1,4 +1,4 @@
-"""What a decoding step takes of the host: the runner of a GPU, over one that does nothing."""
+"""The host's time per decoding step: the GPU's runner over a device that does nothing."""
 
 import time
 from collections import deque
@@ -48,7 +48,7 @@ class NullGraph(Graph):
 
 
 class NullGpu(CpuDevice):
-    """Its graphs do nothing. What is launched beside them is computed here: as quickly as a GPU is told to."""
+    """Its graphs do nothing. Launches beside them are computed here, in about the time of a launch on a GPU."""
 
     def capture(self, body: Callable[[], None]) -> Graph:
         body()  # makes the tensors that the graph would write to

@@ -24,9 +24,9 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that make one."""
     windows: int
     device_seconds: float
-    """What the device takes for a step."""
+    """The device's time for a step."""
     launch_seconds: float
-    """What a launch takes of the processor."""
+    """The processor's time for a launch."""
 
     @property
     def max_tokens(self) -> int:

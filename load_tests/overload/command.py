@@ -32,7 +32,7 @@ REFUSED_PAUSE = 0.01
 
 
 class Outcome(msgspec.Struct):
-    """What became of the requests of one phase. Seconds."""
+    """The outcomes of the requests of one phase. Seconds."""
 
     offered: int = 0
     good: int = 0
@@ -41,7 +41,7 @@ class Outcome(msgspec.Struct):
     refusals: list[float] = []
     """How long each refused request had to wait for that."""
     recovered: float = 0.0
-    """From the last request of the load to the end of one that was as fast as usual; 0 where nobody looked."""
+    """From the last request of the load to the end of the first one that was as fast as usual; 0 if not measured."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -138,7 +138,7 @@ class _Load:
         return outcome
 
     async def open_loop(self, rate: float, seconds: float, *, usual: float | None = None) -> Outcome:
-        """Requests at even intervals, whatever becomes of them; what is not over at the end is not good.
+        """Requests at even intervals, independent of their outcomes; requests that are open at the end do not count.
 
         Args:
             usual: seconds to a first token. Given, the recovery is timed, too, while those who wait are still there.

@@ -56,7 +56,7 @@ def environment_of(contestant: str, python: Path, link: Path, threads: int) -> d
 
 
 def link_package(folder: Path) -> Path:
-    """Make `folder` a place to import `troupellm` from: these files, whatever an earlier run led to."""
+    """Make `folder` a place to import `troupellm` from: these files, in place of an earlier run's."""
     folder.mkdir(parents=True, exist_ok=True)
     place, files = folder / "troupellm", Path(troupellm.__file__).resolve().parent
     if place.is_symlink() and place.resolve() != files:

@@ -22,7 +22,7 @@ class ContestantError(Exception):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """What would end the benchmark at once, also a terminal that closes, ends it as an error would, so that no
+    """Signals that would end the benchmark at once, also a closing terminal's, end it as an error would, so that no
     contestant is left behind, stopped for ever. A closing terminal's shell and the kernel each send a signal: the next
     one must not end the cleaning up."""
 
@@ -100,7 +100,7 @@ class Contestant:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Its turn: outside of this its processes are stopped, so that threads that wait by spinning harm nobody."""
+        """Its turn: outside of this its processes are stopped, so that spinning threads take no time of the others."""
         self._signal(signal.SIGCONT)
         try:
             yield

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class PeerBench:
-    """What was measured so far, by configuration and server."""
+    """The measurements so far, by configuration and server."""
 
     def __init__(self, args: argparse.Namespace, work: Path) -> None:
         work.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ class Side(msgspec.Struct):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What clients saw."""
+    """The clients' measurements."""
 
     first_token: list[float]
     """Seconds from sending a request, for each of them."""
@@ -137,7 +137,7 @@ def _clients(source: random.Random, vocab_size: int, args: argparse.Namespace, w
 
 async def load(engine: "Engine", clients: Sequence[Sequence[Prompt]], output_len: int) -> Load:
     """All clients at once, each with a list of prompts: it sends one when the answer to the one before is complete,
-    and waits for nobody else's.
+    and does not wait for other clients.
 
     Raises:
         RuntimeError: an answer has another number of tokens.

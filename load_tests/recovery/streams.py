@@ -1,6 +1,6 @@
 """The streams under which a worker is killed: the same requests one by one and all at once, and what their clients saw.
 
-What the dead worker had computed still arrives in the moment after the kill. So the first new token is the one that
+The dead worker's last tokens still arrive in the moment after the kill. So the first new token is the one that
 ends the longest silence of all streams together: while a worker runs, one of them hears something all the time.
 """
 
@@ -36,7 +36,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
-    """What the streams saw of one. Seconds since then."""
+    """The streams' view of one kill. Seconds since then."""
 
     first_new_token: float
     """Of any stream."""

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _drafting(args: argparse.Namespace) -> dict[str, dict[int, float]]:
-    """What elastic rows cost beside plain ones: without room for drafts, with room, and with some of them accepted."""
+    """The cost of speculative rows beside plain ones: without room for drafts, with room, and with some accepted."""
     ways: dict[str, Drafts | None] = {
         "off": None,
         "limits 0": Drafts(),

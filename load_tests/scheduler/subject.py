@@ -101,7 +101,7 @@ class Subject:
         )  # fmt: skip
 
     def answer(self, plan: StepPlan) -> StepResult:
-        """What a worker would say: a token for each row that has computed all it was given."""
+        """A worker's answer: a token for each row that has computed all its tokens."""
         for new in plan.new_rows:
             self._lengths[new.row] = len(new.token_ids) // 4
         ends = zip(plan.rows, plan.starts, plan.counts, strict=True)

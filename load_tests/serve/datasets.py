@@ -1,4 +1,4 @@
-"""What is asked: made up from a seed, or read from the user's own file. Nothing is downloaded."""
+"""The prompts: made up from a seed, or read from the user's own file. Nothing is downloaded."""
 
 import json
 import random

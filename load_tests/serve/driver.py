@@ -1,4 +1,4 @@
-"""The run: requests leave by the schedule, whatever the replies do."""
+"""The run: requests leave by the schedule, independent of the replies."""
 
 import asyncio
 import time

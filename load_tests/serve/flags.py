@@ -114,7 +114,7 @@ def _add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def settle(args: argparse.Namespace) -> None:
-    """What flags for all data sets, and defaults that hang on others, mean; as vLLM has it."""
+    """Apply flags for all data sets, and defaults that depend on others, as vLLM does."""
     if args.input_len is not None:
         args.random_input_len = args.input_len
     if args.output_len is not None:

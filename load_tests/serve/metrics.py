@@ -1,7 +1,7 @@
 """From records to the report: `vllm bench serve`'s keys and definitions, so that its notebooks read ours.
 
 TTFT: sending to first chunk with content. E2EL: sending to last chunk. TPOT: (E2EL - TTFT) / (output tokens - 1), so
-without the first token. ITL: between successive chunks, whatever number of tokens they carry. Milliseconds in the
+without the first token. ITL: between successive chunks of any number of tokens. Milliseconds in the
 report. Input and output tokens are the server's own counts.
 """
 

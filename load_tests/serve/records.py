@@ -1,4 +1,4 @@
-"""What is known about one request of a load test, and the rules by which its stream is read and judged."""
+"""The record of one request of a load test, and the rules by which its stream is read and judged."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,7 +9,7 @@ DONE = b"[DONE]"
 
 
 class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask: token ids or text for completions, text for chat."""
+    """The prompt: token ids or text for completions, text for chat."""
 
     prompt: str | list[int]
     output_len: int

@@ -105,7 +105,7 @@ async def _soak(args: argparse.Namespace) -> Report:
 
 
 class Driven(NamedTuple):
-    """What came of traffic. Samples are (minutes since its start, mebibytes)."""
+    """The outcome of traffic. Samples are (minutes since its start, mebibytes)."""
 
     samples: list[tuple[float, float]]
     own: list[tuple[float, float]]
@@ -150,8 +150,8 @@ async def _drive(server: OwnServer, args: argparse.Namespace, seed: int, seconds
 
 
 def around(kills: list[float], samples: list[tuple[float, float]], over: float) -> tuple[float, float]:
-    """Medians of the samples before the first kill, and of as many from minute `over` on, when nobody is killed any
-    more; both 0 where there is nothing to compare."""
+    """Medians of the samples before the first kill, and of as many from minute `over` on, after the last
+    kill; both 0 where there is nothing to compare."""
     before = [size for minute, size in samples if kills and minute <= kills[0]]
     after = [size for minute, size in samples if minute >= over][: len(before)]
     return (statistics.median(before), statistics.median(after)) if before and after else (0.0, 0.0)

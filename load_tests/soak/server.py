@@ -1,4 +1,4 @@
-"""What an idle server holds, and its memory, as far as it can be seen from outside."""
+"""The resources of an idle server, and its memory, as far as they can be seen from outside."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ MEBIBYTE = 2**20
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What an idle server holds."""
+    """The resources of an idle server."""
 
     descriptors: int
     tasks: int

@@ -1,7 +1,7 @@
 """Turns of an agent that does the same work in every round, each time with other files, numbers, people and places.
 
-What an agent says again is the form: the tool's name, the keys, the brackets. What it says for the first time are the
-values, which stand in its prompt alone. One round's turns asked again word for word are the best case there is for
+The form of its calls repeats: the tool's name, the keys, the brackets. The values are
+new, and stand in its prompt alone. One round's turns asked again word for word are the best case there is for
 drafts out of past outputs.
 """
 

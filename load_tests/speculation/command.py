@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Bench:
-    """What was measured so far."""
+    """The measurements so far."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
@@ -94,7 +94,7 @@ class Bench:
         self._judge(f"{part}, {workload}, {accepted}: tokens/s with / without", found.ratio, LEAST_RATIO[part], found)
 
     async def _fixed(self, part: str, workload: str, questions: Callable[[int], list[Question]]) -> None:
-        """What is accepted where all is drafted that may be, whether it pays or not."""
+        """The accepted tokens with the most drafts always, whether they pay or not."""
         async with self._arms(SETTINGS[part] | {"adaptive": False}) as arms:
             self._keep(part, await arms.measure(workload, questions, rounds=self._args.rounds))
 

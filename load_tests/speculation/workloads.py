@@ -1,4 +1,4 @@
-"""What is asked, of the built-in model in texts of its training's kinds, and of random ones in random tokens."""
+"""The prompts, of the built-in model in texts of its training's kinds, and of random ones in random tokens."""
 
 import random
 

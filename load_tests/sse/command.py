@@ -153,7 +153,7 @@ async def _cost(args: argparse.Namespace, *more: str, per_token: bool = False) -
 
 
 async def _stalled(args: argparse.Namespace) -> dict[str, float]:
-    """Memory while nobody reads: before anybody comes, once all are paused, and some time later."""
+    """Memory with stalled readers: before they connect, once all are paused, and some time later."""
     async with subject(args, args.stalled) as server:
         idle, began = await server.look(), time.monotonic()
         writers = [await _stalled_reader(server.port) for _ in range(args.stalled)]
@@ -193,7 +193,7 @@ async def _stalled_reader(port: int) -> asyncio.StreamWriter:
 
 
 async def _standing_still(server: Subject, readers: int) -> dict[str, Any]:
-    """What is seen of the server once all sequences are paused and what was in flight has come in."""
+    """The server's state once all sequences are paused and all bytes in flight have arrived."""
     deadline = time.monotonic() + MOST_STALL_SECONDS
     before = await server.look()
     while True:

@@ -36,7 +36,7 @@ DISTINCT_TOKENS = 64
 
 Send = Callable[[Any], Awaitable[None]]
 Made = Callable[[], dict[str, int]]
-"""What the engine has done until now."""
+"""The engine's work until now."""
 
 
 class Counted:
@@ -95,7 +95,7 @@ class PacedWorker(FakeWorker):
 
 
 async def _bare(scope: Any, receive: Any, send: Send, *, chunk: bytes, interval: float) -> None:
-    """What any streaming app does at least: constant chunks, one per interval."""
+    """The least work of a streaming app: constant chunks, one per interval."""
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
     due = time.monotonic()

@@ -30,7 +30,7 @@ SPARE_STEPS = 4
 
 
 def filling(step_tokens: int) -> dict[str, Any]:
-    """Settings with which prompts take all that a step has room for, whatever the device and whoever reads along."""
+    """Settings with which prompts fill a step, on every device and beside every reader."""
     return {
         "max_num_batched_tokens": step_tokens, "max_num_prefill_tokens": step_tokens, "itl_target_ms": 0.0,
     }  # fmt: skip
@@ -44,7 +44,7 @@ def prefill_steps(batch: int, context: int, step_tokens: int) -> int:
 
 
 def tokens_of_each(batch: int, context: int, steps: int, step_tokens: int) -> int:
-    """What a sequence has to write so that all write at once for `steps` steps: the first one goes on through the
+    """Tokens that each sequence generates so that all run together for `steps` steps: the first one runs through the
     prompts of all others."""
     return steps + prefill_steps(batch, context, step_tokens) + SPARE_STEPS
 

@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True):
     """Seconds of the worker's CUDA graph alone."""
 
     def report(self) -> dict[str, Any]:
-        """What is derived from it."""
+        """Derived numbers."""
         first = self.graph or next(iter(self.seconds.values()))
         tax = kernel_tax_us(self.roofline, first, self.parts.kernels) if self.parts and self.parts.kernels else None
         return {

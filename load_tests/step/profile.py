@@ -1,4 +1,4 @@
-"""What a step is made of: how many operators it calls or kernels it launches, and how much of it passes outside."""
+"""The parts of a step: how many operators it calls or kernels it launches, and how much of it passes outside."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

@@ -34,7 +34,7 @@ RATIOS = (
     ("troupellm", "continuous", 1.5),
     ("troupellm-one", "generate-one", 1.5),
 )
-"""What is compared, and how much faster we want to be."""
+"""The comparison and its goal."""
 
 
 class Entry(msgspec.Struct):
@@ -79,7 +79,7 @@ def usable_cores() -> int:
 
 
 def _entries(args: argparse.Namespace, folder: Path, threads: int) -> dict[str, Entry]:
-    """The wanted contestants. Both engines' caches hold every request whole, so nobody preempts."""
+    """The wanted contestants. Both engines' caches hold every request whole, so neither preempts."""
     vocab_size = SHAPES[args.preset].vocab_size
     many = mixed(
         args.num_requests, tuple(args.input_len), tuple(args.output_len), vocab_size=vocab_size, seed=args.seed
@@ -125,7 +125,7 @@ async def _compete(entries: dict[str, Entry], repeats: int) -> None:
 
 
 def turns(contestants: Sequence[T], number: int) -> list[T]:
-    """The order of a round: another one begins each time, so that nobody always follows the same one."""
+    """The order of a round: another one begins each time, so that none always follows the same one."""
     first = number % max(1, len(contestants))
     return [*contestants[first:], *contestants[:first]]
 

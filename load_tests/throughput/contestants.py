@@ -26,7 +26,7 @@ class Contestant(Protocol):
         """Get ready for one turn, before the clock starts; `turn` ends it."""
 
     async def answer(self, requests: Sequence[Request]) -> list[list[int]]:
-        """What is timed."""
+        """The timed call."""
 
 
 class Troupe:

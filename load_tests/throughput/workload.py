@@ -1,4 +1,4 @@
-"""Who wants what: random prompts of mixed lengths and the exact number of tokens each wants back."""
+"""The requests: random prompts of mixed lengths and the exact number of tokens each wants back."""
 
 import random
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from troupellm.kernels.linear import batch_invariant
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.models.architecture import read_config
 from troupellm.models.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.decoder import Decoder
@@ -22,8 +22,9 @@ from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.paging import own_windows
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.stored import reading, refuse
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.stored_size import stored_size
 from troupellm.models.tied_head import settle_head
 from troupellm.models.tokenizer import Tokenizer
@@ -58,10 +59,10 @@ class DraftModel:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the draft model takes.
+    """The memory needs of the draft model.
 
     Raises:
-        ModelLoadError: it cannot draft for the target; says why.
+        ModelLoadError: it cannot draft for the target; the message names the reason.
     """
     folder = _folder(config, target)
     reader, model = _described(folder, target)

@@ -1,20 +1,38 @@
-"""The drafts of one row in one step, and what of them is kept.
+"""The drafts of a step: those that a proposer gives for its rows, and those of one row with the selection of kept ones.
 
 Node 0 is the row's last token, node i + 1 its draft i. A chain is a tree without branches; `parents` is None for it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.proposer import ROOT, Drafts
 from troupellm.protocol.speculative import MOST_DRAFTS
+
+ROOT: Final = -1
+"""In `Drafts.parents`: the row's last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Guesses for the rows of one `ProposalBatch`, in its order."""
+
+    token_ids: NDArray[np.int32]
+    """[rows, width]; a row's drafts come first, what lies behind them does not matter."""
+    counts: NDArray[np.int64]
+    """[rows] drafts of each row, from 0 to the row's limit."""
+    parents: NDArray[np.int32] | None = None
+    """[rows, width] of trees: index of each draft's parent among the row's drafts, smaller than its own, or ROOT.
+    Siblings differ. None: chains, in which each draft follows the one before it."""
+    confidence: NDArray[np.float32] | None = None
+    """[rows, width] the proposer's own estimate, from 0 to 1, that a draft is kept given that its parent is."""
 
 
 class DraftError(RuntimeError):
-    """A proposer gave what no drafts are: a fault of whoever wrote it."""
+    """A proposer returned invalid drafts: a fault of its author."""
 
 
 @dataclass(slots=True)
@@ -31,7 +49,7 @@ class RowDrafts:
         return len(self.tokens)
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Leave out all others, with what follows them. kept: rising, parents included."""
+        """Leave out all others, with their descendants. kept: rising, parents included."""
         if len(kept) == len(self.tokens):
             return
         self.tokens = [self.tokens[index] for index in kept]
@@ -40,7 +58,7 @@ class RowDrafts:
             self.parents = [place[self.parents[index]] for index in kept]
 
     def accepted(self, drawn: Sequence[int]) -> list[int]:
-        """The path of drafts that equal what the model drew before each of them.
+        """The path of drafts that equal the model's token at each of their places.
 
         Args:
             drawn: the model's token behind every node.
@@ -89,10 +107,10 @@ class RowDrafts:
 
 
 def read_drafts(drafts: Drafts, limits: Sequence[int], vocab: int) -> list[RowDrafts]:
-    """What a proposer gave, row by row.
+    """Validate a proposer's drafts and divide them by row.
 
     Raises:
-        DraftError: it does not fit what was asked for.
+        DraftError: they do not match the request.
     """
     counts = drafts.counts.tolist()
     if len(counts) != len(limits) or len(drafts.token_ids) != len(limits):

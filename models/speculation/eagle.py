@@ -1,7 +1,7 @@
-"""EAGLE (Li, Wei, Zhang and Zhang, 2024): a head that goes on in the features of the model.
+"""EAGLE (Li, Wei, Zhang and Zhang, 2024): a draft head that continues the sequence of the model's features.
 
-The feature of a position is the model's hidden state behind its final norm. With the embedding of the token after it,
-the head foretells the next feature; the model's own output matrix makes tokens of features.
+The feature of a position is the model's hidden state after its final norm. From it and the embedding of the token after
+it, the head predicts the next feature; the model's own output matrix turns features into logits.
 
 Checkpoint: `fc`, `layers.N` as in Llama but for the first one's missing `input_layernorm`; the embedding is the
 model's, and a copy of it in the file is not read.
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.linear import batch_invariant, linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import linear, pack
 from troupellm.models.checkpoint import Checkpoint, WeightSource
 from troupellm.models.decoder import EMBEDDING, HEAD, Decoder
 from troupellm.models.decoder_config import DecoderConfig, LayerNorms
@@ -26,8 +27,9 @@ from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.making import Context, Turns, describe_head, own_decoder, paged, target_of
 from troupellm.models.speculation.needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.speculation.pending import KEPT
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.stored import open_head, source_of
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.stored_size import checkpoint_bytes
 from troupellm.protocol.speculative import SpeculativeConfig
 
@@ -81,10 +83,10 @@ class Eagle:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the head takes.
+    """The memory needs of the head.
 
     Raises:
-        ModelLoadError: it is not one of this target; says why.
+        ModelLoadError: it does not fit this target; the message names the reason.
     """
     folder, reader, layers = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
@@ -92,9 +94,12 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     weights = checkpoint_bytes(stored, target.dtype, target.device)
     size = layers.hidden_size
     return DrafterNeeds(
-        weight_bytes=weights, layers=layers, width=KEPT * size, shown=target.config.hidden_size,
+        weight_bytes=weights,
+        layers=layers,
+        width=KEPT * size,
+        shown=target.config.hidden_size,
         border=size + MARK_NUMBERS,
-    )  # fmt: skip
+    )
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -1,4 +1,4 @@
-"""A plug-in that proposes: whatever goes wrong in it costs drafts, and nobody's request."""
+"""Guards a plug-in proposer: its failures cost drafts, and never fail a request."""
 
 import logging
 from collections.abc import Callable
@@ -7,8 +7,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.speculation.drafts import DraftError, read_drafts
-from troupellm.models.speculation.proposer import NO_TAPS, Drafts, Observation, ProposalBatch, Proposer
+from troupellm.models.speculation.drafts import DraftError, Drafts, read_drafts
+from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer
+from troupellm.models.speculation.taps import NO_TAPS
 from troupellm.protocol.proposer_report import ProposerReport
 from troupellm.protocol.worker import NewRow
 
@@ -67,7 +68,7 @@ class Guarded:
             return None
         try:
             return call()
-        except Exception:  # somebody else's code
+        except Exception:  # a plug-in may raise anything
             self.failed, self.taps = True, NO_TAPS
             logger.exception(
                 "the proposer %s has failed: nothing is drafted until the model is loaded again", self._name

@@ -1,4 +1,4 @@
-"""Drafts of parts of a batch as those of all of it."""
+"""Merges the drafts of parts of a batch into those of the whole batch."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.paging import Ints
-from troupellm.models.speculation.proposer import Drafts
 
 
 def spread(found: Drafts, rows: Ints, total: int) -> Drafts:

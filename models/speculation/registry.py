@@ -1,6 +1,6 @@
 """Proposers by the name of their method, and plug-ins.
 
-A plug-in is a class with the methods of `proposer.Proposer`, made as `kind(config, context)`. It is named by
+A plug-in is a class with the methods of `troupellm.Proposer`, made as `kind(config, context)`. It is named by
 `custom_class`: `module:Class`, or a name under which it is installed in the entry point group `troupellm.proposers`.
 """
 
@@ -15,46 +15,47 @@ import torch
 
 from troupellm.models.decoder import RunnableDecoder
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.speculation.proposer import Proposer, Taps
+from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
 from troupellm.protocol.speculative import SpeculativeConfig
 
 GROUP: Final = "troupellm.proposers"
-_METHODS: Final = {
-    "ngram": "ngram",
-    "suffix": "suffix",
-    "draft_model": "draft_model",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-    "mtp": "mtp",
+MODULES: Final = {
+    "ngram": "troupellm.models.speculation.ngram",
+    "suffix": "troupellm.models.speculation.suffix",
+    "draft_model": "troupellm.models.speculation.draft_model",
+    "eagle": "troupellm.models.speculation.eagle",
+    "eagle3": "troupellm.models.speculation.eagle3",
+    "medusa": "troupellm.models.speculation.medusa",
+    "mtp": "troupellm.models.speculation.mtp",
 }
-"""Modules of this package, each with `make(config, context) -> Proposer`."""
+"""Each module has `make(config, context) -> Proposer`."""
 _CALLS: Final = ("add_row", "drop_row", "observe", "propose", "reset")
 _LONGEST_REASON: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerContext:
-    """What a proposer may use of the worker that it lives in."""
+    """The parts of the worker that a proposer may use."""
 
     decoder: RunnableDecoder
     """The model whose tokens are guessed: embeddings and head are its own."""
     cache: KVCache
     folder: Path
-    """Of the model's checkpoint."""
+    """Folder of the model's checkpoint."""
     model: ModelConfig
-    """How the model is read."""
+    """Settings with which the model is read."""
     dtype: torch.dtype
-    """Of activations."""
+    """Type of activations."""
     max_model_len: int
     max_num_seqs: int
     """Most rows of a step."""
 
 
 def make_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """The proposer of a method that is told.
+    """The proposer of a given method.
 
     Raises:
         ConfigError: a plug-in of that name is not installed, or `custom_class` is not understood.
@@ -64,7 +65,7 @@ def make_proposer(config: SpeculativeConfig, context: ProposerContext) -> Propos
         return _custom(config, context)
     if config.method is None:
         raise ValueError("the method is not told yet")
-    module = import_module(f"{__package__}.{_METHODS[config.method]}")
+    module = import_module(MODULES[config.method])
     proposer: Proposer = module.make(config, context)
     return proposer
 
@@ -75,8 +76,8 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
     try:
         proposer = load()(config, context)
     except TroupeError:
-        raise  # it says itself what is wrong
-    except Exception as error:  # somebody else's code
+        raise  # its message is complete already
+    except Exception as error:  # a plug-in may raise anything
         reason = str(error)[:_LONGEST_REASON] or type(error).__name__
         raise ModelLoadError(f"the proposer {name} cannot be loaded: {reason}") from error
     missing = [call for call in _CALLS if not callable(getattr(proposer, call, None))]
@@ -89,7 +90,7 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
 
 
 def _loader(name: str) -> Callable[[], Any]:
-    """What imports a class.
+    """A function that imports a class.
 
     Raises:
         ConfigError: it is neither `module:Class` nor installed.

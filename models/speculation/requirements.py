@@ -1,4 +1,4 @@
-"""Before a model is loaded: who drafts for it, and what that takes."""
+"""Before a model is loaded: settles its drafter and the drafter's memory needs."""
 
 from importlib import import_module
 from typing import Final
@@ -7,13 +7,14 @@ import msgspec
 
 from troupellm.models.speculation.folder import drafter_folder
 from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
+from troupellm.models.speculation.registry import MODULES
 from troupellm.models.speculation.stored import tell_method
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import ProgressSink
 
 MODELS: Final = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
-"""Methods with weights; modules of this package, each with `requirements(config, target)`."""
+"""Methods with weights; the module of each has `requirements(config, target)`."""
 
 
 def settle(config: SpeculativeConfig, target: ModelConfig, progress: ProgressSink) -> SpeculativeConfig:
@@ -30,15 +31,15 @@ def settle(config: SpeculativeConfig, target: ModelConfig, progress: ProgressSin
 
 
 def drafter_needs(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What a drafter takes beside the model; its headers are read, not its tensors.
+    """A drafter's needs beside the model; reads its headers, not its tensors.
 
     Args:
         config: from `settle`.
 
     Raises:
-        ModelLoadError: it does not fit the target; says why.
+        ModelLoadError: it does not fit the target; the message names the reason.
     """
     if config.method not in MODELS:
         return NO_DRAFTER
-    needs: DrafterNeeds = import_module(f"{__package__}.{config.method}").requirements(config, target)
+    needs: DrafterNeeds = import_module(MODULES[config.method]).requirements(config, target)
     return needs

@@ -25,9 +25,11 @@ from troupellm.protocol.fronts import (
     AdminAnswer,
     Apply,
     AskAdmin,
+    AskCharge,
     AskMetrics,
     CancelAdmin,
     Configure,
+    CorrectCharge,
     FromFront,
     FrontReady,
     FrontReport,
@@ -52,20 +54,20 @@ MODULE = "troupellm.server.fronts.main"
 GREETING_SECONDS = 30.0
 """From the start of a process to its first word; a loaded machine takes seconds to start Python."""
 END_SECONDS = 1.0
-"""What a front gets to end after it has closed its connections; then it is killed."""
+"""Seconds that a front has to end after it has closed its connections; then it is killed."""
 STATUS_SECONDS = 0.25
 DEAF_REPORTS = 120
 """A front that misses so many of its reports in a row (half a minute of them) hangs, and is replaced."""
 
 
 class FrontDied(TroupeError):
-    """A front ended although nobody had asked it to."""
+    """A front ended without an order."""
 
     default_code = "front_died"
 
 
 class Office(Protocol):
-    """What a front's parent knows: see `fleet`."""
+    """The knowledge of a front's parent: see `fleet`."""
 
     @property
     def engine(self) -> Engine | None: ...
@@ -79,7 +81,7 @@ class Office(Protocol):
 
     def counted(self, counts: tuple[HttpCount, ...]) -> None: ...
 
-    def metrics(self, *, compat: bool) -> bytes: ...
+    def metrics_text(self, *, compat: bool) -> bytes: ...
 
     @property
     def office(self) -> admin_actions.Office:
@@ -162,7 +164,7 @@ class Member:
         Raises:
             FrontDied: the process ended by itself, or broke the protocol.
         """
-        task_status.started()  # nobody waits for a process to start: the others serve meanwhile
+        task_status.started()  # starting does not wait for this process: the others serve meanwhile
         why, patience = "", END_SECONDS
         try:
             with self._scope:
@@ -250,7 +252,7 @@ class Member:
 
     def _on_message(self, message: FromFront) -> None:
         match message:
-            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader():
+            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader() | AskCharge() | CorrectCharge():
                 if self._session is None:
                     raise FrontDied("it sent a request before there was an engine")
                 self._session.handle(message)
@@ -264,7 +266,7 @@ class Member:
                 self._office.changed()
             case AskMetrics(query=query, compat=compat):
                 try:
-                    text = self._office.metrics(compat=compat)
+                    text = self._office.metrics_text(compat=compat)
                 except TroupeError:  # the engine is closing
                     text = b""
                 self.post(MetricsText(query, text))

@@ -179,7 +179,7 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
 
 
 class _Inbox:
-    """What came in for one request. hypercorn's own queue, when full, holds up the end of a request answered early."""
+    """The received events of one request. hypercorn's queue, if full, holds up the end of a request answered early."""
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
@@ -187,7 +187,7 @@ class _Inbox:
         self._closed = False
 
     def close(self) -> None:
-        """The app has ended: whoever brings more need not wait."""
+        """The app has ended: a sender of more need not wait."""
         self._closed = True
         self._changed.set()
 

@@ -47,7 +47,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._closed = True
-            await self.can_read.set()  # whoever holds back a further request has no answer left to wait for
+            await self.can_read.set()  # a further request that is held back has no answer left to wait for
         await super().handle(event)
 
     @property
@@ -130,7 +130,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
             raise h11.RemoteProtocolError("a body in tiny chunks")
 
     async def _end(self, status: int) -> None:
-        """The peer's bytes are no HTTP: whoever answers its request hears that it is gone, and says nothing more."""
+        """The peer's bytes are no HTTP: the handler of its request learns that the peer is gone, and writes no more."""
         state = self.connection.our_state
         await self._close_stream()
         if state in {h11.IDLE, h11.SEND_RESPONSE}:

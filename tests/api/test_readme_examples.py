@@ -1,4 +1,4 @@
-"""What the README shows is run as it stands, but for the address of the server and the size of the engine."""
+"""The README's programs run as they stand; only the server's address and the engine's size are replaced."""
 
 import re
 import shlex

@@ -189,7 +189,7 @@ async def test_A8_a_body_that_comes_by_drops_is_refused_at_its_deadline(tiny_eng
 
         async def drip() -> None:
             while True:
-                await anyio.sleep(0.1)
+                await attacked.more_short_answers()
                 await connection.stream.send(b" ")
 
         async with anyio.create_task_group() as group:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.fused_moe import PackedExperts, Routing, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.cases import CASES, CLAMPED, DEEPSEEK, DEEPSEEK_V2, Case, Inputs, make_inputs
 from troupellm.kernels.fused_moe.experts import clamped_gate
 from troupellm.kernels.fused_moe.reference import fused_moe_reference, gated_reference
 from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
-from troupellm.kernels.linear import batch_invariant
 
 
 def packed(inputs: Inputs, case: Case) -> PackedExperts:

@@ -9,16 +9,8 @@ import torch
 from torch.nn import functional
 
 from troupellm.kernels import linear as linear_kernel
-from troupellm.kernels.linear import (
-    PackedLinear,
-    batch_invariant,
-    gated_linear,
-    linear,
-    linear_add,
-    native,
-    norm_linear,
-    pack,
-)
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import PackedLinear, gated_linear, linear, linear_add, native, norm_linear, pack
 
 SHAPES = ((96, 64), (288, 768), (224, 33), (17, 40), (1024, 96))
 ROWS = (1, 2, 5, 6, 7, 13, 16, 17, 40, 64, 65, 90, 513)

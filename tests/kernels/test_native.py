@@ -1,5 +1,8 @@
 """The library of compiled code: what it needs, what happens without it, and whose threads it uses."""
 
+import contextlib
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,6 +67,32 @@ def test_a_slow_compiler_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.
     assert (len(calls.read_text()) if calls.exists() else 0) == count
     monkeypatch.setattr(build, "RETRY_SECONDS", 0.0)
     assert build.to_be_built()
+
+
+def test_a_build_that_fails_ends_the_processes_that_its_other_compilers_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, child, started = tmp_path / "g++", tmp_path / "child", tmp_path / "started"
+    os.mkfifo(started)
+    fails = f"read line < {started}; exit 1"
+    compiles = f"sleep 600 & echo $! > {child}; echo > {started}; wait"
+    compiler.write_text(f'#!/bin/sh\ncase "$*" in *first.cpp*) {fails};; *) {compiles};; esac\n')
+    compiler.chmod(0o755)
+    sources = tmp_path / "source"
+    sources.mkdir()
+    for name in ("first.cpp", "second.cpp"):
+        (sources / name).touch()
+    monkeypatch.setattr(build.shutil, "which", lambda name: str(compiler))
+    monkeypatch.setattr(build, "folders", lambda: (tmp_path / "cache",))
+    monkeypatch.setattr(build, "FOLDER", sources)
+    monkeypatch.delenv(build.SWITCH, raising=False)
+    assert native.load.__wrapped__() is None
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(int(child.read_text()))
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(30_000), "the compiler's child lives on"
+        os.close(descriptor)
 
 
 def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:

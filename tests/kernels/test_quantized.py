@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional
 
 from tests.support.quantized_weights import COLUMNS, ROWS, kinds, weight
-from troupellm.kernels.linear import batch_invariant, gated_linear, linear, linear_add, norm_linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized import (
     Fp8,
     GgufBlocks,

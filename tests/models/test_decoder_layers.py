@@ -16,7 +16,7 @@ from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.proposer import NO_TAPS, Taps
+from troupellm.models.speculation.taps import NO_TAPS, Taps
 from troupellm.models.weight_names import decoder_weights
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")

@@ -19,7 +19,7 @@ from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.decoder import Decoder
 from troupellm.models.decoder_config import DecoderConfig, RopeConfig
 from troupellm.models.kv_cache import KVCache
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.taps import Taps
 
 VOCAB, BLOCKS, BLOCK_SIZE, LENGTH, ROWS = 300, 9, 8, 64, 4
 META = torch.device("meta")

@@ -15,10 +15,13 @@ from troupellm.models.cache_layout import with_cache_groups
 from troupellm.models.checkpoint import Checkpoint
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.needs import Target
 from troupellm.models.speculation.paging import Paging, positions_of
-from troupellm.models.speculation.proposer import Drafts, Observation, ProposalBatch, Proposer, RowDraws, Sleeper, Taps
+from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
+from troupellm.models.speculation.registry import MODULES
 from troupellm.models.speculation.requirements import drafter_needs, settle
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.speculative import SpeculativeConfig
@@ -74,7 +77,7 @@ class DraftBench:
         )
         for storage in self.cache.storages[:2]:
             storage.fill_(float("nan"))  # what nobody wrote, nobody may read
-        made = import_module(f"troupellm.models.speculation.{settled.method}")
+        made = import_module(MODULES[settled.method])
         self.proposer: Proposer = made.make(settled, Context(self.decoder, self.cache, folder, self.model))
         self.paging = Paging(self.decoder.config, self.cache, torch.float32, batch_invariant=False)
         self.tokens = torch.full((8, LONGEST + 1), -7, dtype=torch.int32)

@@ -2,7 +2,7 @@
 
 import torch
 
-from troupellm.models.logits_processors import LogitsProcessor
+from troupellm import LogitsProcessor
 
 
 class OnlyToken(LogitsProcessor):

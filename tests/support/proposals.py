@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from troupellm.models.speculation.proposer import Drafts, ProposalBatch, Proposer, RowDraws
+from troupellm.models.speculation.drafts import Drafts
+from troupellm.models.speculation.proposer import ProposalBatch, Proposer, RowDraws
 from troupellm.protocol.worker import NewRow, SamplingState
 
 WIDTH = 600

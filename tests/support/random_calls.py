@@ -17,7 +17,7 @@ from troupellm.kernels.quantized import Int4Group, Int8Channel, QuantizedWeight,
 from troupellm.kernels.quantized.coded import coded
 from troupellm.kernels.quantized.few_rows_cpu import ToldWeight
 from troupellm.kernels.quantized.grouped import Int8WeightOnly
-from troupellm.kernels.quantized.int8 import quantize_rows
+from troupellm.kernels.row_codes.reference import quantize_rows
 from troupellm.kernels.sampling import native as sampling
 from troupellm.kernels.sampling.adjust import unpacked
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.proposer import NO_TAPS, ROOT, Drafts, Observation, ProposalBatch, Taps
+from troupellm.models.speculation.drafts import ROOT, Drafts
+from troupellm.models.speculation.proposer import Observation, ProposalBatch
+from troupellm.models.speculation.taps import NO_TAPS, Taps
 from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 Key = tuple[tuple[int, ...], int, int]

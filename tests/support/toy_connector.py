@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.connectors.connector import ConnectorContext
-from troupellm.models.offload.store import BlockStore, StoreMiss, StoreUse
+from troupellm import BlockStore, ConnectorContext, StoreMiss, StoreUse
 
 RELEASED = threading.Event()
 """What hangs, hangs until this."""

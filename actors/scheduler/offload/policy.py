@@ -9,7 +9,10 @@ from troupellm.protocol.errors import ConfigError
 
 GROUP = "troupellm.kv_offload_policies"
 """Entry points of plug-ins: a name, and a class made as `EvictionPolicy` is."""
-_BUILT_IN = {"lru": ("lru", "LruPolicy"), "arc": ("arc", "ArcPolicy")}
+_BUILT_IN = {
+    "lru": ("troupellm.actors.scheduler.offload.lru", "LruPolicy"),
+    "arc": ("troupellm.actors.scheduler.offload.arc", "ArcPolicy"),
+}
 
 Pinned = Callable[[bytes], bool]
 """Whether a key must stay: a transfer from or to its place is under way."""
@@ -61,7 +64,7 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
     """
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]
-        made = getattr(import_module(f"troupellm.actors.scheduler.offload.{module}"), attribute)(capacity)
+        made = getattr(import_module(module), attribute)(capacity)
     else:
         points = {point.name: point for point in entry_points(group=GROUP)}
         if name not in points:

@@ -1,4 +1,4 @@
-"""What every contestant's process runs: requests in as JSON lines, answers out; nothing is shared but those lines.
+"""The loop of every contestant's process: requests in as JSON lines, answers out; nothing is shared but those lines.
 
 Only the standard library, for this runs in the environments of others.
 """
@@ -19,7 +19,7 @@ class Side(Protocol):
     versions: dict[str, str]
 
     def answer(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
-        """All prompts at once, greedily, exactly `output_len` tokens each, whatever the tokens are."""
+        """All prompts at once, greedily, exactly `output_len` tokens each, end tokens included."""
 
 
 def main() -> int:

@@ -15,9 +15,10 @@ from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.drafts import DraftError
-from troupellm.models.speculation.proposer import Drafts, ProposalBatch, Taps
+from troupellm.models.speculation.drafts import DraftError, Drafts
+from troupellm.models.speculation.proposer import ProposalBatch
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan
 
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 from tests.support.absent_gpu import PLAIN
 from tests.support.faked_gpu import CUDA, AbsentGpu, AbsentWeights, absent_gpu
 from troupellm.kernels import linear as linear_kernel
-from troupellm.kernels.linear import batch_invariant, fixed_tiles, linear, pack
+from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.linear import fixed_tiles, linear, pack
 from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles
 from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel
 from troupellm.kernels.quantized.gpu import GpuProduct

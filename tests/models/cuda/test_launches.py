@@ -12,7 +12,7 @@ from troupellm.models.cuda.batch import triton_planner
 from troupellm.models.cuda.columns import CUT, DRAWN, WIDTH, choose
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.taps import Taps
 
 QWEN3 = msgspec.structs.replace(PLAIN, qk_norm="head")
 GREEDY, DRAWING, CUTTING = GraphKey(ROWS), GraphKey(ROWS, kind=DRAWN), GraphKey(ROWS, kind=CUT)

@@ -12,7 +12,7 @@ from troupellm.models.cuda.described import pairs
 from troupellm.models.cuda.dispatcher import GraphKey
 from troupellm.models.cuda.penalties import FACTORS, penalize_rows
 from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.taps import Taps
 
 
 @pytest.fixture(params=[PLAIN, VARIED], ids=["plain", "varied"])

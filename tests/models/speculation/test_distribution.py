@@ -28,8 +28,9 @@ from troupellm.models.implementation import describe_served
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
 from troupellm.models.speculation.coupling import draw_coupled
+from troupellm.models.speculation.drafts import Drafts
 from troupellm.models.speculation.ngram import NgramProposer
-from troupellm.models.speculation.proposer import Drafts, ProposalBatch, Proposer
+from troupellm.models.speculation.proposer import ProposalBatch, Proposer
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.speculation.suffix import SuffixProposer
 from troupellm.protocol.config import ModelConfig

@@ -10,7 +10,7 @@ from tiny_model import write_tiny_model
 
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.memory import block_bytes
-from troupellm.models.speculation.proposer import Taps
+from troupellm.models.speculation.taps import Taps
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.speculative import SpeculativeConfig
 

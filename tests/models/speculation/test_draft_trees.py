@@ -11,7 +11,8 @@ from plain_heads import CONFIG, eagle_weights, medusa_weights
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
-from troupellm.models.speculation.proposer import ROOT, Drafts, Taps
+from troupellm.models.speculation.drafts import ROOT, Drafts
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.speculation.trees import Trees
 from troupellm.protocol.speculative import SpeculativeConfig
 

@@ -14,9 +14,9 @@ from draft_bench import BLOCK, DraftBench, Row
 from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle_weights
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
+from troupellm.models.speculation.drafts import ROOT
 from troupellm.models.speculation.gaps import Gaps
 from troupellm.models.speculation.paged import PagedProposer
-from troupellm.models.speculation.proposer import ROOT
 from troupellm.protocol.speculative import SpeculativeConfig
 
 MOST = 3

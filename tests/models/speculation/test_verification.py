@@ -13,10 +13,11 @@ from tiny_model import LOGITS_WIDTH, write_tiny_model
 from troupellm.models.decoder import Decoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
-from troupellm.models.speculation.proposer import Drafts, Proposer, Taps
+from troupellm.models.speculation.drafts import DraftError, Drafts, RowDrafts, read_drafts
+from troupellm.models.speculation.proposer import Proposer
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.speculation.synthetic import SyntheticAcceptance
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.worker import ModelWorker
 from troupellm.protocol.config import EngineConfig, ModelConfig
 from troupellm.protocol.worker import StepPlan, ThinkingState

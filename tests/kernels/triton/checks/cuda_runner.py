@@ -13,7 +13,7 @@ from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from troupellm.kernels import native
-from troupellm.kernels.linear import batch_invariant
+from troupellm.kernels.batch_invariance import batch_invariant
 from troupellm.kernels.native import build
 from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, penalize_triton, tally_triton
 from troupellm.kernels.triton_support import as_on_a_gpu, check_device
@@ -28,8 +28,8 @@ from troupellm.models.cuda.weights import OnDevice
 from troupellm.models.decoder import EMBEDDING, Decoder
 from troupellm.models.kv_cache import KVCache
 from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.proposer import Taps
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
+from troupellm.models.speculation.taps import Taps
 from troupellm.models.weight_names import decoder_weights
 from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan
 

@@ -1,0 +1,69 @@
+"""A plug-in names the types that it needs from the root `troupellm`, and no module below it."""
+
+import inspect
+import typing
+from collections.abc import Iterator
+
+import pytest
+
+import troupellm
+from troupellm import BlockStore, ConnectorContext, EvictionPolicy, LogitsProcessor, Matcher, Proposer
+from troupellm.actors.scheduler.offload import policy
+from troupellm.models import logits_processors
+from troupellm.models.connectors import opening
+from troupellm.models.dialects import catalog
+from troupellm.models.speculation import registry
+
+BASES = (BlockStore, EvictionPolicy, LogitsProcessor, Matcher, Proposer)
+GROUPS = {
+    logits_processors.GROUP: logits_processors.LogitsProcessor,
+    opening.GROUP: opening.BlockStore,
+    policy.GROUP: policy.EvictionPolicy,
+    registry.GROUP: registry.Proposer,
+    catalog.PLUGINS: catalog.CallSyntax,
+}
+
+
+def classes_in(hint: object) -> Iterator[type]:
+    if isinstance(hint, type):
+        yield hint
+    for part in typing.get_args(hint):
+        yield from classes_in(part)
+
+
+def named_by(base: type) -> set[type]:
+    """Classes of ours in the signatures of the methods that a plug-in writes."""
+    methods = [
+        member for _, member in inspect.getmembers(base, inspect.isfunction) if member.__module__ == base.__module__
+    ]
+    hints = [hint for method in methods for hint in typing.get_type_hints(method).values()]
+    return {found for hint in hints for found in classes_in(hint) if found.__module__.startswith("troupellm.")}
+
+
+@pytest.mark.parametrize("base", BASES, ids=lambda base: base.__name__)
+def test_every_type_in_a_plug_ins_methods_is_exported_from_the_root(base: type) -> None:
+    assert named_by(base) | {base} <= {getattr(troupellm, name) for name in troupellm.__all__ if name != "Engine"}
+
+
+def test_every_plug_in_group_expects_a_type_that_the_root_exports() -> None:
+    assert sorted(GROUPS) == [
+        "troupellm.connectors",
+        "troupellm.dialects",
+        "troupellm.kv_offload_policies",
+        "troupellm.logits_processors",
+        "troupellm.proposers",
+    ]
+    for kind in GROUPS.values():
+        assert getattr(troupellm, kind.__name__) is kind
+
+
+def test_a_connector_plug_in_gets_the_exported_context() -> None:
+    assert opening.ConnectorContext is ConnectorContext
+
+
+def test_a_parser_plug_in_builds_its_syntax_from_exported_types() -> None:
+    written = troupellm.Written(call="<call>\n{json}\n</call>")
+    calls = troupellm.CallSyntax(forms=("<call>{json}</call>",), written=written)
+    assert isinstance(calls, catalog.CallSyntax)
+    assert isinstance(troupellm.Thinking(), catalog.Thinking)
+    assert isinstance(troupellm.Channels(), catalog.Channels)
