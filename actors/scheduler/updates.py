@@ -23,8 +23,15 @@ from troupellm.protocol.worker import RowLogprobs, RowPooled, StepResult, Worker
 
 class Updates:
     def __init__(
-        self, ledger: Ledger, residents: Residents, tables: BlockTables, ready: WorkerReady, shares: Shares
+        self,
+        ledger: Ledger,
+        residents: Residents,
+        tables: BlockTables,
+        ready: WorkerReady,
+        shares: Shares,
+        guides: GuideGate | None,
     ) -> None:
+        """guides: None where the worker builds guides when it needs them."""
         self._ledger = ledger
         self._residents = residents
         self._tables = tables
@@ -39,8 +46,7 @@ class Updates:
         self.drafting = Drafting()
         self.proposer = ProposerCounts()
         self.graphs: GraphReport | None = None
-        self.guides: GuideGate | None = None
-        """None: the worker builds guides when it needs them."""
+        self._guides = guides
 
     def check(self, flight: Flight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
@@ -136,8 +142,8 @@ class Updates:
 
     def _start_over(self, sequence: Sequence) -> None:
         """Its guide was used up: it waits outside of the batch for another one."""
-        if self.guides is not None:
-            self.guides.rebuild(sequence)
+        if self._guides is not None:
+            self._guides.rebuild(sequence)
         self._residents.preempt(sequence)
 
     def _valid(self, aligned: Aligned) -> bool:
