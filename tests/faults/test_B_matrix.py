@@ -208,7 +208,7 @@ async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
     answers: Counter[tuple[str, int]] = Counter()
     wrong: list[tuple[str, str, str]] = []
     requests = pairs(PAIRS)
-    config = server_config(files_dir=str(tmp_path))
+    config = server_config(files_dir=str(tmp_path), max_batches=PAIRS, max_files=PAIRS)
 
     async def work(client: httpx.AsyncClient) -> None:
         for path, body in requests:
@@ -220,12 +220,12 @@ async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
                 wrong.append((path, content.decode()[:300], answer.text[:300]))
 
     async with (
-        tiny_engine() as engine,
+        tiny_engine(max_model_len=256) as engine,
         running_server(engine, config) as served,
-        served.client() as client,
+        served.client(timeout=600.0) as client,
         anyio.create_task_group() as group,
     ):
-        served.host.batches.runs = True  # nobody works on them: only their requests are looked at
+        served.host.batches.runs = True  # no runner: the test looks at the requests only
         kept = (await client.post("/v1/conversations", json={})).json()["id"]
         client.event_hooks["request"].append(partial(name_conversation, kept))
         for _ in range(WORKERS):
