@@ -120,7 +120,7 @@ class SchedulerCore:
             self._quarantine,
             config.max_num_batched_tokens,
         )
-        self._updates = Updates(self._ledger, self._residents, self._tables, ready, shares)
+        self._updates = Updates(self._ledger, self._residents, self._tables, ready, shares, self.guides)
         self._deadlines = Deadlines()
         self._early_aborts = EarlyAborts()
         self._trial_waits = False

@@ -206,6 +206,7 @@ class Sequence:
         "fence",
         "forced",
         "gave_up",
+        "guide_rebuilt",  # the guide was used up once, and built again
         "host_hits",
         "keys",
         "known_to_worker",
@@ -301,7 +302,7 @@ class Sequence:
         """Tokens that came from tiers before it asked again, by kind of tier."""
         self.gave_up = False
         """A tier did not give what it has: the sequence does without tiers until it runs."""
-        self.was_preempted = False
+        self.was_preempted = self.guide_rebuilt = False
         """Since it ran last."""
         self.cache_age = 0
         """How often the prefix cache had been reset when the sequence was given its blocks."""

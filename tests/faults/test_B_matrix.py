@@ -76,8 +76,15 @@ CHATTING = {"/tokenize", "/v1/embeddings", "/pooling", "/classify"}
 """Routes that take a conversation instead, which alone makes them look at what is said of templates."""
 SKIPPING = {"/v1/messages", "/v1/responses"}
 """Routes that skip tools of a kind that they do not know."""
-COUNTING = {"/v1/responses/input_tokens", "/v1/responses/compact", "/v1/messages/count_tokens"}
+COUNTING = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}
 """Routes that read the prompt only: what else is said there need not make sense."""
+UNUSED = {
+    "/v1/responses/compact": {
+        "max_output_tokens", "min_tokens", "stop", "stop_token_ids", "structured_outputs", "thinking_token_budget",
+        "top_logprobs",
+    },
+}  # fmt: skip
+"""Fields of an answer that say nothing of the summary that a route has written instead."""
 HANDLED = {"response_format", "structured_outputs", "tools", "tool_choice", "modalities", "functions", "function_call"}
 """Fields of any form that some routes do something with."""
 OPENAI = {"message", "type", "param", "code"}
@@ -125,6 +132,7 @@ def attacks(row: str) -> list[Attack]:
         known, refusing = fields_of(route)
         for field, value, given in cases(row, known, refusing):
             lenient = route.path in COUNTING or (field == "tools" and route.path in SKIPPING)
+            lenient |= field in UNUSED.get(route.path, ())
             lenient |= route.path == "/v1/messages" and "prompt_embeds" in str(value)[:200]  # a block that it skips
             verdict = "odd" if lenient and given == "range" else given
             streams = (False, True) if route.streams else (False,)
