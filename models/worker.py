@@ -170,9 +170,8 @@ class ModelWorker:
             make, saturation = place.make_runner, place.warm_up(decoder, cache, budget, ability, progress)
         else:
             saturation = warmed(make(decoder, cache, max_model_len=budget.max_model_len), ability, config, budget)
-        folder = self._folder
         guides = self._guides = Guides(
-            lambda: Tokenizer.load(tokenizer_folder(folder, config.model)),
+            lambda: Tokenizer.load(tokenizer_folder(self._folder, config.model)),
             model.vocab_size,
             jumps=config.guide.guide_fast_forward,
         )

@@ -139,14 +139,16 @@ REFUSED = "invalid_parameter"
 """Code of a row's failure that is its request's own fault."""
 INVALID_GUIDE = "invalid_schema"
 """The same of its guide's."""
+GUIDE_SPENT = "guide_spent"
+"""The same, where the row goes on once its guide has been built again."""
 
 
 def row_failure(message: str, code: str) -> TroupeError:
     """The error for the owner of a failed row. A refusal's text begins with the name of its field."""
     if code == REFUSED:
         return InvalidRequest(message, param=message.partition(":")[0])
-    if code == INVALID_GUIDE:
-        return InvalidRequest(message, param=message.partition(":")[0], code=code)
+    if code in (INVALID_GUIDE, GUIDE_SPENT):
+        return InvalidRequest(message, param=message.partition(":")[0], code=INVALID_GUIDE)
     return RequestFailed(message, code=code)
 
 

@@ -10,6 +10,7 @@ from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.results import Aligned, accept
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, LastToken, Sequence
 from troupellm.actors.scheduler.shares import Shares
+from troupellm.protocol.errors import GUIDE_SPENT
 from troupellm.protocol.output import RowFinished
 
 Shown = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -45,8 +46,14 @@ class Acceptance:
         self._residents = residents
         self._shares = shares
         self._crowd = _Crowd([])
+        self._spent: list[Sequence] = []
         self.num_dropped = 0
         """Row results that named nothing alive."""
+
+    def take_spent(self) -> list[Sequence]:
+        """Sequences whose guide was used up: they start over with a new one."""
+        spent, self._spent = self._spent, []
+        return spent
 
     def gaps(self, flight: Flight, now: float) -> Gaps:
         """How long ago the sequences that sample had their last token; to be asked before `take`."""
@@ -59,7 +66,7 @@ class Acceptance:
         return tuple([(now - time, count) for time, count in times.items() if time and count])
 
     def take(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
-        """What of a result is to be shown. `aligned` is what `Updates.check` gave."""
+        """Take the part of a result that is shown to readers. `aligned` is the result of `Updates.check`."""
         whole = flight.clean and not aligned.errors and not aligned.finished
         if whole and aligned.token_counts == flight.expected:
             return self._accept_plain(flight, aligned.tokens, now)
@@ -164,6 +171,10 @@ class Acceptance:
                 self.num_dropped += 1
                 continue
             error = aligned.errors.get(index)
+            if error is not None and error.code == GUIDE_SPENT and not (sequence.guide_rebuilt or sequence.lockstep):
+                sequence.guide_rebuilt = True
+                self._spent.append(sequence)
+                continue
             if error is not None:
                 self._ledger.fail(sequence, error.message, error.code)
                 continue

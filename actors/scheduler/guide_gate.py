@@ -142,6 +142,13 @@ class GuideGate:
                 self._ready[key] = self._built
                 self._ready.move_to_end(key)
 
+    def rebuild(self, sequence: Sequence) -> None:
+        """The worker has dropped the program of a sequence that goes on: it must be built again."""
+        assert sequence.sampling.guide is not None
+        key = program_key(sequence.sampling.guide)
+        if self._ready.pop(key, None) is not None:
+            self._ready_bytes -= len(key[1])
+
     def _starters(self) -> dict[ProgramKey, str]:
         """Tenants of the programs with which sequences are about to start."""
         found: dict[ProgramKey, str] = {}
@@ -171,7 +178,8 @@ class GuideGate:
             self._ready_bytes -= len(other[1])
 
     def _drop(self, sequence: Sequence) -> None:
-        """A sequence has ended. What no other one waits for is not built, unless the worker was asked already."""
+        """A sequence has ended. If no other sequence waits for its guide, the guide is not built, unless the worker was
+        asked already."""
         program = sequence.sampling.guide
         if program is None:
             return

@@ -8,6 +8,7 @@ from troupellm.actors.scheduler.beams import Beams
 from troupellm.actors.scheduler.block_tables import BlockTables
 from troupellm.actors.scheduler.drafting import Drafting
 from troupellm.actors.scheduler.flight import BrokenResult, Flight
+from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.proposer_counts import ProposerCounts
 from troupellm.actors.scheduler.residents import Residents
@@ -22,8 +23,15 @@ from troupellm.protocol.worker import RowLogprobs, RowPooled, StepResult, Worker
 
 class Updates:
     def __init__(
-        self, ledger: Ledger, residents: Residents, tables: BlockTables, ready: WorkerReady, shares: Shares
+        self,
+        ledger: Ledger,
+        residents: Residents,
+        tables: BlockTables,
+        ready: WorkerReady,
+        shares: Shares,
+        guides: GuideGate | None,
     ) -> None:
+        """guides: None where the worker builds guides when it needs them."""
         self._ledger = ledger
         self._residents = residents
         self._tables = tables
@@ -38,6 +46,7 @@ class Updates:
         self.drafting = Drafting()
         self.proposer = ProposerCounts()
         self.graphs: GraphReport | None = None
+        self._guides = guides
 
     def check(self, flight: Flight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
@@ -76,6 +85,8 @@ class Updates:
             tokens += tuple(chain.from_iterable(answers.tokens))
             logprobs += tuple(answers.logprobs)
         self._end_pooled(flight, pooled)
+        for sequence in self.acceptance.take_spent():
+            self._start_over(sequence)
         self._ledger.release_returned()
         self.num_tokens += len(tokens)
         self._report(flight, result, len(tokens), gaps, now, drafts)
@@ -94,7 +105,7 @@ class Updates:
         )
 
     def take_reports(self, result: StepResult) -> None:
-        """What the worker tells of itself."""
+        """Take the worker's reports about itself."""
         self.proposer.take(result.proposer)
         self.graphs = result.graphs or self.graphs
 
@@ -108,7 +119,7 @@ class Updates:
         return stats
 
     def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
-        """Every pooled prompt that ends in this plan has its vector, unless its row failed, and nobody else has one."""
+        """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
         wanted = {}
         for sequence, _, _, ends in flight.prefills:
             if ends and sequence.pooling is not None and self._ability is not None:
@@ -128,6 +139,12 @@ class Updates:
             sequence = alive[entry.row]
             sequence.request.reason = "stop"
             self._ledger.end(sequence, Event.STOP)
+
+    def _start_over(self, sequence: Sequence) -> None:
+        """Its guide was used up: it waits outside of the batch for another one."""
+        if self._guides is not None:
+            self._guides.rebuild(sequence)
+        self._residents.preempt(sequence)
 
     def _valid(self, aligned: Aligned) -> bool:
         tokens = aligned.tokens

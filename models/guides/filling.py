@@ -175,8 +175,6 @@ class FilledLater:
             owes = row.debt > 0.0 or (bool(seconds) and seconds[number] > MASK_SECONDS)
             if owes:
                 row.charge(seconds[number] if seconds else 0.0)
-            if broken and row.retry() and row.matcher is not None:
-                library.backend(row.backend).fill([row.matcher], self._masks[place : place + 1])
             if (broken or owes) and not row.check():
                 self._masks[place] = 0
 

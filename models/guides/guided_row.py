@@ -7,7 +7,7 @@ from typing import Final
 from troupellm.models.guides.backend import MASK_SECONDS, BackendError, GuideError, Masks, Matcher
 from troupellm.models.guides.library import Built, GuideLibrary
 from troupellm.models.guides.thinking import Sleep, allows
-from troupellm.protocol.errors import INVALID_GUIDE, RequestFailed
+from troupellm.protocol.errors import GUIDE_SPENT, INVALID_GUIDE, RequestFailed
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.worker import RowError
 
@@ -42,7 +42,7 @@ class GuidedRow:
     """One row's guide."""
 
     __slots__ = (
-        "_built", "_draft_debt", "_library", "_program", "_retried", "_stopped", "_token_ids", "ahead",
+        "_built", "_draft_debt", "_library", "_program", "_spent", "_stopped", "_token_ids", "ahead",
         "at_fault", "backend", "building", "debt", "error", "jumps", "matcher", "only", "sleep",
     )  # fmt: skip
 
@@ -65,7 +65,8 @@ class GuidedRow:
         self._built: Built | None = None
         self._token_ids: list[int] = []
         """The tokens that the matcher has."""
-        self._retried = False
+        self._spent = False
+        """True after the limits that the program's matchers share are used up."""
         self._stopped: bool | None = None
         """`Matcher.stopped`; None: the matcher has moved since it was read."""
         self.debt = self._draft_debt = 0.0
@@ -95,7 +96,7 @@ class GuidedRow:
         text = _DEAD_END if self.error is None else f"{_FAILED}: {self.error}"
         if not self.at_fault:
             return RowError(row, text, RequestFailed.default_code)
-        return RowError(row, f"{self._program.field}: {text}", INVALID_GUIDE)
+        return RowError(row, f"{self._program.field}: {text}", GUIDE_SPENT if self._spent else INVALID_GUIDE)
 
     def build(self, token_ids: Sequence[int]) -> None:
         """Never raises."""
@@ -165,31 +166,18 @@ class GuidedRow:
         self._stopped = self.only = self.ahead = None
         if matcher.accept(token_ids):
             return matcher
-        if self.retry():
-            return self.matcher
         self.check()
         self.error = self.error or _MISFIT
         self.at_fault = not any(text in self.error for text in _MISFITS)
         return None
 
-    def retry(self) -> bool:
-        """Begin anew, once, after other rows have used up the limits that all matchers of the program share; the
-        program is built again. Returns True if there is a matcher that has all tokens now."""
-        if self._retried or self._built is None or self.matcher is None or not self.matcher.spent:
-            return False
-        self._retried = True
-        self._library.drop(self._built)
-        return self._begin_anew()
-
-    def _begin_anew(self) -> bool:
-        """Make a new matcher and give it the tokens so far; True if they fit."""
+    def _begin_anew(self) -> None:
+        """Make a new matcher and give it the tokens so far. Nothing is compiled: this may be within a step."""
+        assert self._built is not None
         self._moved()
-        try:
-            self._built, self.matcher = self._library.start(self._program)
-        except GuideError as error:
-            self.error = str(error)
-            return False
-        return not self._token_ids or self.matcher.accept(self._token_ids)
+        self.matcher = self._library.again(self._built)
+        if self._token_ids:
+            self.matcher.accept(self._token_ids)
 
     def charge(self, seconds: float) -> None:
         """Account the CPU time of a mask: a row whose masks repeatedly take too long cannot go on."""
@@ -211,7 +199,8 @@ class GuidedRow:
         if self.error is None and self.matcher is not None and self.matcher.error is not None:
             self.error = self.matcher.error
             if self.matcher.spent and self._built is not None:
-                self._library.drop(self._built)
+                self._spent = True
+                self._library.drop(self._built)  # the scheduler has it built again, beside the steps
         return self.error is None
 
     def _follow_forced(self, forced: Sequence[int], most: int) -> Sequence[int]:

@@ -94,6 +94,11 @@ class GuideLibrary:
                 built = self._keep(key, made)
             return built, built.start.copy()
 
+    def again(self, built: Built) -> Matcher:
+        """Another matcher at the start of a program that was built, kept or not."""
+        with self._lock:
+            return built.start.copy()
+
     def drop(self, built: Built) -> None:
         """Keep it no longer: the next one to need its program builds it anew."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a grammar may cost while it runs: ambiguity, states of a lexer, time. Whoever asked for too much ends alone."""
+"""The budgets of a running grammar: ambiguity, states of a lexer, time. Only the request that exceeds one ends."""
 
 from typing import Any
 
@@ -14,6 +14,7 @@ from troupellm.models.guides.backends import program_text
 from troupellm.models.guides.guided_row import MOST_DEBT, GuidedRow
 from troupellm.models.guides.library import MOST_PROGRAMS, GuideLibrary
 from troupellm.models.guides.llguidance_backend import FEW_MATCHERS, WATCHED_CALLS, LLGuidance
+from troupellm.protocol.errors import GUIDE_SPENT
 from troupellm.protocol.guide import GuideProgram, GuideSpec
 
 AMBIGUOUS = "start: e\ne: e e | e e e | /[a-z ]/"
@@ -67,7 +68,7 @@ def exhausted(library: GuideLibrary, tokenizer, wanted: GuideProgram) -> GuidedR
     pytest.fail("its lexer has room for all of them")
 
 
-def test_a_program_that_was_used_up_is_built_again(tokenizer):
+def test_a_row_whose_program_was_used_up_says_so_and_the_next_row_has_a_new_one(tokenizer):
     library = GuideLibrary(lambda: tokenizer, VOCAB, 1)
     wanted = hostile("b")
     other = GuidedRow(library, wanted)
@@ -76,35 +77,17 @@ def test_a_program_that_was_used_up_is_built_again(tokenizer):
     broken = GuidedRow(library, wanted)
     broken.build([])
     fill(library, broken)
-    assert broken.matcher.error is not None  # which all matchers of the program share
-    assert row.retry()
-    fill(library, row)
-    assert row.check()
     fill(library, other)
-    assert other.matcher.error is not None
-    assert other.retry()
-    fill(library, other)
-    assert other.check()
-    assert library.num_built == 1
+    for each in (row, broken, other):  # all matchers of the program share it
+        assert not each.check()
+        failure = each.failure(7)
+        assert failure.code == GUIDE_SPENT
+        assert failure.message.startswith("structured_outputs.regex: the guide of this output cannot go on: lexer")
+    assert library.num_built == 0
     fresh = GuidedRow(library, wanted)
     fresh.build([])
     fill(library, fresh)
     assert fresh.check()
-
-
-def test_a_row_begins_anew_only_once(tokenizer):
-    library = GuideLibrary(lambda: tokenizer, VOCAB, 1)
-    row = exhausted(library, tokenizer, hostile("b"))
-    assert row.retry()
-    row.matcher = exhausted(library, tokenizer, hostile("b")).matcher
-    assert row.matcher.spent
-    assert not row.retry()
-    assert not row.check()
-    assert row.at_fault
-    assert row.failure(7).message.startswith("structured_outputs.regex: the guide of this output cannot go on: lexer")
-    row.build([])  # the program is not dead for others
-    fill(library, row)
-    assert row.matcher.error is None
 
 
 def test_what_masks_had_forbidden_is_no_fault_of_the_request(library, tokenizer):
@@ -114,7 +97,7 @@ def test_what_masks_had_forbidden_is_no_fault_of_the_request(library, tokenizer)
 
 
 def test_rows_go_on_beside_those_that_use_up_their_program(library, tokenizer, helper):
-    """Requests one after another for the same expression: each begins, whatever became of those before."""
+    """Requests one after another for the same expression: each begins, however those before ended."""
     crowd = Crowd(library, tokenizer, helper)
     crowd.decoding = "replace"
     wanted = hostile("d")
@@ -128,7 +111,7 @@ def test_rows_go_on_beside_those_that_use_up_their_program(library, tokenizer, h
 
 
 def test_C5_what_lexers_remember_is_bounded(tokenizer, helper):
-    """Expressions that nobody repeats, whose lexers grow as far as they may."""
+    """Expressions that are never repeated, whose lexers grow as far as they may."""
     library = GuideLibrary(lambda: tokenizer, VOCAB, 1)
     exhausted(library, tokenizer, hostile("z"))
     resident = resident_bytes()

@@ -34,7 +34,7 @@ SECRET = b"a secret of the tests"
 
 
 def vector_of(tokens: list[int]) -> bytes:
-    """What pooling gives: one number."""
+    """The pooled vector: one number."""
     return struct.pack("<f", next_token(tokens, 0) / VOCAB)
 
 
@@ -144,6 +144,8 @@ class Oracle:
     burst: int = 1
     """Tokens per sampling row, as if so many drafts had been accepted; the known ones are computed later."""
     broken_rows: set[int] = field(default_factory=set)
+    failure: tuple[str, ...] = ("logits are NaN",)
+    """Message and code of their errors."""
     """Rows that fail when they are computed next."""
     rows: dict[int, _Row] = field(default_factory=dict)
     content: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
@@ -181,7 +183,7 @@ class Oracle:
             drafts.append((0, 0) if row in self.broken_rows else of_row)
             if row in self.broken_rows:
                 self.broken_rows.remove(row)
-                errors.append(RowError(row, "logits are NaN"))
+                errors.append(RowError(row, *self.failure))
                 sampled = []
             elif (state := self.rows[row]).pooling is not None and state.num_computed == len(state.tokens):
                 pooled.append(RowPooled(row, vector_of(state.tokens)))

@@ -5,9 +5,10 @@ from guided_requests import PROMPT, answer, guided, harness_of
 from oracle import Harness, stream_of, submission
 
 from troupellm.actors.scheduler.guide_gate import MOST_READY
-from troupellm.protocol.errors import EngineStopped
+from troupellm.protocol.errors import GUIDE_SPENT, INVALID_GUIDE, EngineStopped, InvalidRequest
 from troupellm.protocol.guide import MOST_PROGRAMS, BuildOutcome
 
+SPENT = ("structured_outputs: its lexer is used up", GUIDE_SPENT)
 WHOLE = stream_of(PROMPT, 0, 8, frozenset())
 
 
@@ -178,3 +179,46 @@ def test_suspects_whose_guide_is_built_keep_the_scheduler_waiting() -> None:
     harness.run()
     assert harness.reader.streams[100] == WHOLE
     assert set(harness.reader.closed) == {1, 2}
+
+
+@pytest.mark.parametrize("plans", [1, 2])
+def test_a_row_whose_guide_is_used_up_waits_outside_the_batch_for_a_new_one(plans: int) -> None:
+    harness = harness_of(max_plans_in_flight=plans)
+    harness.submit(guided(1))
+    harness.submit(submission(2, PROMPT, max_tokens=40))
+    harness.plan()
+    answer(harness, harness.core.take_builds()[0])
+    for _ in range(4):
+        harness.step()
+    assert 0 < len(harness.reader.streams[100]) < len(WHOLE)
+    harness.oracle.failure = SPENT
+    harness.oracle.broken_rows.add(100)
+    while harness.oracle.broken_rows or harness.oracle.pending:
+        harness.finish() if harness.oracle.pending else harness.plan()
+    before = len(harness.plans)
+    for _ in range(4):
+        harness.step()
+    assert {row for plan in harness.plans[before:] for row in plan.rows} == {200}
+    (ask,) = harness.core.take_builds()
+    answer(harness, ask)
+    harness.run()
+    assert harness.reader.streams[100] == WHOLE
+    assert harness.reader.closed[1].error is None
+    harness.assert_idle()
+
+
+def test_a_row_whose_guide_is_used_up_twice_ends() -> None:
+    harness = harness_of()
+    harness.submit(guided(1))
+    harness.plan()
+    answer(harness, harness.core.take_builds()[0])
+    harness.oracle.failure = SPENT
+    for _ in range(2):
+        harness.oracle.broken_rows.add(100)
+        harness.run()
+        for ask in harness.core.take_builds():
+            answer(harness, ask)
+    error = harness.reader.closed[1].error
+    assert isinstance(error, InvalidRequest)
+    assert (error.param, error.code) == ("structured_outputs", INVALID_GUIDE)
+    harness.assert_idle()
