@@ -52,8 +52,9 @@ demo: $(VENV)/.demo
 	@$(BIN)/python -m troupellm.load_tests.demo
 
 # One thread for each process of tests: with more, those of one hold up the other's. `make test-all` leaves it open.
+# Compiled modules are kept, also where the environment says otherwise: tests start a hundred processes that read them.
 test: $(VENV)/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow" $(SPREAD) $(ARGS)
 
 # A client that is missing is a test that fails: a skip would be lost among thousands of dots.
 test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar torchao

@@ -36,7 +36,8 @@ def tracked() -> list[Path]:
 def indefinite(path: Path) -> Iterator[str]:
     readers = {".py": python_prose, ".md": document_prose}
     for number, text in readers.get(path.suffix, cpp_prose)(path.read_text(encoding="utf-8")):
-        if WORDS.search(text) or OPENING.search(text):
+        plain = re.sub(r"`[^`]*`", "", text)
+        if WORDS.search(plain) or OPENING.search(plain):
             yield f"{path.relative_to(ROOT)}:{number}: {text.strip()}"
 
 
@@ -60,7 +61,7 @@ def document_prose(source: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.splitlines(), 1):
         fenced ^= line.startswith("```")
         if not fenced:
-            yield number, re.sub(r"`[^`]*`", "", line).lstrip("-*# ")
+            yield number, line.lstrip("-*# ")
 
 
 def cpp_prose(source: str) -> Iterator[tuple[int, str]]:

@@ -141,6 +141,7 @@ class Builder:
             speculative=company.config.speculation.speculative_config,
             kv_events=self._kv_events,
             offload=company.config.offload,
+            leases=company.config.leases,
             builds_guides=True,
         )
         return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock, boxes.guide)

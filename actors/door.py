@@ -16,6 +16,7 @@ from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.protocol.beam_search import beam_defaults
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, Party
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.outputs import Completion
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.tools import NO_TOOLS, ToolUse, tool_use
@@ -69,6 +70,7 @@ class Door(PoolingDoor):
         cache_salt: str | bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
+        hints: KVHints = NO_HINTS,
         **sampling: Any,
     ) -> Stream:
         """A request that starts when its block is entered, or at its first delta.
@@ -84,6 +86,7 @@ class Door(PoolingDoor):
                 whoever they are, and with nobody else.
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
+            hints: about the KV cache; they change no answer.
         """
         if params is None:
             params = self.sampling(**sampling)
@@ -106,6 +109,7 @@ class Door(PoolingDoor):
             cache_salt=as_salt(cache_salt, prompt),
             deadline=deadline,
             streaming=streaming,
+            hints=hints,
         )
         return self._open(submission)
 

@@ -6,6 +6,7 @@ from troupellm.actors.engine_life import EngineLife
 from troupellm.actors.kv_events import KVEventLog
 from troupellm.protocol.errors import InvalidRequest, RequestAborted
 from troupellm.protocol.kv_events import MOST_READ, KVEvent, KVEventsRead
+from troupellm.protocol.kv_hints import DropSession, KeepTurn, PrefetchReport, PrefetchSession
 from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, StartProfile, StopProfile, WakeTag
 
 MOST_PROFILED_STEPS = 1000
@@ -102,6 +103,27 @@ class EngineAdmin(EngineLife):
         """
         seconds = 2 * self.config.offload.kv_offload_timeout
         return await self._on_loop().system.rest.reset_cache(seconds, external=external)
+
+    def keep_session(self, session: str, *, tenant: str = "") -> None:
+        """The session's newest turn ended in tool calls: its KV blocks are leased for `tool_lease` seconds."""
+        self._on_loop().system.rest.tell(KeepTurn(tenant, session))
+
+    async def prefetch_session(self, session: str, *, tenant: str = "") -> PrefetchReport | None:
+        """Bring the KV blocks of a session's last turns to the device, out of host memory and outer tiers.
+
+        Returns:
+            where its blocks were found; None: the tenant has no such session. It has one once a request with
+            `hints=KVHints(session=...)` has ended, and until 1,024 others of the tenant were used.
+        """
+        return await self._on_loop().system.rest.ask(lambda done: PrefetchSession(tenant, session, done))
+
+    async def drop_session(self, session: str, *, tenant: str = "") -> int | None:
+        """End a session: the blocks that only it has are evicted first.
+
+        Returns:
+            how many they are; None: the tenant has no such session.
+        """
+        return await self._on_loop().system.rest.ask(lambda done: DropSession(tenant, session, done))
 
     def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
         """What becomes of KV blocks, until the engine ends: for routers. A reader who is behind loses events and hears

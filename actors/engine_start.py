@@ -25,6 +25,7 @@ from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker, speaker_of
 from troupellm.models.early_check import check_before_weights, check_stored
 from troupellm.models.generation_config import load_generation_defaults, token_cap
+from troupellm.models.local_names import with_local_names
 from troupellm.models.model_folder import Followed
 from troupellm.models.prefix_secret import prefix_hash_key, read_secret, secret_file
 from troupellm.models.preload import frozen, import_beside
@@ -96,6 +97,7 @@ class Machinery:
             )
             if factory is None:  # before anything large is read
                 await self.pool.run(check_fit, tokenizer, folder, home, None)
+                config = await self.pool.run(with_local_names, config, home, sink)
             tables = await self.pool.run(TextTables, tokenizer)
             seat, ready = await self._load_worker(config, sink, factory, folder)
             if factory is None:  # a worker that somebody brings along may know other tokens
@@ -138,7 +140,7 @@ class Machinery:
         self, config: EngineConfig, sink: ProgressSink, factory: WorkerFactory | str | None, folder: Path
     ) -> tuple[WorkerSeat, WorkerReady]:
         if self._process is not None:
-            self._process.folder = folder
+            self._process.locate(folder, config)
             return self._process, await self._process.start()
         make = resolve(factory) if isinstance(factory, str) else factory or self._model_worker
         worker = self._worker = await self.thread.run(make, folder)

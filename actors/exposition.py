@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from troupellm.actors.exposition_leases import lease_families
 from troupellm.actors.exposition_offload import ALIASES as OFFLOAD_ALIASES, offload_families
 from troupellm.actors.families import counter, counters, gauge
 from troupellm.actors.metrics import Histogram, MetricsStore
@@ -74,6 +75,7 @@ class _EngineCollector(Collector):
         yield from _guide_families(base, snapshot.guide)
         yield from _kv_event_families(base, snapshot.kv_events)
         yield from offload_families(base, snapshot.scheduler.offload)
+        yield from lease_families(base, snapshot.scheduler.leases)
         yield from _proposer_families(base, snapshot.scheduler.proposer)
         yield from _graph_families(base, snapshot.scheduler.graphs)
 
@@ -113,6 +115,7 @@ class _EngineCollector(Collector):
             ("request_generation_tokens", "Tokens generated.", store.request_generation_tokens),
             ("request_params_max_tokens", "Wanted tokens.", store.request_max_tokens),
             ("request_params_n", "Wanted answers.", store.request_n),
+            ("session_cached_ratio", "Share of a session's prompt that was cached.", store.session_cached_ratio),
         ):
             family = HistogramMetricFamily(f"troupellm_{name}", text, labels=list(base))
             _add_histogram(family, list(base.values()), histogram)

@@ -314,6 +314,8 @@ class RemoteEngine(Door):
                     pooling=submission.pooling,
                     truncated=prompt.truncated,
                     segment=prompt.segment,
+                    leases=prompt.leases,
+                    hints=submission.hints,
                 )
             )
         except BaseException as error:

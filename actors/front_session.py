@@ -235,7 +235,10 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
     return Submission(
         request_id=submit.request_id,
         prompt=TokensPrompt(
-            memoryview(submit.prompt).cast("i").tolist(), segment=submit.segment, truncated=submit.truncated
+            memoryview(submit.prompt).cast("i").tolist(),
+            segment=submit.segment,
+            truncated=submit.truncated,
+            leases=submit.leases,
         ),
         params=submit.params,
         wait=apply.wait,
@@ -245,4 +248,5 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         deadline=apply.deadline,
         streaming=submit.streaming,
         pooling=submit.pooling,
+        hints=submit.hints,
     )

@@ -67,7 +67,7 @@ class Guide:
         """
         Args:
             prepare: has the worker build a program beside its steps.
-            warm: get ready to compile before the first guide comes, and for a second one when it has.
+            warm: start a process before the first guide comes, and the others when it has.
         """
         self._inbox = inbox
         self._output = output
@@ -110,7 +110,7 @@ class Guide:
         try:
             async with anyio.create_task_group() as group:
                 if self._warm:
-                    group.start_soon(self._compiler.warm_up)
+                    group.start_soon(self._compiler.warm_up, 1)
                 while await self._inbox.wait():
                     while (said := self._inbox.take()) is not None:
                         match said:
@@ -160,8 +160,8 @@ class Guide:
             return
         self._compiling[key] = {message.opened.request: message}
         start(self._compile, key, ticket)
-        if self._warm and not self._compiles:  # where guides are used, a small one must not wait for a process to start
-            start(self._compiler.warm_up)
+        if self._warm:  # where guides are used, a small one must not wait for a process to start
+            start(self._compiler.warm_up, self._compiler.parallel)
 
     def _key(self, spec: GuideSpec, tenant: str) -> GuideKey:
         config = self._config

@@ -73,8 +73,8 @@ class GuideCompiler(Protocol):
             TroupeError: guides cannot be compiled here, or not now.
         """
 
-    async def warm_up(self) -> None:
-        """Get ready for a guide to come while others are compiled; never raises."""
+    async def warm_up(self, processes: int) -> None:
+        """Have so many processes ready or at work, but no more than `parallel`; never raises."""
 
 
 class CompilerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +97,8 @@ class ProcessCompiler:
         self._processes = processes
         self._idle: list[_Child] = []
         self._all: list[_Child] = []
+        self._warming: anyio.Event | None = None
+        """Set when the process that `warm_up` starts is ready, or has failed."""
         self._closed = False
         self.num_killed = 0
         """Processes that were killed over a guide."""
@@ -174,12 +176,17 @@ class ProcessCompiler:
             raise _not_now()
         raise GuideTooCostly(f"it takes longer than {timeout:g} s to compile")
 
-    async def warm_up(self) -> None:
-        if self._idle or len(self._all) >= self._settings.parallel:
+    async def warm_up(self, processes: int) -> None:
+        if self._warming is not None:
             return
         with suppress(TroupeError):
-            child = await self._take()
-            self._idle.append(child)
+            while len(self._all) < min(processes, self._settings.parallel):
+                warming = self._warming = anyio.Event()
+                try:
+                    self._idle.append(await self._start())
+                finally:
+                    self._warming = None
+                    warming.set()
 
     async def close(self) -> bool:
         """End all processes; False when one does not go."""
@@ -187,12 +194,19 @@ class ProcessCompiler:
         return all([await self._end(child) for child in list(self._all)])
 
     async def _take(self) -> "_Child":
-        """An idle process, or a new one that has read the tokenizer."""
-        while self._idle:
+        """An idle process, or a new one that has read the tokenizer. One that is being started is ready sooner."""
+        while self._idle or self._warming is not None:
+            if not self._idle:
+                assert self._warming is not None
+                await self._warming.wait()
+                continue
             child = self._idle.pop()
             if not child.gone:
                 return child
             await self._end(child)
+        return await self._start()
+
+    async def _start(self) -> "_Child":
         if self._closed:
             raise RequestFailed("guides are not compiled any more")
         child = _Child()

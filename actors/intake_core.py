@@ -15,6 +15,7 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.cache_groups import NO_LIMIT, capacity_tokens
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.intake import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
+from troupellm.protocol.kv_hints import KVHints, PrefixLease
 from troupellm.protocol.output import OpenRequest
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
@@ -114,6 +115,8 @@ class Preparer:
             priority=params.priority,
             tenant=message.tenant,
             cache_salt=message.cache_salt,
+            session=message.hints.session,
+            leases=_leases(tokens, message.hints),
             prompt_keys=self._prompt_keys(message, prompt),
             streaming=message.streaming,
             beam=self._states.beam(params),
@@ -249,6 +252,11 @@ class Preparer:
             for fork in range(1, params.num_sequences)
         )
         return tuple(SequenceSpec(row=next(self._rows), sampling=state) for state in (first, *others))
+
+
+def _leases(prompt: TokensPrompt, hints: KVHints) -> tuple[PrefixLease, ...]:
+    whole = (PrefixLease(len(prompt.token_ids), hints.retain),) if hints.retain > 0 else ()
+    return (*prompt.leases, *whole)
 
 
 def _shown_logprobs(params: SamplingParams) -> int | None:

@@ -40,6 +40,7 @@ REQUEST_BOUNDS = (
 STEP_BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 ITERATION_BOUNDS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 N_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0)
+RATIO_BOUNDS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
 def length_bounds(longest: int) -> tuple[float, ...]:
@@ -104,6 +105,7 @@ class MetricsStore:
         self.request_generation_tokens = Histogram(lengths)
         self.request_max_tokens = Histogram(lengths)
         self.request_n = Histogram(N_BOUNDS)
+        self.session_cached_ratio = Histogram(RATIO_BOUNDS)
         self.step_phases = {phase: Histogram(STEP_BOUNDS) for phase in ("prepare", "forward", "sample", "total")}
 
     def on_message(self, message: MetricsMessage) -> None:
@@ -152,6 +154,7 @@ class MetricsStore:
         self.request_generation_tokens.observe(stats.completion_tokens)
         self.request_max_tokens.observe(stats.max_tokens)
         self.request_n.observe(stats.n)
+        self.session_cached_ratio.observe(stats.session_cached_ratio)
         self.first_token.observe(stats.first_token_seconds)
         self.request_total.observe(stats.total_seconds)
         self.request_queue.observe(stats.queue_seconds)

@@ -192,15 +192,19 @@ class ProcessSeat:
     def __init__(
         self, factory: str, config: EngineConfig, processes: Processes, progress: ProgressSink, *, spare: bool
     ) -> None:
-        self.folder = Path()
         self._factory = factory
-        self._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, hf_token=None))
+        self.locate(Path(), config)
         self._processes = processes
         self._progress = progress
         self._wants_spare = spare
         self._worker: RemoteWorker | None = None
         self._spare: RemoteWorker | None = None
         self._loaded_once = self._lost_one = False
+
+    def locate(self, folder: Path, config: EngineConfig) -> None:
+        """The model's folder, and the settings with local names for what the hub has: the worker gets no token."""
+        self._folder = folder
+        self._config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, hf_token=None))
 
     @property
     def pid(self) -> int | None:
@@ -233,7 +237,7 @@ class ProcessSeat:
             WorkerGone: the process died over it.
         """
         worker = await self._take_spare()
-        worker.send(Load(factory=self._factory, folder=str(self.folder), config=self._config))
+        worker.send(Load(factory=self._factory, folder=str(self._folder), config=self._config))
         ready = await self._loaded(worker)
         self._config = _pinned(self._config, ready)
         self._loaded_once = True

@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TypeVar
 
+from troupellm.actors.cache_marks import leases_of
 from troupellm.models.chat_template import ChatTemplate, check_template_kwargs
 from troupellm.models.tokenizer import Tokenizer, TooManyTokens
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
@@ -49,7 +50,10 @@ def tokenize(
                 token_ids = _cut(token_ids, keep, truncation)
             if most_tokens is not None and len(token_ids) > most_tokens:
                 raise too_long(field, most_tokens, len(token_ids), "has")
-            return TokensPrompt(_checked_ids(token_ids), truncated=truncated or len(token_ids) < given)
+            kept = _checked_ids(token_ids)
+            if truncated or len(kept) < given:
+                return TokensPrompt(kept, truncated=True)
+            return TokensPrompt(kept, leases=prompt.leases)
         case EmbedsPrompt(num_tokens=num_tokens):
             if most_tokens is not None and num_tokens > most_tokens:
                 raise too_long(field, most_tokens, num_tokens, "has")
@@ -63,7 +67,9 @@ def tokenize(
     check_length(field, text, tokenizer, most_tokens, slack=0 if keep is None else CUT_SLACK)
     if keep is None or prompt.truncation is None:
         try:
-            return TokensPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most_tokens))
+            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most_tokens)
+            marks = prompt.cache_marks if isinstance(prompt, ChatPrompt) else ()
+            return TokensPrompt(ids, leases=leases_of(marks, text, len(ids), tokenizer.count) if marks else ())
         except TooManyTokens as error:
             assert most_tokens is not None
             raise too_long(field, most_tokens, error.num_tokens, "has") from None

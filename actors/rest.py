@@ -7,7 +7,7 @@ published in the snapshot. While it sleeps, requests that do not wait are refuse
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import get_args
+from typing import TypeVar, get_args
 
 import anyio
 
@@ -41,6 +41,8 @@ from troupellm.protocol.scheduler import (
 from troupellm.protocol.worker import StepPlan
 
 logger = logging.getLogger("troupellm.engine")
+
+Answer = TypeVar("Answer")
 
 _PAUSE, _SLEEP, _COMMAND = "pause", "sleep", "command"
 """Reasons for standing still. Each is taken back by whoever gave it, and planning goes on when none is left."""
@@ -207,6 +209,32 @@ class Rest:
             self._scheduler.control(ResetPrefixCache(external, done))
             await waiter.wait(seconds)
         return answer == [True]
+
+    def tell(self, message: SchedulerControl) -> None:
+        """Hand the scheduler a message."""
+        self._scheduler.control(message)
+
+    async def ask(self, make: Callable[[Callable[[Answer], None]], SchedulerControl]) -> Answer:
+        """Hand the scheduler a message and wait until it calls back.
+
+        Args:
+            make: the message that has this call back made.
+
+        Raises:
+            EngineStopped: the engine has ended.
+        """
+        answers: list[Answer] = []
+        async with self._waiting() as waiter:
+
+            def done(answer: Answer) -> None:
+                answers.append(answer)
+                waiter.wake()
+
+            self._scheduler.control(make(done))
+            await waiter.wait()
+        if not answers:
+            raise self._error()
+        return answers[0]
 
     def call_off(self) -> None:
         """The engine ends: what is to come to a standstill hears that, also if there is nothing left that moves."""

@@ -17,6 +17,7 @@ from troupellm.protocol.intake import (
     TextPrompt,
     TokensPrompt,
 )
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
 
@@ -43,6 +44,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     pooling: PoolingParams | None = None
     """None generates; otherwise `params` only say that nothing is generated."""
     bulk: Bulk | None = None
+    hints: KVHints = NO_HINTS
 
 
 def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:

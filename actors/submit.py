@@ -63,6 +63,7 @@ async def hand_over(
         cache_salt=request.cache_salt,
         deadline=None if deadline is None else arrival + deadline,
         pooling=request.pooling,
+        hints=request.hints,
     )
     try:
         await system.intake.put(message)

@@ -9,7 +9,7 @@ _invariant: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 
 @contextmanager
 def batch_invariant(wanted: bool = True) -> Iterator[None]:
-    """Weights that are packed inside compute each row alike, to the bit, however many rows there are."""
+    """Weights that are packed inside compute each row the same way, to the bit, in batches of any size."""
     token = _invariant.set(wanted)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Names in torch's profiles, which know its own operators only."""
+"""Names operations in torch's profiles, which list only torch's own operators."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -15,6 +15,7 @@ from troupellm.load_tests.heartbeat import flags as heartbeat
 from troupellm.load_tests.hostile import flags as hostile
 from troupellm.load_tests.input import flags as input_flags
 from troupellm.load_tests.kernels import flags as kernels
+from troupellm.load_tests.leases import flags as leases
 from troupellm.load_tests.offline import flags as offline
 from troupellm.load_tests.offload import flags as offload
 from troupellm.load_tests.overlap import flags as overlap
@@ -49,6 +50,7 @@ _BENCHMARKS = {
         "troupellm.load_tests.eviction.command",
         "hit rates of lru and arc beside the optimum",
     ),
+    "leases": (leases.add_flags, "troupellm.load_tests.leases.command", "what KV leases keep for agents"),
     "soak": (soak.add_flags, "troupellm.load_tests.soak.command", "mixed traffic and faults; leaks and memory slope"),
     "prefill": (
         prefill.add_flags,

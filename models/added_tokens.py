@@ -1,4 +1,4 @@
-"""Added tokens: which ones the files beside tokenizer.json name, and whether each has the id that its file says.
+"""Collects the added tokens of the files beside tokenizer.json, and checks that each has the id that its file states.
 
 The rules are those of transformers 5 (`PreTrainedTokenizerBase._from_pretrained`, `TokenizersBackend.__init__`).
 """

@@ -1,4 +1,4 @@
-"""Which architecture a config.json is for, and what its quantization section is, wherever that stands."""
+"""Reads from config.json the architecture and its quantization section, which has several possible places."""
 
 import re
 from pathlib import Path
@@ -26,11 +26,11 @@ class ModelConfigFile(NamedTuple):
     reader: ConfigReader
     """Names one architecture; its quantization section is the one that holds for the weights."""
     notes: tuple[str, ...]
-    """For the load log."""
+    """Notes for the load log."""
 
 
 def read_config(folder: Path) -> ModelConfigFile:
-    """Read config.json, or what a GGUF file says instead.
+    """Read config.json, or the metadata of a GGUF file.
 
     Raises:
         ModelLoadError: a file is missing or damaged, names architectures of two families or none, or disagrees with
@@ -45,7 +45,7 @@ def read_config(folder: Path) -> ModelConfigFile:
 
 
 def open_config(folder: Path, progress: ProgressSink) -> ConfigReader:
-    """The same, with its notes in the load log."""
+    """Read config.json and write its notes to the load log."""
     reader, notes = read_config(folder)
     for note in notes:
         progress(LoadProgress(phase="resolve", detail=note))
@@ -87,7 +87,7 @@ def settle_architecture(reader: ConfigReader) -> tuple[ConfigReader, tuple[str, 
 
 
 def asks_transformers(reader: ConfigReader) -> bool:
-    """Whether `settle_architecture` asks the package transformers, whose import takes seconds."""
+    """True if `settle_architecture` will ask the package transformers, whose import takes seconds."""
     names = reader.values.get(_KEY)
     if is_on(names):
         known = isinstance(names, list) and any(isinstance(name, str) and _family_of(_usual(name)) for name in names)

@@ -1,8 +1,8 @@
-"""Which layers share a block table, and where in the cache's memory each one's keys and values lie.
+"""Assigns layers to block tables, and each layer's keys and values to a place in the cache's memory.
 
-Layers that keep the same part of a sequence (all of it, or a window) form cache groups of equally many layers, so that
-a block of one group is as large as a block of any other: one pool of pages serves all groups, whatever the mix of long
-and short sequences. Layers of different groups share one place of a page, since a page belongs to one group at a time.
+Layers that keep the same part of a sequence (all of it, or a window) form cache groups with equal numbers of layers.
+A block has therefore the same size in every group, and one pool of pages serves all groups, for any mix of long and
+short sequences. Layers of different groups share one place of a page, since a page belongs to one group at a time.
 """
 
 from functools import lru_cache
@@ -16,11 +16,11 @@ NEARLY_EQUAL = 1.5
 
 
 class View(msgspec.Struct, frozen=True):
-    """What layers of one cache group see of it."""
+    """The part of a cache group's sequence that some of its layers see."""
 
     group: int
     window: int | None
-    """How many keys a token sees, itself included; None is all."""
+    """The number of keys that a token sees, itself included; None is all."""
 
 
 class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):

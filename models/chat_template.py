@@ -31,13 +31,13 @@ RESERVED = frozenset(
 """Names that a caller's keyword arguments may not set, beside the special tokens."""
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 QUICK_SECONDS = 0.3
-"""Of processor time: for a rendering that waits for no turn, and for a template that comes with a request."""
+"""Processor time for a rendering that waits for no turn, and for a template that comes with a request."""
 SECONDS_PER_TOKEN = 40e-6
-"""Of processor time for each token of the context; a template that looks ahead takes the square of the rounds."""
+"""Processor time for each token of the context; a template that looks ahead needs the square of the rounds."""
 MAX_SOURCE = 65_536
 """Characters of a template that comes with a request."""
 REQUEST_PROBE_SECONDS = 0.05
-"""Of processor time for each conversation by which a request's template is probed at its first use."""
+"""Processor time for each conversation by which a request's template is probed at its first use."""
 _KEPT_TRIALS = 32
 _MARK = "the-last-message"
 """Stands in for the content of a message that an answer goes on from."""
@@ -80,12 +80,12 @@ class ChatTemplate:
 
     @property
     def available(self) -> bool:
-        """Whether the model came with a template, or was given one."""
+        """True if the model came with a template, or the settings name one."""
         return bool(self.sources)
 
     @property
     def patient(self) -> "ChatTemplate":
-        """The same, whose renderings take as long as conversations of the model's context may take."""
+        """A copy whose renderings may take as long as the longest conversation of the model's context needs."""
         patient = copy.copy(self)
         patient._seconds = self._most_seconds
         return patient
@@ -257,7 +257,7 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
 
 
 class _Loaded:
-    """One template and the facts that its text tells."""
+    """One template and the facts that follow from its text."""
 
     def __init__(self, source: str, tree: jinja2.nodes.Template, forms: MessageForms) -> None:
         self.source = source

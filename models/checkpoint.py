@@ -1,4 +1,4 @@
-"""Weights from a folder of safetensors files, read strictly: every tensor is asked for once, and none is left over."""
+"""Weights from a folder of safetensors files, read strictly: every tensor is requested once, and none is left over."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +30,7 @@ EXACT = (".e_score_correction_bias",)
 
 
 class WeightSource(Protocol):
-    """Where layers take their tensors from while they are built."""
+    """The source of the tensors from which layers are built."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor of that name and shape, in the type and on the device to compute with."""
@@ -55,21 +55,24 @@ class WeightSource(Protocol):
         """
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name, not taken yet."""
+        """True if a tensor of that name exists and has not been taken yet."""
 
 
 class Checkpoint:
     """The safetensors files of one folder."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None] = lambda _: None,
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        taken: Callable[[int], None] = lambda _: None,
         files: Collection[str] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Open every file and list its tensors.
 
         Args:
             folder: in Hugging Face's format: one file, or an index and its shards.
-            dtype: what tensors are converted to.
+            dtype: type to which tensors are converted.
             taken: called with the bytes of each tensor after its conversion.
             files: names within the folder, where they are not the usual ones.
 
@@ -168,15 +171,15 @@ class Checkpoint:
         return [weight.t().contiguous() for weight in self.take(name, (shape[0], shape[2], shape[1]))]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor that was not taken yet."""
+        """True if such a tensor exists and has not been taken yet."""
         return name in self._homes
 
     def names(self) -> Collection[str]:
-        """Tensors that were not taken yet."""
+        """Names of the tensors that have not been taken yet."""
         return self._homes.keys()
 
     def type_of(self, name: str) -> str | None:
-        """The stored type of a tensor that was not taken yet, by its name in safetensors; None: no such tensor."""
+        """The stored type of a tensor that has not been taken yet, by its name in safetensors; None: no such tensor."""
         file = self._homes.get(name)
         return None if file is None else str(self._files[file].get_slice(name).get_dtype())
 
@@ -186,7 +189,7 @@ class Checkpoint:
         return None if file is None else tuple(self._files[file].get_slice(name).get_shape())
 
     def equal(self, first: str, second: str) -> bool:
-        """Whether two tensors that were not taken yet have the same shape and numbers; some rows are read at a time.
+        """True if two tensors that have not been taken yet have the same shape and numbers; reads a few rows at a time.
 
         Raises:
             ModelLoadError: one of them cannot be read.
@@ -262,13 +265,13 @@ class RandomWeights:
 
 @contextmanager
 def unchanged(folder: Path) -> Iterator[None]:
-    """What a model is read from, its settings too, stays as it is while the block runs.
+    """Check that no file of the model, settings included, changes while the block runs.
 
     Args:
         folder: of the model, or its GGUF file.
 
     Raises:
-        ModelLoadError: in the end, if a file has changed or is gone.
+        ModelLoadError: a file has changed or is gone; raised when the block ends.
     """
     files = [folder]
     if not is_gguf(folder):

@@ -1,4 +1,4 @@
-"""Steps that are nothing but decoding, in one compiled call each."""
+"""Runs a step in which every row decodes one token as a single compiled call."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -29,7 +29,7 @@ class CompiledDecode:
 
     @property
     def logits(self) -> Tensor:
-        """Of the last step, as its first rows [.., vocab]."""
+        """The logits of the last step, as the first rows [.., vocab]."""
         return self._step.logits
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult | None:
@@ -61,12 +61,17 @@ class CompiledDecode:
             sampled = Sampled(torch.tensor(tokens), plan.rows, positions, peaks, (), {}, {})
             return step_result(plan, sampled, np.ones(len(tokens), dtype=bool), (), timings)
         return StepResult(
-            step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs,
-            token_counts=plan.counts, tokens=tuple(tokens), timings=timings,
-        )  # fmt: skip
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=plan.counts,
+            tokens=tuple(tokens),
+            timings=timings,
+        )
 
     def _takes(self, plan: StepPlan) -> bool:
-        """Whether all rows decode, as far as their number of tokens tells, and nothing special is known of any row."""
+        """True if each row has one token, and none needs embeddings, prompt log-probabilities, pooling or a guide."""
         if self._rows.embeddings or self._rows.describes or len(self._pooler) or (self._guides and len(self._guides)):
             return False
         count = len(plan.rows)
@@ -76,7 +81,7 @@ class CompiledDecode:
 
 
 def compiled_decode(runner: "ModelRunner") -> CompiledDecode | None:
-    """None where some part of the model, or of what it is served with, is computed by others."""
+    """None if some part of the model, or of a step, has no compiled form."""
     decoder, cache = runner.decoder, runner.cache
     if not isinstance(decoder, Decoder) or decoder.together is None or decoder.head is None:
         return None

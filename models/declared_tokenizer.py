@@ -22,7 +22,7 @@ _FILE_RULES = frozenset(
 )  # fmt: skip
 """Model types whose repositories often declare a wrong class: transformers takes tokenizer.json as it is."""
 _QWEN2 = "qwen2"
-"""The same, but a declared LlamaTokenizer stands for Qwen2's."""
+"""As the one above, but a declared LlamaTokenizer stands for Qwen2's."""
 
 
 def declared(settings: dict[str, Any], config: dict[str, Any], definition: bytes | None) -> Declared | None:
@@ -80,5 +80,9 @@ def default_names(kind: Declared | None) -> dict[str, str]:
     if kind == "llama":
         return {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return {
-        "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>",
-    }  # fmt: skip
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "unk_token": "<unk>",
+        "pad_token": "<pad>",
+        "mask_token": "<mask>",
+    }

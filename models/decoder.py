@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.batch_invariance import batch_invariance
-from troupellm.kernels.decoder_layers import DecoderLayers, decoder_layers
+from troupellm.kernels.decoder_layers import DecoderLayers, LayerParts, decoder_layers, own_products
 from troupellm.kernels.linear import PackedLinear, linear, norm_scores, pack
 from troupellm.kernels.paged_attention.native import takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
@@ -26,23 +26,23 @@ SCORE = "score"
 
 
 class RunnableDecoder(Protocol):
-    """What the runner needs of a decoder, whoever's code it is."""
+    """The part of a decoder that the runner needs; `transformers` models implement it, too."""
 
     config: DecoderConfig
     batch_invariant: bool
-    """Whether what a row gets is bit for bit the same whatever is beside it."""
+    """True if a row's results are the same bits for any other rows in its batch."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of queries, keys and values."""
+        """The type of queries, keys and values."""
 
     @property
     def head(self) -> object | None:
-        """None where the model does not write."""
+        """None if the model does not generate text."""
 
     @property
     def score(self) -> object | None:
-        """None where it has no classifier."""
+        """None if it has no classifier."""
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """As `Decoder.forward`."""
@@ -75,7 +75,7 @@ class Decoder:
         """
         self.config = config
         self.batch_invariant = batch_invariance()
-        """Whether a row's numbers may not depend, to the bit, on what is computed beside it."""
+        """True if a row's numbers must not depend, down to the bit, on the other rows of its batch."""
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = source.take(EMBEDDING, shape)
         # Rounded like the weights, as in the models' own code.
@@ -84,7 +84,7 @@ class Decoder:
         self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
         self.head: PackedLinear | None = None
         self.score: PackedLinear | None = None
-        """Of a classifier."""
+        """The output layer of a classifier."""
         if config.head == "lm":
             tied = config.tie_word_embeddings
             self.head = pack(source.tied(self.embedding) if tied else source.linear(HEAD, shape))
@@ -99,12 +99,15 @@ class Decoder:
         self.tables = [(cos.to(self.embedding.device), sin.to(self.embedding.device)) for cos, sin in tables]
         """Cosines and sines by position, of every kind of rotation that a layer has."""
         self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
-        self.together = self._together()
+        parts = self._parts()
+        self.together = None if parts is None else decoder_layers(parts)
         """All layers in one call, for few tokens; None where there is no such thing."""
+        self.thread_invariant = self.batch_invariant and parts is not None and own_products(parts, self.head)
+        """Whether logits are the same to the bit whatever the number of threads: compiled code adds up every sum."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what goes through the layers."""
+        """Type of the hidden states."""
         return self.embedding.dtype
 
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
@@ -119,10 +122,10 @@ class Decoder:
         return self._run(batch, caches, NO_TAPS, None)
 
     def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
-        """The same, with what is in between for whoever looks at it: of all tokens, not only of those with logits.
+        """Run `forward` and also return intermediate hidden states, of all tokens and not only of those with logits.
 
         Returns:
-            as `forward`, and the states that `taps` names [tokens, width], beside each other in its order.
+            as `forward`, and the hidden states that `taps` names [tokens, width], concatenated in its order.
         """
         width = self.config.hidden_size * (len(taps.layers) + taps.last)
         tapped = self.embedding.new_empty(batch.token_ids.shape[0], width)
@@ -159,7 +162,7 @@ class Decoder:
         return batch.with_logits(hidden)
 
     def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """What enters the first layer, with what the batch brings instead of embeddings."""
+        """The input of the first layer: token embeddings, replaced where the batch brings its own."""
         residual = self.embed(token_ids)
         if batch.inputs is not None:
             places, values = batch.inputs
@@ -170,7 +173,7 @@ class Decoder:
     def _run_together(
         self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], tapped: Tensor | None
     ) -> Tensor:
-        """As `_run`, in one call. tapped: for what leaves the last layer."""
+        """As `_run`, in one call. tapped: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
         if tapped is None:
@@ -179,24 +182,25 @@ class Decoder:
         tapped.copy_(residual)
         return batch.with_logits(residual)
 
-    def _together(self) -> DecoderLayers | None:
+    def _parts(self) -> list[LayerParts] | None:
+        """What compiled code computes all layers from; None where some layer is made otherwise."""
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
             return None
         parts = [layer.parts(turns) for layer, turns in zip(self.layers, self.layer_tables, strict=True)]
         known = [part for part in parts if part is not None]
-        return decoder_layers(known) if len(known) == len(parts) else None
+        return known if len(known) == len(parts) else None
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """What enters the first layer [tokens, hidden], of int64 [tokens]."""
+        """The input of the first layer [tokens, hidden], for token ids int64 [tokens]."""
         embedded = functional.embedding(token_ids, self.embedding)
         return embedded if self.embedding_scale == 1.0 else embedded.mul_(self.embedding_scale)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Hidden states behind the final norm."""
+        """Hidden states after the final norm."""
         return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def _angles(self, positions: Tensor) -> list[Angles | None]:
-        """Of each layer's rotation, at the batch's positions."""
+        """Cosines and sines of each layer's rotation, at the batch's positions."""
         found = [(cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self.tables]
         return [None if table is None else found[table] for table in self.layer_tables]
 
@@ -207,7 +211,7 @@ class Decoder:
         return torch.cat(parts, dim=-1).squeeze(1) if parts else None
 
     def _parted(self, looked_up: Tensor) -> list[Angles | None]:
-        """Of each layer's rotation, of rows of `angle_table`."""
+        """Split rows of `angle_table` into the angles of each layer's rotation."""
         halves = [cos.shape[-1] for cos, _ in self.tables for _ in range(2)]
         parts = torch.split(looked_up[:, None], halves, dim=-1)
         return [None if table is None else (parts[2 * table], parts[2 * table + 1]) for table in self.layer_tables]
@@ -223,13 +227,13 @@ class Decoder:
         return self._scaled(norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out))
 
     def scores(self, normed: Tensor) -> Tensor:
-        """The same, of hidden states that are not to go through the final norm, or have gone through it."""
+        """Logits of hidden states that have gone through the final norm, or need none."""
         if self.head is None:
             raise RuntimeError("this model does not generate text")
         return self._scaled(linear(normed, self.head).float())
 
     def _scaled(self, logits: Tensor) -> Tensor:
-        """In place."""
+        """Scale and cap logits, in place."""
         if self.config.logit_scale != 1.0:
             logits.mul_(self.config.logit_scale)
         cap = self.config.logit_softcap
@@ -243,12 +247,12 @@ class Decoder:
 
 
 def _places(taps: Taps, layer: int) -> list[int]:
-    """Where a layer's output goes; a model of few layers may be asked for one of them more than once."""
+    """The places of a layer's output among the tapped states; it may have several in a model of few layers."""
     return [place for place, wanted in enumerate(taps.layers) if wanted == layer] if taps.layers else []
 
 
 def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
-    """Keep a layer's output of all tokens; those are the first rows, before what pads."""
+    """Keep a layer's output of all tokens; those are the first rows, before the padding."""
     assert tapped is not None
     width = residual.shape[1]
     found = tapped[:, place * width : (place + 1) * width]

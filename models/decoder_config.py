@@ -1,4 +1,4 @@
-"""One typed, frozen description of a decoder: all that the skeleton needs to know about a family."""
+"""One typed, frozen description of a decoder: everything that the skeleton needs to know about a family."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     original_max_position: int = 0
     attention_factor: float | None = None
     yarn_attn_factor: float = 1.0
-    """On top of what YaRN makes of `factor`."""
+    """Factor on top of the one that YaRN derives from `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -35,16 +35,16 @@ class LayerNorms(msgspec.Struct, frozen=True, kw_only=True):
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
-    """Of what the attention adds to the residual."""
+    """Factor on the attention's addition to the residual."""
     before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
 
 
 class ExpertNames(msgspec.Struct, frozen=True, kw_only=True):
-    """What the checkpoint calls the parts of a layer with experts."""
+    """The checkpoint's names for the parts of a layer with experts."""
 
     blocks: tuple[str, ...] = ("mlp",)
-    """Of all of them together; the first that the checkpoint has."""
+    """Prefix of all of them; the first one that the checkpoint has is used."""
     router: str = "gate"
     shared: str = "shared_expert"
     gate: str = "gate_proj"
@@ -62,7 +62,7 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int
     top_k: int
     intermediate_size: int
-    """Of one expert."""
+    """Width of one expert."""
     scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
     """Over all experts, each expert by itself, or over the logits of those that were chosen."""
     renormalize: bool = False
@@ -70,23 +70,23 @@ class MoeConfig(msgspec.Struct, frozen=True, kw_only=True):
     scale: float = 1.0
     """Factor on the weights, after all else."""
     groups: int = 1
-    """Experts are chosen out of the best `top_groups` of so many equal groups."""
+    """Experts are chosen from the best `top_groups` of this many equal groups."""
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
-    """What a group is worth: its best expert's score, or the sum of its two best."""
+    """A group's score: that of its best expert, or the sum of its two best."""
     choice_bias: bool = False
     """The router's `e_score_correction_bias` counts while experts are chosen, but not in their weights."""
     wide_router: bool = False
-    """The router computes in float32, whatever the type of the model."""
+    """The router computes in float32, for any dtype of the model."""
     bias: bool = False
-    """Of router and experts."""
+    """Router and experts have biases."""
     swiglu_alpha: float = 1.0
     swiglu_limit: float | None = None
-    """With it: min(gate, limit) * sigmoid(alpha * gate) * (clamp(up, -limit, limit) + 1); None is silu(gate) * up."""
+    """If set: min(gate, limit) * sigmoid(alpha * gate) * (clamp(up, -limit, limit) + 1); None is silu(gate) * up."""
     shared_size: int = 0
-    """Of the expert that all tokens share; 0 is none."""
+    """Width of the expert that all tokens share; 0 is none."""
     shared_gate: bool = False
-    """The shared expert's result is weighed by the sigmoid of one more projection."""
+    """The shared expert's result is multiplied by the sigmoid of one more projection."""
     names: ExpertNames = ExpertNames()
 
 
@@ -96,13 +96,13 @@ class MlaConfig(msgspec.Struct, frozen=True, kw_only=True):
     latent: int
     """Size of the cached latent vector."""
     rotated: int
-    """Of the part of a head's key and query that is rotated; all heads have it in common, and it is cached too."""
+    """Size of the rotated part of a head's key and query; all heads share this key part, and it is cached too."""
     plain: int
-    """Of the other part of a head's key and query."""
+    """Size of the other part of a head's key and query."""
     value: int
-    """Of a head's value."""
+    """Size of a head's value."""
     query_latent: int | None
-    """Of the latent vector that queries are made from; None makes them from the hidden state."""
+    """Size of the latent vector that queries are made from; None makes them from the hidden state."""
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,35 +126,35 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: QKNorm = "none"
-    """Norms of queries and keys before the rotation: of every head, or of all heads together."""
+    """Norms of queries and keys before the rotation: one per head, or one over all heads together."""
     head: Literal["lm", "score", "none"] = "lm"
-    """What is on top: the vocabulary's scores, a classifier's, or nothing."""
+    """The output layer: logits over the vocabulary, a classifier's logits, or none."""
     num_labels: int = 0
-    """Of a classifier."""
+    """Number of a classifier's labels."""
     windows: tuple[int | None, ...] = ()
-    """Per layer, how many keys a token sees, itself included; None is all."""
+    """Per layer, the number of keys that a token sees, itself included; None is all."""
     hybrid_cache: bool = False
-    """Layers with different windows have block tables of their own, so that blocks behind a window are given back."""
+    """Layers with different windows have separate block tables, so that blocks older than a window are freed."""
     activation: Activation = "silu"
-    """Of the gate."""
+    """Activation of the gate."""
     norms: LayerNorms = LayerNorms()
     norm_offset: float = 0.0
     """Added to every norm's weight."""
     embedding_scale: float = 1.0
     scale_inputs: bool = False
-    """Whether the scale is of embeddings that a request brings, too."""
+    """True if the scale also applies to embeddings that a request brings."""
     residual_multiplier: float = 1.0
-    """Of what attention and feed-forward add to the residual."""
+    """Factor on the results of attention and feed-forward before they are added to the residual."""
     attention_scale: float | None = None
-    """Of the scores; None is 1 / sqrt(head_dim)."""
+    """Factor on the attention scores; None is 1 / sqrt(head_dim)."""
     attention_sinks: bool = False
     """Every head has one more logit, without a key, that takes part in the softmax."""
     attention_softcap: float = 0.0
-    """Scores become cap * tanh(score / cap); 0 is without."""
+    """Attention scores become cap * tanh(score / cap); 0 turns it off."""
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     rotary_dim: int | None = None
-    """How many of a head's first values are rotated; None is all."""
+    """The number of a head's first values that are rotated; None is all."""
     rope_interleaved: bool = False
     """Rotated pairs are neighbours, not halves."""
     layer_ropes: tuple[RopeConfig | None, ...] = ()
@@ -164,14 +164,14 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     gate_up_name: str | None = None
     """The same for gate and up."""
     text_part: bool = False
-    """Whether the checkpoint has other parts than this decoder, whose tensors are under a name of its own there."""
+    """True if the checkpoint has other parts than this decoder; the decoder's tensors then have their own prefix."""
     moe: MoeConfig | None = None
     mla: MlaConfig | None = None
     implementation: Literal["troupellm", "transformers"] = "troupellm"
-    """Whose code runs it."""
+    """The code that runs the model."""
     num_parameters: int | None = None
-    """Numbers in its tensors where they do not follow from the rest."""
+    """Number of parameters, where it does not follow from the other fields."""
 
     def rope_of(self, layer: int) -> RopeConfig | None:
-        """A layer's rotation; None is without."""
+        """A layer's rotation; None if it has none."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope

@@ -1,4 +1,4 @@
-"""DeepSeek V2 (with V2-Lite) and V3: latent attention, experts beside shared ones, the first layers without."""
+"""DeepSeek V2 (with V2-Lite) and V3: latent attention, routed and shared experts; the first layers have no experts."""
 
 import math
 
@@ -12,7 +12,7 @@ NAMES = ExpertNames(shared="shared_experts")
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about these families."""
+    """Build the description from the config.json of these families."""
     third = "V3" in architecture_of(reader)
     mla = MlaConfig(
         latent=reader.integer("kv_lora_rank", 512),
@@ -45,7 +45,7 @@ def _even(reader: ConfigReader, key: str, default: int) -> int:
 
 
 def _stretched(rope: RopeConfig) -> float:
-    """What queries and keys are each multiplied by for a context beyond the trained one (YaRN's mscale)."""
+    """The factor on queries and on keys for a context beyond the trained one (YaRN's mscale)."""
     if rope.kind == "default" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens: for which rows, of which scores, and which tokens beside the chosen one."""
+"""Computes sampled-token and top-k log-probabilities for the rows that asked for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class Described:
     """Columns of some rows of a step, on the device. See `RowLogprobs`."""
 
     members: tuple[int, ...]
-    """Which of the step's rows."""
+    """Indices of the rows within the step."""
     ids: Tensor
     values: Tensor
     ranks: Tensor
     other_ranks: Tensor | None = None
 
     def entries(self, rows: Sequence[int], positions: Sequence[int], failed: set[int]) -> list[RowLogprobs]:
-        """One per row that has not failed; waits for the device.
+        """One entry per row that has not failed; waits for the device.
 
         Args:
             rows, positions: of the step.
@@ -78,10 +78,10 @@ class LogprobGroup:
         self._listed = torch.tensor(listed, dtype=torch.int64, device=device) if listed else None
         self._device = device
         self._alone = device.type != "cpu" and mode == "raw_logprobs" and not count and not listed
-        """As `models.cuda.choosing` describes such rows, to the bit: who else is in a step is not to be seen."""
+        """As `models.cuda.choosing` describes such rows, to the bit: a result does not depend on other rows."""
 
     def raw(self, logits: Tensor) -> Tensor | None:
-        """Scores [members, vocab] as the model gave them; None where what is drawn from is wanted.
+        """Scores [members, vocab] as the model gave them; None if the processed ones are wanted.
 
         Args:
             logits: [all rows, vocab], not processed yet.
@@ -90,8 +90,8 @@ class LogprobGroup:
             return None
         if not self._normalised or self._alone:
             return logits.index_select(0, self.index)
-        everybody = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
-        return (logits if everybody else logits.index_select(0, self.index)).log_softmax(-1)
+        whole_step = len(self.members) == logits.shape[0]  # members are in order, so no copy is needed
+        return (logits if whole_step else logits.index_select(0, self.index)).log_softmax(-1)
 
     def drawn_from(self, logits: Tensor) -> Tensor:
         """Scores [members, vocab], as they are when a token is drawn: cut off, and over the temperature."""
@@ -121,7 +121,7 @@ class LogprobGroup:
 
     @cached_property
     def _drawing(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Nucleus]:
-        """Of the members: which draw, their scale and least log-probability; of those, which cut off, and what."""
+        """Indices of members that draw, their scales and least log-probabilities; indices with a nucleus, and it."""
         drawn = [i for i, row in enumerate(self._rows) if not row.greedy]
         options = [self._rows[i] for i in drawn]
         cut = [i for i, row in enumerate(options) if row.prefix is not None]
@@ -142,7 +142,7 @@ class LogprobGroup:
 
 
 def logprob_groups(rows: Sequence[RowOptions], device: torch.device) -> tuple[LogprobGroup, ...]:
-    """Those of a step; none where nobody asks."""
+    """Group a step's rows by their kind of log-probabilities; empty if no row asks for any."""
     wanted: dict[tuple[LogprobsMode, int, tuple[int, ...]], list[int]] = {}
     for i, row in enumerate(rows):
         state = row.state

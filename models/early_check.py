@@ -1,5 +1,7 @@
-"""Models that cannot be served are refused early: by their small files before weights are downloaded, by the headers
-of weight files before a worker has imported torch, compiled kernels and read weights.
+"""Refuses models that cannot be served as early as possible.
+
+Their small files are checked before weights are downloaded. The headers of weight files are checked before a worker
+imports torch, compiles kernels and reads weights.
 """
 
 from pathlib import Path
@@ -22,7 +24,7 @@ from troupellm.protocol.errors import ModelLoadError
 
 
 def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) -> None:
-    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template tell.
+    """Refuse a model that cannot be served, as far as its configuration, tokenizer and chat template show.
 
     Architectures and types that only `transformers` may have are left to the loader: asking the package imports torch.
 
@@ -40,7 +42,7 @@ def check_before_weights(folder: Path, config: ModelConfig, renderer: Renderer) 
 
 
 def check_stored(folder: Path, config: ModelConfig) -> None:
-    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files tell.
+    """Refuse a model that cannot be served, as far as its configuration and the headers of its weight files show.
 
     Args:
         folder: has all files of the model; or a GGUF file.

@@ -47,7 +47,8 @@ class EncoderBatch:
     types: Tensor
     """int64 [tokens]: 0, or 1 for a pair's second text."""
     places: Tensor
-    """int64 [prompts, longest]: where each token of each prompt lies; what is behind a prompt's end is its first."""
+    """int64 [prompts, longest]: the place of each token of each prompt; places behind its end repeat its first
+    token."""
     mask: Tensor | None
     """bool [prompts, longest]: which of those are tokens; None where all are."""
 
@@ -109,7 +110,7 @@ class Encoder:
         """Take every weight from `source`.
 
         Args:
-            prefix: what the names of the encoder's own tensors begin with.
+            prefix: of the names of the encoder's own tensors.
         """
         self.config = config
         size, home = config.hidden_size, f"{prefix}embeddings"

@@ -1,4 +1,4 @@
-"""BERT and its relatives as one typed description: every token sees every other one, norms come after."""
+"""BERT and its relatives as one typed description: every token sees every other one, norms come after each part."""
 
 import msgspec
 
@@ -17,7 +17,7 @@ _NAMES = {
 }
 _KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 ENCODERS = {f"{name}{kind}": (family, kind) for name, family in _NAMES.items() for kind in _KINDS}
-"""Architecture: family, and what is on top of it."""
+"""Architecture: family, and the head on top of it."""
 _HIDDEN_ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 
@@ -32,7 +32,7 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     layer_norm_eps: float
     hidden_act: str
     type_vocab_size: int
-    """0 where tokens of two texts are not told apart."""
+    """Number of token types; 0 if tokens of two texts are not distinguished."""
     num_positions: int
     """Rows of the position table."""
     position_offset: int
@@ -40,11 +40,11 @@ class EncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     pad_token_id: int | None
     """Tokens with this id take no position, where the family counts positions so."""
     labels: tuple[str, ...] = ()
-    """Of a classifier."""
+    """Names of a classifier's labels."""
     activation: Activation = "softmax"
-    """What its logits go through."""
+    """The activation on the classifier's logits."""
     masked_lm: bool = False
-    """The checkpoint has a head for training, which nothing needs."""
+    """The checkpoint has a head for masked-language training, which is not used."""
 
     @property
     def max_length(self) -> int:

@@ -1,5 +1,5 @@
-"""The runner of encoders: one plan of whole prompts in, one vector per prompt out. It keeps nothing between steps but
-the rows that it was told about, and touches no cache."""
+"""The runner of encoders: one plan of whole prompts in, one vector per prompt out. Between steps it keeps only the
+rows that it knows; it uses no KV cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from troupellm.protocol.worker import NewRow, StepPlan, StepResult, StepTimings
 BATCH_TOKENS = 1024
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
 LEAST_FILL = 0.6
-"""A prompt joins others in a batch if it is at least so long as the longest of them: what is missing is padding."""
+"""Least ratio of a prompt's length to the longest of its batch: the difference is padding."""
 
 Ints = NDArray[np.int32]
 
@@ -145,7 +145,7 @@ def group(rows: list[_Row]) -> list[list[int]]:
 
 
 def _skip_pads(token_ids: NDArray[np.int64], begins: Ints, counts: Ints, pad: int) -> NDArray[np.int64]:
-    """RoBERTa's rule: a padding token stands at the padding position, wherever it is, and counts for nobody else."""
+    """RoBERTa's rule: a padding token has the padding position, and the other tokens are numbered without it."""
     real = token_ids != pad
     numbers = np.cumsum(real)
     before = np.repeat(numbers[begins] - real[begins], counts)

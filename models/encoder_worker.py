@@ -1,4 +1,4 @@
-"""Loading an encoder: what the worker does instead of taking memory for a cache."""
+"""Loads an encoder, which the worker does instead of allocating a cache."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class LoadedEncoder:
-    """An encoder and what is reported of it. `fresh_runner` starts over with the same weights."""
+    """An encoder and its report. `fresh_runner` starts over with the same weights."""
 
     def __init__(
         self, folder: Path, reader: ConfigReader, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink
@@ -114,9 +114,15 @@ class LoadedEncoder:
     def _warm_up(self, runner: EncoderRunner) -> None:
         state, length = self._ability.resolve(PoolingParams()), min(4, self._max_len)
         row = NewRow(
-            row=0, epoch=0, request_id="", token_ids=bytes(4 * length), num_prompt_tokens=length,
-            sampling=SamplingState(temperature=0.0), blocks=((0,),), pooling=state,
-        )  # fmt: skip
+            row=0,
+            epoch=0,
+            request_id="",
+            token_ids=bytes(4 * length),
+            num_prompt_tokens=length,
+            sampling=SamplingState(temperature=0.0),
+            blocks=((0,),),
+            pooling=state,
+        )
         runner.run(
             StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(length,), new_rows=(row,))
         )

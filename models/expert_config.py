@@ -1,13 +1,13 @@
-"""What the config.json of models with experts have in common."""
+"""Keys of config.json that all models with experts share."""
 
 from troupellm.models.hf_config import ConfigReader
 
 
 def expert_counts(reader: ConfigReader, experts: int, chosen: int) -> tuple[int, int]:
-    """How many experts a layer has, under either name that is in use, and how many of them a token goes through.
+    """The number of experts per layer, under either name that is in use, and the number of experts per token.
 
     Args:
-        experts, chosen: what they are where config.json does not say.
+        experts, chosen: defaults where config.json has no value.
     """
     key = "num_local_experts" if reader.has("num_local_experts") else "num_experts"
     count, top_k = reader.integer(key, experts), reader.integer("num_experts_per_tok", chosen)

@@ -1,7 +1,7 @@
-"""What the content of a KV block depends on besides tokens, as one digest: weights, architecture, types, layout.
+"""One digest of everything besides tokens that a KV block's content depends on: weights, architecture, types, layout.
 
-It is part of the root of the prefix hash, so engines that differ in any of it have no block key in common, and a block
-that was kept by one of them is never found by another.
+The digest is part of the root of the prefix hash. Engines that differ in any of these inputs have no block key in
+common, so an engine never finds a block that a different one has kept.
 """
 
 import json
@@ -25,9 +25,9 @@ from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 
 FORMAT = "troupellm KV block 1"
-"""Of blocks' bytes; another one when their layout changes."""
+"""Format of blocks' bytes; changes with their layout."""
 PART_BYTES = 64 * 2**20
-"""Files are digested in parts of so many bytes, several at once."""
+"""Files are digested in parts of this many bytes, several at once."""
 _READ_BYTES = 2**20
 
 
@@ -49,7 +49,7 @@ def model_fingerprint(
         dtype: of activations.
         cache_dtype: of keys and values.
         longest: tokens of a sequence, as it is served: some models rotate their keys by it.
-        extra: what else counts: of each drafter whose keys and values are in the blocks, its own digest.
+        extra: further inputs: the digest of each drafter whose keys and values are in the blocks.
 
     Raises:
         OSError: a file cannot be read.
@@ -71,10 +71,10 @@ def model_fingerprint(
 
 
 class SameModel:
-    """Holds on to what was loaded first: weights that are read again after a sleep must be the same.
+    """Remembers the fingerprint of the first load: weights that are read again after a sleep must be the same.
 
     Attributes:
-        fingerprint: empty before `check`, and where no block outlives the engine, so that nobody asks for one.
+        fingerprint: empty before `check`, and always where no block outlives the engine, since it is not needed there.
     """
 
     def __init__(self, compute: Callable[[], str] | None) -> None:
@@ -82,10 +82,10 @@ class SameModel:
         self.fingerprint = ""
 
     def check(self) -> None:
-        """To be called whenever weights were read.
+        """Compare the fingerprints; to be called each time weights were read.
 
         Raises:
-            ModelLoadError: they cannot be read again, or they are others than before.
+            ModelLoadError: the weights cannot be read again, or they differ from the first ones.
         """
         if self._compute is None:
             return
@@ -101,10 +101,15 @@ class SameModel:
 
 
 def same_model(
-    folder: Path, model: DecoderConfig, config: EngineConfig, dtype: object, cache_dtype: object,
-    longest: int, extra: Callable[[int], Sequence[str]],
-) -> SameModel:  # fmt: skip
-    """For a worker; the arguments are those of `model_fingerprint`, types as torch has them."""
+    folder: Path,
+    model: DecoderConfig,
+    config: EngineConfig,
+    dtype: object,
+    cache_dtype: object,
+    longest: int,
+    extra: Callable[[int], Sequence[str]],
+) -> SameModel:
+    """The `SameModel` of a worker; arguments as of `model_fingerprint`, dtypes as torch's objects."""
     if secret_file(config) is None:
         return SameModel(None)
     types = {"dtype": str(dtype), "cache_dtype": str(cache_dtype)}
@@ -128,7 +133,7 @@ def files_digest(files: Sequence[Path]) -> str:
 
 
 def _rotations(model: DecoderConfig, longest: int) -> list[int]:
-    """What the served length makes of the keys, by layer."""
+    """By layer, the number by which the served length changes the rotation of its keys (see `length_matters`)."""
     if model.implementation == "transformers":  # its rotations are not known here
         return [longest]
     ropes = [model.rope_of(layer) for layer in range(model.num_layers)]

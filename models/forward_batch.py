@@ -9,10 +9,10 @@ from troupellm.kernels.paged_attention import Plan
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """What the layers of one view of the KV cache read, see `models.cache_layout`."""
+    """The tensors that the layers of one view of the KV cache read, see `models.cache_layout`."""
 
     kv_rows: Tensor
-    """int64 [tokens * kv_heads]: where keys and values go, see `kernels.kv_write`."""
+    """int64 [tokens * kv_heads]: the cache rows that keys and values are written to, see `kernels.kv_write`."""
     plan: Plan
 
 
@@ -34,5 +34,5 @@ class ForwardBatch:
     """[tokens, width], rows of `Decoder.angle_table` at the positions, where they have been looked up already."""
 
     def with_logits(self, hidden: Tensor) -> Tensor:
-        """Of all tokens' hidden states [tokens, hidden], those of tokens that the head is computed for."""
+        """Select from all tokens' hidden states [tokens, hidden] those that the head is computed for."""
         return hidden if self.logit_tokens is None else hidden[self.logit_tokens]

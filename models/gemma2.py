@@ -1,4 +1,5 @@
-"""Gemma 2: norms before and behind both parts, capped scores and logits, a window in every other layer."""
+"""Gemma 2: norms before and after attention and feed-forward, soft-capped scores and logits, a window in every
+other layer."""
 
 import msgspec
 
@@ -16,11 +17,11 @@ DEFAULTS = {
     "query_pre_attn_scalar": 256, "sliding_window": 4096, "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }  # fmt: skip
-"""What the models' own code takes where config.json is silent."""
+"""Values that the reference implementation assumes where config.json has none."""
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(**DEFAULTS)
     refuse_both_directions(reader)
     bias = reader.flag("attention_bias", False)

@@ -25,14 +25,14 @@ DEFAULTS = {
     "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
     "sliding_window": 4096, "sliding_window_pattern": 6, "max_position_embeddings": 131072,
 }  # fmt: skip
-"""What the models' own code takes where config.json is silent."""
+"""Values that the reference implementation assumes where config.json has none."""
 ABOVE = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
-"""Of a model that sees images, what stands beside `text_config` and not in it."""
+"""Keys that a model with vision has at the top level of config.json and not in `text_config`."""
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     architecture = architecture_of(reader)
     with_images = architecture == WITH_IMAGES
     if with_images:

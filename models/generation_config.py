@@ -1,4 +1,4 @@
-"""Sampling defaults: those that a model brings along in `generation_config.json`, and what the operator changes."""
+"""Sampling defaults: those of the model's `generation_config.json`, and the operator's changes to them."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""GLM-4: Llama that rotates neighbours in a part of each head; the later generation norms both parts' results too."""
+"""GLM-4: Llama that rotates adjacent pairs in a part of each head; the later generation also norms the results of
+attention and feed-forward."""
 
 import msgspec
 
@@ -8,13 +9,13 @@ from troupellm.models.hf_config import ConfigReader, architecture_of, decoder_co
 FIRST, SECOND = "GlmForCausalLM", "Glm4ForCausalLM"
 ARCHITECTURES = (FIRST, SECOND)
 NORMS = LayerNorms(after_attention="post_self_attn_layernorm", after_feed_forward="post_mlp_layernorm")
-"""Of the later generation."""
+"""Norms of the later generation."""
 DEFAULTS = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-07, "attention_bias": True}
-"""What the models' own code takes where config.json is silent."""
+"""Values that the reference implementation assumes where config.json has none."""
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(**DEFAULTS)
     plain = decoder_config(reader, qkv_bias=reader.flag("attention_bias", True), rotary=0.5)
     return msgspec.structs.replace(

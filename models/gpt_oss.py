@@ -16,7 +16,7 @@ YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     method = reader.section("quantization_config").values.get("quant_method", "mxfp4")
     if method != "mxfp4":
         raise ModelLoadError(f"{FILE}: quantization_config.quant_method of gpt-oss must be mxfp4, got {method!r}")

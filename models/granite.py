@@ -1,4 +1,4 @@
-"""Granite: Llama with a factor on embeddings, on scores, on what is added to the residual, and under the logits."""
+"""Granite: Llama with factors on embeddings, attention scores, additions to the residual, and logits."""
 
 import msgspec
 
@@ -9,7 +9,7 @@ ARCHITECTURES = ("GraniteForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     bias = reader.flag("attention_bias", False)
     plain = decoder_config(reader, qkv_bias=bias, out_bias=bias, mlp_bias=reader.flag("mlp_bias", False))
     return msgspec.structs.replace(

@@ -22,9 +22,9 @@ FILE = "config.json"
 DTYPES = ("float32", "bfloat16", "float16")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 MOST = 2**31 - 1
-"""Greater whole numbers are damage."""
+"""A greater whole number is taken for damage."""
 _MOST_OF = {"num_hidden_layers": 10_000, "n_layers": 10_000, "block_count": 10_000}
-"""What lists are made of before a weight is looked for."""
+"""Limits of keys that set the length of lists, which are built before any weight is looked for."""
 ROPES = ("default", "mrope", "linear", "dynamic", "llama3", "yarn", "longrope", "su")
 _ROPE_KEYS = frozenset(
     {
@@ -38,12 +38,15 @@ _ROPE_KEYS = frozenset(
 
 
 class ConfigReader:
-    """Typed access to config.json, or what says the same; refusals are ModelLoadErrors naming the file and the key."""
+    """Typed access to config.json or equivalent metadata; refusals are ModelLoadErrors naming the file and the key."""
 
     def __init__(
-        self, values: Mapping[str, Any], prefix: str = "", file: str = FILE,
+        self,
+        values: Mapping[str, Any],
+        prefix: str = "",
+        file: str = FILE,
         elsewhere: Mapping[str, tuple[str, str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             prefix: of keys, in messages.
@@ -55,7 +58,7 @@ class ConfigReader:
 
     @classmethod
     def load(cls, folder: Path) -> "ConfigReader":
-        """Read `folder`/config.json, or what a GGUF file says instead."""
+        """Read `folder`/config.json, or the metadata of a GGUF file."""
         if is_gguf(folder):
             from troupellm.models.gguf.documents import document  # which is read by this class itself
 
@@ -67,15 +70,15 @@ class ConfigReader:
             raise ModelLoadError(f"{FILE} is missing", hint="give a folder in Hugging Face's format") from None
 
     def with_defaults(self, **defaults: Any) -> "ConfigReader":
-        """The same, with values for keys that are not there; one that is there and null stays null."""
+        """The reader with values for missing keys; an explicit null stays null."""
         return self.like({**defaults, **self.values})
 
     def with_values(self, **values: Any) -> "ConfigReader":
-        """The same, with other values for some keys."""
+        """The reader with other values for some keys."""
         return self.like({**self.values, **values})
 
     def with_section(self, key: str, values: Mapping[str, Any], file: str, prefix: str) -> "ConfigReader":
-        """The same, with a section that stands in another file, or under another key."""
+        """The reader with a section from another file, or from under another key."""
         places = {**self._elsewhere, key: (file, prefix)}
         return ConfigReader({**self.values, key: values}, self._prefix, self._file, places)
 
@@ -84,11 +87,11 @@ class ConfigReader:
         return f"{self._file}: {self._prefix}{plain_name(key)}"
 
     def has(self, key: str) -> bool:
-        """Whether the key has a value, which may be 0 or false."""
+        """True if the key has a value, which may be 0 or false."""
         return not _is_missing(self.values.get(key))
 
     def is_on(self, key: str) -> bool:
-        """Whether the key has a value that turns something on: not 0, false or empty."""
+        """True if the key has a value that turns something on: not 0, false or empty."""
         return is_on(self.values.get(key))
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
@@ -145,7 +148,7 @@ class ConfigReader:
         return ConfigReader(value, prefix, file)
 
     def without(self, key: str) -> "ConfigReader":
-        """The same, as if the key were missing."""
+        """The reader without the key."""
         return self.like({name: value for name, value in self.values.items() if name != key})
 
     def refuse(self, key: str, wanted: str, hint: str = "") -> ModelLoadError:
@@ -167,7 +170,7 @@ class ConfigReader:
 
 
 def is_on(value: Any) -> bool:
-    """Whether a value turns something on: not null, 0, false, "" or empty."""
+    """True if a value turns something on: not null, 0, false, "" or empty."""
     return not (value is None or value == 0 or value in ("", [], {}))
 
 
@@ -205,11 +208,11 @@ def decoder_config(
     rotary: float | None = None,
     rope: RopeConfig | None = None,
 ) -> DecoderConfig:
-    """What all families share, plus what the family says about itself.
+    """Build a description from the keys that all families share, and from the family's own arguments.
 
     Args:
         activation: of the gate; without it `hidden_act` is read, and must be a SiLU.
-        rotary: share of a head that is rotated where `partial_rotary_factor` does not say; without it, it is all.
+        rotary: share of a head that is rotated if `partial_rotary_factor` is not set; without it, all of the head.
         rope: the rotation; read when not given.
 
     Raises:
@@ -297,7 +300,7 @@ def ignored_rope_keys(reader: ConfigReader) -> list[str]:
 
 
 def _rotary_dim(reader: ConfigReader, head_dim: int, default: float) -> int:
-    """How many of a head's values are rotated."""
+    """The number of a head's values that are rotated."""
     scaling = reader.section("rope_parameters")
     home = scaling if scaling.has("partial_rotary_factor") else reader
     size = int(head_dim * home.number("partial_rotary_factor", default))
@@ -332,10 +335,10 @@ def rope_section(reader: ConfigReader) -> ConfigReader:
 
 
 def check_older_rope(reader: ConfigReader, newer: ConfigReader) -> None:
-    """Somebody may have put `rope_scaling`, as models' cards advise, into a file that says it in the newer way already.
+    """Check a `rope_scaling` that stands beside the newer `rope_parameters`; many model cards advise to add it.
 
     Raises:
-        ModelLoadError: it is not what `newer` says.
+        ModelLoadError: it contradicts `newer`.
     """
     for key, value in reader.section("rope_scaling").values.items():
         names = ("rope_type", "type") if key in ("rope_type", "type") else (key,)

@@ -1,4 +1,4 @@
-"""Whose code runs a decoder."""
+"""Chooses the implementation that runs a decoder: this package or transformers."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ def describe_served(folder: Path, reader: ConfigReader, config: ModelConfig, pro
     """The model as `model_impl` wants it run; the package transformers is imported only where it is to run it.
 
     Raises:
-        ModelLoadError: nobody can run it, or not as its config.json says.
-        ConfigError: a setting does not go with the code that runs it.
+        ModelLoadError: no implementation can run the model, or not as its config.json demands.
+        ConfigError: a setting does not fit the chosen implementation.
     """
     known = has_family(reader)
     if config.model_impl == "troupellm" or (config.model_impl == "auto" and known):

@@ -37,7 +37,7 @@ def read_value(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The same, of a file that must hold an object."""
+    """As `read_value`, for a file that must hold an object."""
     values = read_value(path)
     if not isinstance(values, dict):
         raise ModelLoadError(f"{plain_name(path.name)}: expected an object, got {type(values).__name__}")

@@ -26,13 +26,20 @@ class KVCache:
     """
 
     def __init__(
-        self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype,
-        device: torch.device = CPU, *, drafter: DecoderConfig | None = None, border: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        config: DecoderConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        drafter: DecoderConfig | None = None,
+        border: int = 0,
+    ) -> None:
         """Reserve the memory; the system hands it out as it is written to, and nothing is read before that.
 
         Args:
-            drafter: further layers, in the same blocks: whatever is said of a block is said of their part, too.
+            drafter: a drafter's layers, stored in the same blocks: copying or moving a block includes their part.
             border: width of `borders`; 0 is none.
         """
         self.layout = cache_layout(config)
@@ -54,7 +61,7 @@ class KVCache:
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks of any group, (source, target) each; all sources are read before any target is written."""
         blocks = torch.tensor(pairs)
-        if self.storage.is_cuda:  # pinned: nobody waits
+        if self.storage.is_cuda:  # from pinned memory, so that the host does not wait
             blocks = blocks.pin_memory().to(self.storage.device, non_blocking=True)
         sources, targets = blocks.T
         for every in self.storages:

@@ -9,7 +9,7 @@ ARCHITECTURES = ("LlamaForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     bias = reader.flag("attention_bias", False)
     return decoder_config(
         reader, qkv_bias=reader.flag("qkv_bias", bias), out_bias=bias, mlp_bias=reader.flag("mlp_bias", False)

@@ -1,4 +1,4 @@
-"""What the load log says besides sizes and progress."""
+"""Notes of the load log beside sizes and progress."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ def tell_compiling(progress: ProgressSink, *, on_cpu: bool) -> None:
 
 
 def attention_note(attention: Planner) -> str:
-    """Who computes it, and that `--batch-invariant` costs more than usual where the fast kernels cannot do it."""
+    """Name the attention back end; warn if `--batch-invariant` makes it much slower because fast kernels lack it."""
     name, needs = attention.backend.name, attention.needs
     without = choose(replace(needs, batch_invariant=False)).name
     if choose(needs).name == without:
@@ -31,7 +31,7 @@ def attention_note(attention: Planner) -> str:
 
 
 def next_token_notes(stored: StoredWeights, model: DecoderConfig) -> list[str]:
-    """That the checkpoint's layers for further tokens are left out."""
+    """Say that the checkpoint's layers for multi-token prediction are left out."""
     names = next_token_tensors(stored.names(), model.num_layers) if isinstance(stored, Checkpoint) else stored.left_out
     if not names:
         return []
@@ -39,7 +39,7 @@ def next_token_notes(stored: StoredWeights, model: DecoderConfig) -> list[str]:
 
 
 def rope_notes(model: DecoderConfig, max_model_len: int) -> list[str]:
-    """That one context length means one rotation, where shorter prompts would have another one by themselves."""
+    """Say that the context length fixes the rotation, where shorter prompts alone would have another one."""
     ropes = {model.rope_of(layer) for layer in range(model.num_layers)}
     return [
         f"longrope: long factors for all lengths; --max-model-len {rope.original_max_position} takes the short ones"

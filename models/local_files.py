@@ -1,4 +1,4 @@
-"""Files of a local model folder that are something else than they should be: pointers, adapters, pickles."""
+"""Recognises files of a local model folder that are not weights: Git LFS pointers, adapters, pickles."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -35,11 +35,11 @@ def check_folder(folder: Path, *, with_weights: bool) -> None:
 
 
 def is_adapter(names: Collection[str], *, with_weights: bool) -> bool:
-    """Whether a folder or repository holds a LoRA adapter and no whole model.
+    """True if a folder or repository holds a LoRA adapter and no whole model.
 
     Args:
         names: of all its files.
-        with_weights: whether weights are read; without them, a folder with config.json has what is read.
+        with_weights: weights are read, too. Without them, a folder with config.json is enough.
     """
     if ADAPTER_CONFIG not in names:
         return False

@@ -28,15 +28,15 @@ class ProcessedRow:
     """A row that asked for a plug-in."""
 
     options: Any
-    """What `LogitsProcessor.prepare` made of the request's arguments."""
+    """The result of `LogitsProcessor.prepare` for the request's arguments."""
     tokens: Tensor
     """Every token so far, prompt first, int32 [length]; a view that must not be written."""
     num_prompt_tokens: int
 
 
 class LogitsProcessor(ABC):
-    """One object serves all rows of a worker. What it does to a row must follow from that row's options and tokens
-    alone: rows are preempted, computed again by another worker, and stand beside other rows at every step."""
+    """One object serves all rows of a worker. Its change to a row must follow from that row's options and tokens alone:
+    rows are preempted, computed again by another worker, and batched with other rows in every step."""
 
     arguments: ClassVar[tuple[str, ...]] = ()
     """Names by which `vllm_xargs` turns this plug-in on; a request may also name the plug-in itself."""
@@ -84,7 +84,7 @@ def load_processors(named: Iterable[str], vocab_width: int, device: torch.device
         try:
             kind = load()
             processor = kind(vocab_width, device)
-        except Exception as error:  # somebody else's code
+        except Exception as error:  # a plug-in may raise anything
             reason = str(error)[:_LONGEST_REASON] or type(error).__name__
             raise ModelLoadError(f"logits processor {name} cannot be loaded: {reason}") from error
         if not isinstance(processor, LogitsProcessor):
@@ -135,7 +135,7 @@ class RowProcessors:
                 self.options[name] = processors[name].prepare(msgspec.json.decode(arguments))
             except ValueError as error:
                 self.refusal = f"logits_processors: {name}: {str(error)[:_LONGEST_REASON]}"
-            except Exception:  # somebody else's code fails, and with it this row
+            except Exception:  # a plug-in may raise anything; only this row fails
                 self.refusal = f"logits_processors: {name} failed over its arguments"
 
 
@@ -145,13 +145,13 @@ def apply_to(
     """Let a plug-in change the indexed rows of logits [all rows, vocab], in place.
 
     Returns:
-        What went wrong, by place in `rows`: where a plug-in fails over several rows together, each is tried alone.
+        An error message by place in `rows`. If a plug-in fails over several rows together, each row is tried alone.
     """
     part = logits.index_select(0, index)
     try:
         logits.index_copy_(0, index, _checked(processor.apply(part.clone(), rows), part))
         return {}
-    except Exception:  # somebody else's code
+    except Exception:  # a plug-in may raise anything
         if len(rows) == 1:
             return {0: f"the logits processor {name} failed"}
     failed = {}

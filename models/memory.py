@@ -1,4 +1,4 @@
-"""Where the memory goes: worked out before any of it is taken."""
+"""The memory budget of a worker, computed before any memory is taken."""
 
 import msgspec
 import torch
@@ -19,28 +19,28 @@ from troupellm.protocol.setting_types import on_load_mode
 
 CPU = torch.device("cpu")
 CPU_KV_LIMIT = 4 * 2**30
-"""Most that the KV cache takes of a CPU's memory unless it is told to."""
+"""Most bytes of a CPU's memory that the KV cache takes without an explicit setting."""
 CPU_KV_SHARE = 0.5
-"""Of the memory that weights and activations leave."""
+"""Share of the memory that weights and activations leave."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes, and what follows from them."""
+    """Sizes in bytes, and the numbers that follow from them."""
 
     weight_bytes: int
     activation_bytes: int
     kv_cache_bytes: int
     free_bytes: int
-    """What stays unused of the memory that was available."""
+    """Available memory that stays unused."""
     num_blocks: int
     max_model_len: int
     concurrency: float = 0.0
-    """How many sequences as long as the context there is room for."""
+    """The number of sequences of `max_model_len` tokens that the KV cache has room for."""
     quantization: str = ""
-    """Of weights, on load or as they are stored."""
+    """Quantization of the weights, made on load or stored."""
     num_parameters: int = 0
     active_parameters: int = 0
-    """Of what one token goes through, where that is not all."""
+    """Parameters that one token goes through, where that is not all of them."""
 
     def table(self) -> str:
         """One line per use, for the start-up log."""
@@ -57,10 +57,16 @@ class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_memory(
-    model: DecoderConfig, config: EngineConfig, dtype: torch.dtype, available: int | None = None,
-    stored: StoredSize | None = None, *, device: torch.device = CPU, on_gpu: bool = False,
+    model: DecoderConfig,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    available: int | None = None,
+    stored: StoredSize | None = None,
+    *,
+    device: torch.device = CPU,
+    on_gpu: bool = False,
     drafter: DrafterNeeds = NO_DRAFTER,
-) -> MemoryBudget:  # fmt: skip
+) -> MemoryBudget:
     """Divide the available memory.
 
     Args:
@@ -68,7 +74,7 @@ def plan_memory(
         stored: of a quantized checkpoint.
         device: where products are computed.
         on_gpu: the cache may take all that is left; on a CPU others live, too.
-        drafter: what speculative decoding takes beside the model.
+        drafter: the memory needs of speculative decoding beside the model.
 
     Raises:
         ConfigError: the wanted context or cache does not fit; `param` names the setting.
@@ -106,13 +112,13 @@ def plan_memory(
 
 
 def block_bytes(model: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """One block's keys and values in all layers of a cache group, in a cache of `dtype`."""
+    """Bytes of one block's keys and values in all layers of a cache group, in a cache of `dtype`."""
     row = row_width(model.head_dim, dtype) * dtype.itemsize
     return parts_of(model) * cache_layout(model).num_slots * model.num_kv_heads * block_size * row
 
 
 def whole_block_bytes(model: DecoderConfig, drafter: DrafterNeeds, block_size: int, dtype: torch.dtype) -> int:
-    """The same, with the drafter's part."""
+    """Bytes of a block, the drafter's part included."""
     return block_bytes(model, block_size, dtype) + drafter_block_bytes(drafter, block_size, dtype)
 
 
@@ -122,7 +128,7 @@ def drafter_block_bytes(drafter: DrafterNeeds, block_size: int, dtype: torch.dty
 
 
 def _activation_bytes(model: DecoderConfig, config: EngineConfig, itemsize: int) -> int:
-    """The widest moment of a full step, plus logits of all rows and what the sampler makes of them."""
+    """Peak activation memory of a full step, plus the logits of all rows and the sampler's copies of them."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     width = 4 * model.hidden_size + max(3 * model.intermediate_size, 3 * heads)
     if (moe := model.moe) is not None:  # each token as often as it has experts, before, between and behind them

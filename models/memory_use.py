@@ -1,4 +1,4 @@
-"""What this process holds of the machine's memory, and giving back what nothing uses."""
+"""Measures the memory that this process holds, and gives unused memory back to the system."""
 
 import ctypes
 import gc
@@ -8,9 +8,9 @@ from pathlib import Path
 LARGE_BLOCK_BYTES = 256 * 1024
 _STATM = Path("/proc/self/statm")
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-"""Of glibc's malloc.h."""
+"""Option numbers in glibc's malloc.h."""
 _ARENAS = 2
-"""A process has one for almost every thread otherwise, and each keeps what is free in it."""
+"""Most arenas of the allocator: otherwise there is one for almost every thread, and each keeps its free memory."""
 
 
 def resident_bytes() -> int:
@@ -22,7 +22,7 @@ def resident_bytes() -> int:
 
 
 def return_large_blocks() -> None:
-    """Have the allocator return each large block as soon as it is free, where the C library can be told so.
+    """Have the allocator return each large block as soon as it is free, if the C library supports it.
 
     Not for a process that computes a model: each large tensor would come from the system anew.
     """
@@ -33,7 +33,7 @@ def return_large_blocks() -> None:
 
 
 def give_back() -> None:
-    """Collect what is garbage, and have the allocator return free memory to the system, as far as it can."""
+    """Run the garbage collector, and have the allocator return free memory to the system, as far as it can."""
     gc.collect()
     trim_heap()
 

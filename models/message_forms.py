@@ -1,4 +1,4 @@
-"""The forms in which a chat template reads messages: their turns, contents, and the reasoning of past answers."""
+"""The forms in which a chat template reads messages: turns, contents, and the reasoning of past answers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -17,13 +17,13 @@ _PROBE = "a-text-to-look-for"
 
 class MessageForms(msgspec.Struct, frozen=True):
     content: ContentForm
-    """Whether the template shows a content that is a list of parts, one that is a text, or both."""
+    """Forms of content that the template shows: a list of parts, a text, or both."""
     reasoning: tuple[str, ...]
     traits: TemplateTraits = TemplateTraits()
 
     @property
     def plainer(self) -> "Iterator[MessageForms]":
-        """Forms that more templates take, for a conversation that this one refuses in this form."""
+        """Plainer forms, which more templates accept, for a conversation that the template refuses in this form."""
         plain = self.traits.plain
         for traits in (plain, msgspec.structs.replace(plain, system_first=False)):
             yield msgspec.structs.replace(self, traits=traits)
@@ -33,7 +33,7 @@ class MessageForms(msgspec.Struct, frozen=True):
         return self.contents_of(repaired(messages, self.traits))
 
     def contents_of(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The same, where the turns have their form already."""
+        """The messages in this form; their turns have it already."""
         return [self._one(message) for message in messages]
 
     def _one(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,5 +85,5 @@ def all_nodes(tree: jinja2.nodes.Template) -> Iterator[jinja2.nodes.Node]:
 
 
 def _shows_parts(text: str) -> bool:
-    """Whether the text of a part stands there by itself, not within the list printed as a whole."""
+    """True if the text of a part stands by itself, not within the list printed as a whole."""
     return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text

@@ -1,7 +1,7 @@
 """Conversations in the form that a chat template takes.
 
-Each message is given in a form of its own that later messages do not change, so that the prompt of a conversation's
-next turn begins with that of the turn before it.
+Later messages do not change the form of an earlier one. So the prompt of a conversation's next turn begins with that of
+the turn before.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
     system_anywhere: bool = True
     """Messages of the system are shown wherever they stand; otherwise at the start only."""
     system_first: bool = True
-    """One is taken at the start."""
+    """A system message is accepted at the start."""
     turns: Turns = "free"
     string_arguments: bool = True
     """Arguments that are no object are shown as the text that they are."""
@@ -49,7 +49,7 @@ class TemplateTraits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> "TemplateTraits":
-        """Those of a template that takes nothing but alternating texts behind one message of the system."""
+        """Traits of a template that accepts only alternating texts behind one system message."""
         return msgspec.structs.replace(self, system_anywhere=False, turns="plain")
 
 
@@ -131,7 +131,7 @@ def _short_id(name: object) -> str:
 
 
 def _system_at_start(messages: Messages, *, kept: bool) -> Messages:
-    """One message of the system at the start; later ones stay in their places, as texts of the user."""
+    """Keep one system message at the start; later ones stay in their places, as texts of the user."""
     number = next((place for place, one in enumerate(messages) if one["role"] != "system"), len(messages))
     begin, rest = messages[:number], messages[number:]
     late = [_user(f"<system-reminder>{_text(one)}</system-reminder>") if _is_system(one) else one for one in rest]
@@ -143,7 +143,7 @@ def _system_at_start(messages: Messages, *, kept: bool) -> Messages:
 
 
 def _told(messages: Messages) -> Messages:
-    """Calls and results told as text."""
+    """Write calls and results as text."""
     made: Messages = []
     for message in messages:
         if message["role"] == "tool":

@@ -7,7 +7,7 @@ ARCHITECTURES = ("MistralForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(sliding_window=4096)  # as the models' own code; null is none
     window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
     return decoder_config(reader, windows=layer_windows(reader, window))

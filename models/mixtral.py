@@ -1,4 +1,5 @@
-"""Mixtral: Mistral with experts in every layer. Arithmetic after the reference implementation in `transformers`."""
+"""Mixtral: Mistral with experts in every layer. The arithmetic follows the reference implementation in
+`transformers`."""
 
 import msgspec
 
@@ -10,7 +11,7 @@ ARCHITECTURES = ("MixtralForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(rms_norm_eps=1e-5, rope_theta=1e6)
     window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
     config = decoder_config(reader, windows=layer_windows(reader, window))

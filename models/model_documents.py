@@ -1,4 +1,4 @@
-"""The JSON documents of a model: files of its folder, or what a GGUF file says in their place."""
+"""The JSON documents of a model: files of its folder, or equivalents made from a GGUF file."""
 
 from pathlib import Path
 from typing import Any

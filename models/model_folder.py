@@ -1,8 +1,8 @@
-"""What may be read of a model's folder: regular files that lie in it.
+"""Limits the files that are read of a model's folder to regular files inside it.
 
-A folder from a stranger may hold links that lead elsewhere on this machine, or a pipe in a file's place: whoever is
-about to open a file has it checked before, so that links that nobody follows harm nobody. The hub's own cache is made
-of links: those to its `blobs` are followed.
+An untrusted folder may hold links that lead elsewhere on this machine, or a pipe in a file's place. A reader therefore
+has each file checked right before it opens it; links that are never opened do no harm. The hub's own cache consists of
+links: those to its `blobs` are followed.
 """
 
 import os
@@ -16,30 +16,30 @@ from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-"""What the hub's library calls a blob."""
+"""Names of blobs in the cache of the hub's library."""
 _SHARED = ".huggingface-shared-blobs"
-"""In the folder of blobs that the repositories of a cache share: by the first two digits of their names."""
+"""Folder of blobs that the repositories of a cache share, sorted by the first two digits of their names."""
 _LIBRARY_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"})
 _LIBRARY_NAMES = frozenset({"vocab.txt", "merges.txt", "dict.txt"})
 
 
 class Followed(PosixPath):
-    """A path that may lead out of its folder, and so may all that are made from it: somebody has vouched for it."""
+    """A path that may lead out of its folder, as may all paths made from it: the settings or the user vouch for it."""
 
 
 def readable(found: Path, name: str | None, links: bool) -> Path:
-    """What was found, as its readers get it.
+    """Mark a model's path as `Followed` if links out of it are allowed.
 
     Args:
         found: a folder, or a GGUF file.
-        name: by which it was found; one that is itself a file's vouches for that file, and None for what is built in.
+        name: the user's name for the model; the name of a file vouches for that file. None is the built-in model.
         links: whether `allow_model_links` is set.
     """
     return Followed(found) if links or name is None or Path(name).expanduser().is_file() else found
 
 
 def check_file(path: Path, folder: Path | None = None) -> None:
-    """To be called before a file is opened, or is looked for. One that is not there is left to who opens it.
+    """Check a file before it is opened, or looked for. A missing file is left to its reader to report.
 
     Args:
         folder: in which it must lie; if not given, the one that it is in by its name.
@@ -88,7 +88,7 @@ def check_for_tokenizers(folder: Path) -> None:
 
 
 def _strings(path: Path) -> dict[str, object]:
-    """A file's settings; of one that is no JSON object whoever reads it says so."""
+    """A file's settings; empty if it is no JSON object, which its actual reader reports."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
     except (OSError, ValueError, RecursionError):
@@ -96,14 +96,14 @@ def _strings(path: Path) -> dict[str, object]:
 
 
 def _is_blob(target: Path, home: Path) -> bool:
-    """Among the files of the hub's cache, to which its snapshots and older local copies link."""
+    """True if the target is in the hub's cache, to which its snapshots and older local copies link."""
     owner = target.parent.parent
     if target.parent.name == "blobs" and (owner / "snapshots" in home.parents or owner.name.startswith("models--")):
         return True
-    if not _DIGEST.fullmatch(target.name):  # a link to just any folder does not make blobs of what is there
+    if not _DIGEST.fullmatch(target.name):  # a blob must also have a blob's name
         return False
     if target.parent.name == target.name[:2] and (owner / _SHARED).is_file():
         return True
-    # Somebody may have moved a repository's blobs to another disk.
+    # The user may have moved a repository's blobs to another disk.
     snapshots = next((folder for folder in home.parents if folder.name == "snapshots"), None)
     return snapshots is not None and str(target.parent) == os.path.realpath(snapshots.parent / "blobs")

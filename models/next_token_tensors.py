@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 _MODULE = re.compile(r"(?:^|\.)mtp(?:_\w+)?\.")
 _LAYER = re.compile(r"(?:model\.|language_model\.){0,2}layers\.(\d{1,9})\.")
-"""Of the decoder; towers for images count their own layers."""
+"""Names of the decoder's layers; towers for images count their own."""
 
 
 def next_token_tensors(names: Iterable[str], num_layers: int) -> list[str]:

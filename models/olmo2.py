@@ -1,6 +1,6 @@
-"""OLMo 2: Llama with norms behind both parts of a layer instead of before them, and over whole queries and keys.
+"""OLMo 2: Llama with norms after attention and feed-forward instead of before, and over whole queries and keys.
 
-OLMo 3 has a window in all layers but each fourth; those with a window have an unscaled rotation.
+OLMo 3 has a window in all layers except every fourth; layers with a window have an unscaled rotation.
 """
 
 import msgspec
@@ -20,7 +20,7 @@ THETA = 500_000.0
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(rms_norm_eps=1e-5)
     bias = reader.flag("attention_bias", False)
     if architecture_of(reader).startswith("Olmo2"):  # with a head of any kind

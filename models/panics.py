@@ -1,7 +1,7 @@
-"""Panics of libraries in Rust as errors.
+"""Turns panics of Rust libraries into errors.
 
-They come as exceptions that are no `Exception`: what answers one request's failure would let them by, and the whole
-engine would end with the text that a library cannot take.
+A panic is no subclass of `Exception`. The handlers of one request's failure would not catch it, so one bad text would
+end the whole engine.
 """
 
 from collections.abc import Iterator

@@ -7,14 +7,14 @@ from troupellm.models.hf_config import ConfigReader, decoder_config, layer_windo
 
 ARCHITECTURES = ("Phi3ForCausalLM",)
 DEFAULTS = {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
-"""What the models' own code takes where config.json is silent."""
+"""Values that the reference implementation assumes where config.json has none."""
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(**DEFAULTS)
     if (stretch := rope_section(reader).values).get("rope_type", stretch.get("type")) == "yarn":
-        # What the models' own code once called so is not YaRN.
+        # The models' own code once used the name yarn for a scaling that is longrope.
         reader = reader.without("rope_scaling").with_values(rope_parameters={**stretch, "rope_type": "longrope"})
     window = reader.integer("sliding_window") if reader.is_on("sliding_window") else None
     plain = decoder_config(reader, windows=layer_windows(reader, window), rotary=1.0)

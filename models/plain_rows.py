@@ -1,7 +1,7 @@
-"""Rows that ask for nothing but a draw from the whole vocabulary, or for the likeliest token: their numbers lie in
-columns, from which a step's are gathered at once.
+"""Options of rows that only draw from the whole vocabulary or take the likeliest token. They lie in columns, from which
+a step's options are gathered at once.
 
-Where rows skip steps another set of them draws in each, so that `SamplingBatch` is built in every step.
+Rows that skip steps give every step another set of rows, so that `SamplingBatch` would be built anew in each.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _FIRST_SLOTS = 16
 
 
 class PlainRows:
-    """What the rows of a sampler need for their draw, and which of them need more than that."""
+    """Keeps the sampling options of a sampler's plain rows in columns, and the set of rows that need more options."""
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
         self._others: set[int] = set()
-        """Rows that ask for more; they have no slots."""
+        """Rows that need more options; they have no slots."""
         self._greedy: set[int] = set()
         self._with_min_p: set[int] = set()
         self._last: tuple[tuple[int, ...], NDArray[np.int64]] | None = None
@@ -58,11 +58,11 @@ class PlainRows:
             rows.discard(row)
 
     def slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
-        """Where they lie in the columns; the same array for as long as the same rows are asked for. None where one of
-        them asks for more.
+        """The rows' slots in the columns; None if one of the rows needs more options. Returns the same array
+        again while the same rows are asked for.
 
         Args:
-            rows: known ones; each may stand there more than once.
+            rows: known ones; a row may occur more than once.
         """
         rows = tuple(rows)
         if self._last is not None and self._last[0] == rows:
@@ -74,10 +74,10 @@ class PlainRows:
         return found
 
     def choice(self, rows: Sequence[int], device: torch.device) -> Choice | None:
-        """How a step's rows choose, in the order of their logits; None where one of them asks for more.
+        """The choice of tokens for a step's rows, in the order of their logits; None if one of them needs more options.
 
         Args:
-            rows: known ones; each may stand there more than once.
+            rows: known ones; a row may occur more than once.
         """
         if not self._others.isdisjoint(rows):
             return None

@@ -1,7 +1,7 @@
-"""A debug allocator: memory that nothing was written to holds what nobody can overlook.
+"""A debug allocator: fills unwritten memory with values that show up in results.
 
-With NaN, whoever reads it spreads it; with bytes of 0x7f, who reads it gets huge numbers that are no NaN. Answers must
-not change under either.
+NaN spreads through every computation that reads it; bytes of 0x7f read as huge numbers that are no NaN. Answers must
+not change with either pattern.
 """
 
 from typing import Literal
@@ -22,9 +22,9 @@ _NONSENSE_TOKEN = 0x7F7F7F7F
 class Poison:
     """Follows the plans of one worker.
 
-    Positions that a row is about to compute, and those behind them in its blocks, are poisoned before: whoever held the
-    blocks earlier. Without a prefix cache a block that no row holds is free, and is poisoned at once; a block that is
-    loaded from another tier was poisoned before, and holds what was loaded from then on.
+    The positions that a row is about to compute, and all later ones in its blocks, are poisoned first. So the row never
+    reads content of the blocks' previous rows. Without a prefix cache, a block that no row holds is free and is
+    poisoned at once. A block that is loaded from another tier is poisoned before the load.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Poison:
         """
         Args:
             when_freed: a block that no row holds is free.
-            transfers: who else reads and writes blocks.
+            transfers: the engine that also reads and writes blocks.
         """
         self._storage = as_bytes(cache.storage)
         self._block_size = cache.block_size
@@ -43,14 +43,14 @@ class Poison:
         self._storage.fill_(self._value)
 
     def follow(self, plan: StepPlan, rows: RowTable, spans: Spans) -> None:
-        """After a plan's rows, copies and transfers were taken in, before anything of it is computed.
+        """Poison after a plan's rows, copies and transfers were taken in, before any of it is computed.
 
         Args:
-            spans: what is about to be computed.
+            spans: the positions that are about to be computed.
         """
         loading: set[int] = set()
         if self._transfers is not None:
-            self._transfers.settle()  # what is stored is what was there before
+            self._transfers.settle()  # so that stores under way read the content from before
             loading = self._transfers.loading()
         for index, start in zip(spans.rows.tolist(), spans.starts.tolist(), strict=True):
             row = plan.rows[index]
@@ -64,10 +64,10 @@ class Poison:
         rows.poison_free_slots(_NONSENSE_TOKEN)
 
     def before_loads(self, blocks: set[int]) -> None:
-        """Of blocks that nobody holds: a load that fails, or does not write all, must show."""
+        """Poison blocks that no row holds, so that a load that fails or is incomplete shows in the answers."""
         for block in blocks:
             self._fill(block, 0)
-        if self._storage.is_cuda:  # whose loads do not come behind what is launched here
+        if self._storage.is_cuda:  # loads are not ordered after the kernels that are launched here
             torch.cuda.current_stream(self._storage.device).synchronize()
 
     def _from(self, table: list[int], index: int, place: int) -> None:

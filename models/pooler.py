@@ -1,4 +1,4 @@
-"""From the hidden states of a prompt to its vector: which tokens count, and what is done to the result."""
+"""Turns the hidden states of a prompt into its vector: selects the tokens that count, and embeds or classifies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,18 +23,19 @@ class _Open:
 
     state: PoolingState
     total: Tensor | None = None
-    """float32 [hidden]: the sum of what counts so far."""
+    """float32 [hidden]: the sum of the counted hidden states so far."""
     count: int = 0
 
 
 class Pooler:
-    """Gathers what counts of each row over the spans of its prompt, and makes vectors. Calls come from one thread."""
+    """Gathers each row's counted hidden states over the spans of its prompt, and makes vectors. Calls come from one
+    thread."""
 
     def __init__(self, *, head: Head | None = None, activation: Activation = "softmax") -> None:
         """
         Args:
             head: of a classifier.
-            activation: what its logits go through.
+            activation: applied to the classifier's logits.
         """
         self._head = head
         self._activation = activation
@@ -47,7 +48,7 @@ class Pooler:
         return len(self._rows)
 
     def add_row(self, row: int, state: PoolingState) -> None:
-        """Make a row known, or replace it: nothing of an earlier row of that number stays."""
+        """Make a row known, or replace an earlier row of that number completely."""
         self._rows[row] = _Open(state)
 
     def drop_row(self, row: int) -> None:
@@ -55,7 +56,7 @@ class Pooler:
         self._rows.pop(row, None)
 
     def wanted(self, row: int, start: int, count: int, *, ends: bool) -> tuple[int, int]:
-        """Which positions of a span count, relative to it: first one and how many, perhaps none.
+        """The positions of a span that count, relative to it: first one and number, perhaps none.
 
         Args:
             ends: the span reaches the row's last token.
@@ -68,7 +69,7 @@ class Pooler:
         return count - 1, int(ends)
 
     def take(self, row: int, hidden: Tensor) -> None:
-        """What `wanted` asked for, [positions, hidden]."""
+        """Add hidden states [positions, hidden] of the positions that `wanted` returned."""
         known = self._rows[row]
         if hidden.shape[0]:
             total = hidden.float().sum(dim=0)
@@ -79,8 +80,8 @@ class Pooler:
         """The vectors of rows whose last token was taken.
 
         Args:
-            known_as: what they were added as.
-            rows: what the answer calls them.
+            known_as: the rows' numbers in `add_row`.
+            rows: the rows' numbers in the result.
         """
         opened = [self._rows[row] for row in known_as]
         means = []
@@ -92,7 +93,7 @@ class Pooler:
     def vectors(
         self, rows: Sequence[int], states: Sequence[PoolingState], pooled: Tensor
     ) -> tuple[list[RowPooled], list[RowError]]:
-        """What is done to pooled hidden states, float32 [rows, hidden], in the order of `rows`."""
+        """Embed or classify pooled hidden states, float32 [rows, hidden], in the order of `rows`."""
         groups: dict[tuple[bool, bool, int], list[int]] = {}
         for index, state in enumerate(states):
             groups.setdefault((state.task == "embed", state.activation, state.dimensions), []).append(index)
@@ -128,7 +129,7 @@ def pool_whole(hidden: Tensor, counts: Sequence[int], pooling_type: PoolingType)
     """The vectors of prompts that were computed at once.
 
     Args:
-        hidden: [tokens, hidden], prompt after prompt; what comes behind the last one does not matter.
+        hidden: [tokens, hidden], prompt after prompt; rows behind the last one are ignored.
         counts: tokens of each.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a checkpoint says about pooling: sentence-transformers' files, config.json, and the server's own settings."""
+"""Reads pooling settings: sentence-transformers' files, config.json, and the server's own settings."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class PoolerOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The setting `pooler_config`; wins over what the checkpoint says."""
+    """The setting `pooler_config`; overrides the checkpoint."""
 
     pooling_type: PoolingType | None = None
     seq_pooling_type: PoolingType | None = None
@@ -53,14 +53,14 @@ class PoolerOverrides(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class _Modules(msgspec.Struct, frozen=True):
-    """What modules.json lists."""
+    """The contents of modules.json."""
 
     pooling_type: PoolingType | None
     normalize: bool
 
 
 def max_sequence_length(folder: Path) -> int | None:
-    """sentence-transformers' own limit, which is often less than the model's; None where it has none.
+    """sentence-transformers' own limit, often lower than the model's; None if it has none.
 
     Raises:
         ModelLoadError: it is no positive integer.
@@ -86,9 +86,10 @@ def read_labels(reader: ConfigReader) -> tuple[str, ...]:
 
 
 def classifier_activation(reader: ConfigReader, num_labels: int) -> Activation:
-    """What turns logits into probabilities: what the checkpoint names, else a sigmoid for one label or a softmax.
+    """The activation on a classifier's logits: the one that the checkpoint names, else a sigmoid for one label or a
+    softmax.
 
-    Only the last part of a class's dotted name is looked at; nothing is imported.
+    Only the last part of a class's dotted name is read; nothing is imported.
 
     Raises:
         ModelLoadError: another class.
@@ -110,10 +111,10 @@ def classifier_activation(reader: ConfigReader, num_labels: int) -> Activation:
 def decoder_ability(
     folder: Path, reader: ConfigReader, config: ModelConfig, model: DecoderConfig
 ) -> PoolingAbility | None:
-    """What a decoder can pool; None where the server's settings leave nothing of it.
+    """The pooling tasks of a decoder; None if the server's settings leave none.
 
     Raises:
-        ModelLoadError: the checkpoint asks for what is not built.
+        ModelLoadError: the checkpoint asks for a feature that is not built.
         ConfigError: a setting does not fit.
     """
     if model.head != "lm" and config.runner == "generate":
@@ -131,13 +132,13 @@ def decoder_ability(
 def embedding_ability(
     folder: Path, reader: ConfigReader, config: ModelConfig, *, hidden_size: int, default: PoolingType
 ) -> PoolingAbility:
-    """Of a model without a classifier.
+    """The pooling tasks of a model without a classifier.
 
     Args:
-        default: how vectors are made where nobody says it.
+        default: the pooling type where neither checkpoint nor settings name one.
 
     Raises:
-        ModelLoadError: the checkpoint asks for what is not built.
+        ModelLoadError: the checkpoint asks for a feature that is not built.
         ConfigError: a setting does not fit.
     """
     if config.convert == "classify":

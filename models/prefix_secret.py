@@ -1,7 +1,8 @@
-"""The secret behind the names of KV blocks, in a file, so that names survive a restart and agree between engines.
+"""The secret behind the keys of KV blocks, in a file, so that keys survive a restart and agree between engines.
 
-Who knows it can name, read and forge blocks of everybody who shares it. So nobody but the file's owner may write it and
-nobody outside its group read it, and what is kept or sent under it is authenticated by keys that follow from it.
+A process that knows the secret can name, read and forge the blocks of all engines that share it. So only the file's
+owner may write it, and only the owner and the group may read it. Blocks that are stored or sent are authenticated by
+keys derived from it.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ _LARGEST_FILE = 4096
 
 
 def secret_file(config: EngineConfig) -> Path | None:
-    """Where an engine's secret is kept; None where nothing outlives the engine, whose secret is drawn at its start."""
+    """The file of an engine's secret; None if no block outlives the engine, whose secret is drawn at its start."""
     given, disk = config.cache.prefix_hash_secret_file, config.offload.kv_offload_disk_path
     if given is not None:
         return Path(given).expanduser()
@@ -44,10 +45,10 @@ def read_secret(path: Path) -> bytes:
             content = file.read(_LARGEST_FILE)
     except OSError as error:
         raise ConfigError(f"{_FIELD} cannot be read or made: {error.strerror}", param=_FIELD) from error
-    if found.st_uid not in (os.geteuid(), 0):  # whoever made it could forge blocks
+    if found.st_uid not in (os.geteuid(), 0):  # the owner could forge blocks
         raise ConfigError(f"{_FIELD}: it belongs to another user; chown it to the engine's", param=_FIELD)
     if stat.S_IMODE(found.st_mode) & 0o027:
-        raise ConfigError(f"{_FIELD}: only its owner may write it, and nobody else read it; chmod 600", param=_FIELD)
+        raise ConfigError(f"{_FIELD} must not be writable for its group or open to others: chmod 600", param=_FIELD)
     try:
         secret = bytes.fromhex(content.decode("ascii"))
     except ValueError:
@@ -58,12 +59,12 @@ def read_secret(path: Path) -> bytes:
 
 
 def derived_key(secret: bytes, purpose: str) -> bytes:
-    """A key for one purpose, which tells nothing of the secret or of other purposes' keys; 32 bytes."""
+    """A key for one purpose, which reveals nothing about the secret or other purposes' keys; 32 bytes."""
     return hmac.digest(secret, purpose.encode(), "sha256")
 
 
 def prefix_hash_key(secret: bytes, fingerprint: str) -> bytes:
-    """What keys the prefix hash: another model or another setting has no block key in common with this one.
+    """The key of the prefix hash: models or settings that differ have no block key in common.
 
     Args:
         fingerprint: `WorkerReady.fingerprint`.
@@ -72,7 +73,7 @@ def prefix_hash_key(secret: bytes, fingerprint: str) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Appears whole or not at all; who comes second finds the first one's."""
+    """Create the file whole or not at all; of two processes, the second one finds the first one's file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:

@@ -1,10 +1,9 @@
-"""Importing torch beside an event loop that goes on.
+"""Imports torch beside a running event loop.
 
-`import torch` stops every other thread of the process, the event loop of the host application among them, for two
-reasons. It maps several hundred megabytes while it holds the GIL: a foreign call releases the GIL, and what is mapped
-already is not mapped again. And it makes some two hundred thousand objects, so that the garbage collector walks over
-all of them several times, 50 to 100 ms each. They are frozen while there is an engine in the process; afterwards the
-collector is the host's again, as it was before.
+`import torch` blocks every other thread of the process, the host application's event loop included, for two reasons.
+First, it maps several hundred megabytes while it holds the GIL. A foreign call releases the GIL, and a library that is
+mapped already is not mapped again. Second, it makes about 200,000 objects, which the garbage collector walks several
+times, 50 to 100 ms each. They are frozen while the process has an engine; afterwards the collector is as it was before.
 """
 
 import ctypes
@@ -21,25 +20,25 @@ from types import ModuleType
 
 _NEVER = 2**31 - 1
 _INTERPRETERS = 1000
-"""Objects that the interpreter freezes before anybody can: some hundreds from 3.12 on. A host's are far more."""
+"""Upper limit of the objects that the interpreter freezes itself: some hundreds from 3.12 on. A host freezes more."""
 
 
 class Frozen:
-    """What is kept out of the collector's sight for the engines of this process, until the last of them has ended.
+    """Hides objects from the garbage collector for the engines of this process, until the last engine has ended.
 
-    `gc.unfreeze` knows no owners: a host that freezes objects itself, before or meanwhile, keeps all of them frozen.
+    `gc.unfreeze` knows no owners: if the host freezes objects itself, before or meanwhile, all of them stay frozen.
     """
 
     def __init__(self) -> None:
         self.imported = False
-        """Whether torch was imported for an engine; that of a host which uses it itself is left as it is."""
+        """True if torch was imported for an engine. A torch that the host imported for itself is left as it is."""
         self._lock = threading.Lock()
         self._engines = 0
         self._objects = 0
-        """How many there were when they were frozen; 0 where they are not ours to thaw."""
+        """The number of frozen objects; 0 if the host froze some first, so that unfreezing is up to it."""
 
     def hold(self) -> None:
-        """Freeze what there is. Each call needs one of `release`."""
+        """Freeze all objects that exist. Each call needs one call of `release`."""
         with self._lock:
             self._engines += 1
             if self._engines > 1:
@@ -49,7 +48,7 @@ class Frozen:
             self._objects = gc.get_freeze_count() if untouched else 0
 
     def release(self) -> None:
-        """After the last one the collector sees everything again, unless more was frozen meanwhile."""
+        """After the last call the collector sees everything again, unless more objects were frozen meanwhile."""
         with self._lock:
             self._engines -= 1
             if self._engines == 0 and self._objects and gc.get_freeze_count() <= self._objects:

@@ -15,7 +15,7 @@ def available_memory(root: Path = ROOT) -> int:
 
 
 def limit(kind: int, most: int) -> None:
-    """Limit what this process may take, for itself only; a lower hard limit that it was started with counts."""
+    """Limit this process's own memory; a lower hard limit that it was started with stays in force."""
     hard = resource.getrlimit(kind)[1]
     unlimited = hard == resource.RLIM_INFINITY
     resource.setrlimit(kind, (most if unlimited else min(most, hard), hard))
@@ -72,7 +72,7 @@ def _group_of(root: Path, controller: str) -> str:
 
 
 def _chain(top: Path, group: str) -> Iterator[Path]:
-    """From a group up to the top one. A path out of the tree, as one that is seen from another namespace, is left."""
+    """Control groups from one up to the top. A path out of the tree, as seen from another namespace, is skipped."""
     parts = [] if ".." in group.split("/") else [part for part in group.split("/") if part]
     for count in range(len(parts), -1, -1):
         yield top.joinpath(*parts[:count])

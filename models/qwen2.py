@@ -7,7 +7,7 @@ ARCHITECTURES = ("Qwen2ForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     return decoder_config(reader, qkv_bias=True, windows=upper_windows(reader))
 
 

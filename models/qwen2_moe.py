@@ -10,7 +10,7 @@ ARCHITECTURES = ("Qwen2MoeForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     config = decoder_config(reader, qkv_bias=reader.flag("qkv_bias", True), windows=lower_windows(reader))
     num_experts, top_k = expert_counts(reader, 60, 4)
     moe = MoeConfig(
@@ -26,7 +26,7 @@ def describe(reader: ConfigReader) -> DecoderConfig:
 
 
 def lower_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """With `use_sliding_window` every other layer below `max_window_layers`; `layer_types` overrides."""
+    """Windows in every other layer below `max_window_layers` with `use_sliding_window`; `layer_types` overrides."""
     num_layers = reader.integer("num_hidden_layers")
     if not reader.flag("use_sliding_window", False) or not reader.is_on("sliding_window"):
         return (None,) * num_layers

@@ -8,6 +8,6 @@ ARCHITECTURES = ("Qwen3ForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     bias = reader.flag("attention_bias", False)
     return decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=upper_windows(reader))

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with experts; its window, where there is one, is that of all layers."""
+"""Qwen3-MoE: Qwen3 with experts; if it has a window, all layers have it."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ ARCHITECTURES = ("Qwen3MoeForCausalLM",)
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     bias = reader.flag("attention_bias", False)
     windowed = reader.flag("use_sliding_window", False) and reader.is_on("sliding_window")
     window = reader.integer("sliding_window") if windowed else None

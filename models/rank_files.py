@@ -26,7 +26,7 @@ _LLAMA3_SPECIAL = (
 _QWEN_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{index}|>" for index in range(205)))
 MOST_RESERVED = 4096
 MOST_TOKEN_BYTES = 1024
-"""Of a token: all of its cuts in two are looked at."""
+"""Longest token: all of its cuts in two are tried."""
 
 
 class _Family(NamedTuple):
@@ -37,7 +37,7 @@ class _Family(NamedTuple):
     special: tuple[str, ...] = ()
     """Special tokens behind the vocabulary where tokenizer_config.json lists none."""
     reserved: int = 0
-    """How many ids behind the vocabulary are special tokens, named or not."""
+    """The number of ids behind the vocabulary that are special tokens, named or not."""
 
 
 _FAMILIES = {

@@ -1,4 +1,4 @@
-"""What is said of a model that cannot be read: one line that names the file, and no folder of this machine."""
+"""Errors about a model that cannot be read: one line that names the file, without folders of this machine."""
 
 import os
 from pathlib import Path
@@ -15,19 +15,19 @@ _LONGEST_NAME = 128
 
 
 def plain_name(name: str) -> str:
-    """The name of a file or a tensor as somebody has chosen it, for one line of an error."""
+    """The name of a file or a tensor, which may hold any characters, made safe for one line of an error."""
     return printable(name, _LONGEST_NAME)
 
 
 def why(error: Exception) -> str:
-    """The reason alone."""
+    """The reason alone, without the file."""
     if isinstance(error, OSError):
         return error.strerror or _WITHOUT_NUMBER.get(type(error), "it cannot be read")
     return str(error) or type(error).__name__
 
 
 def load_failure(error: Exception) -> ModelLoadError:
-    """For what goes wrong while a model is loaded and nobody foresaw."""
+    """The error for an unforeseen exception while a model is loaded."""
     name = error.filename if isinstance(error, OSError) else None
     if isinstance(name, str | bytes | os.PathLike):
         return ModelLoadError(f"{plain_name(Path(os.fsdecode(name)).name)}: {why(error)}")

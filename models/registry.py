@@ -1,4 +1,4 @@
-"""Which family file describes which architecture."""
+"""Maps each architecture to the family file that describes it."""
 
 import difflib
 from collections.abc import Callable
@@ -53,7 +53,7 @@ _WRITES = "ForCausalLM"
 
 
 def _architectures(attribute: str, ending: str) -> dict[str, Describe]:
-    """What each family lists under that name, else its architectures that write, with another ending."""
+    """The architectures that each family lists under `attribute`, else its generating ones with another ending."""
     return {
         architecture: family.describe
         for family in _FAMILIES
@@ -67,13 +67,13 @@ def _renamed(architectures: tuple[str, ...], ending: str) -> list[str]:
 
 FAMILIES: dict[str, Describe] = {name: family.describe for family in _FAMILIES for name in family.ARCHITECTURES}
 BARE = _architectures("BARE", "Model")
-"""The same decoders without anything on top: they embed."""
+"""The same decoders without a head: they embed."""
 CLASSIFIERS = _architectures("CLASSIFIERS", "ForSequenceClassification")
 """And with a classifier that reads the last token."""
 
 
 def has_family(reader: ConfigReader) -> bool:
-    """Whether a family claims the architecture."""
+    """True if a family claims the architecture."""
     architecture = architecture_of(reader)
     return architecture in FAMILIES or architecture in BARE or architecture in CLASSIFIERS
 

@@ -1,7 +1,7 @@
 """One file of the hub, downloaded so that a killed process resumes at the last byte that it wrote.
 
-`huggingface_hub` throws a partial file away when its process ends, and fetches no new file over 50 GB by plain HTTP.
-Here the bytes gather in `ETAG.partial` beside the cache's blobs and are asked for in ranges; once they are whole and
+`huggingface_hub` deletes a partial file when its process ends, and does not download files over 50 GB by plain HTTP.
+Here the bytes go to `ETAG.partial` beside the cache's blobs and are requested in ranges. When all of them are there and
 their digest is right, the file becomes the blob.
 """
 
@@ -17,7 +17,7 @@ from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 RANGE_BYTES = 16 * 2**30
-"""Of one request: signed addresses expire, and CDNs refuse greater ones."""
+"""Most bytes of one request: signed addresses expire, and CDNs refuse larger ones."""
 _FIRST_RETRIES, _RETRIES = 2, 5
 """Before the first byte a failure is an answer to the user, later it is an interruption."""
 _LONGEST_WAIT = 8.0
@@ -166,7 +166,7 @@ class _Transfer:
 
 
 def is_digest(text: str) -> bool:
-    """Whether this is a SHA-256, which large files are named by."""
+    """True if the text is a SHA-256, the name of large files."""
     return _SHA256.fullmatch(text) is not None
 
 

@@ -44,7 +44,8 @@ def rope_frequencies(config: RopeConfig, head_dim: int, length: int) -> tuple[Te
 
 
 def length_matters(config: RopeConfig, length: int) -> int:
-    """What of a served length the frequencies depend on: equal numbers, equal tables as far as both go."""
+    """The part of a served length that the frequencies depend on. Lengths with equal numbers have equal tables, as far
+    as both reach."""
     match config.kind:
         case "dynamic":
             return max(length, config.original_max_position)
@@ -73,7 +74,7 @@ def _yarn(config: RopeConfig, head_dim: int, plain: Tensor) -> Tensor:
     """As llama3, but the blend is linear in the index of the frequency."""
 
     def index(turns: float) -> float:
-        """Where a wave makes so many turns over the trained length."""
+        """The dimension whose wave makes this many turns over the trained length."""
         ratio = config.original_max_position / (turns * 2 * math.pi)
         return head_dim * math.log(ratio) / (2 * math.log(config.theta))
 
@@ -93,7 +94,7 @@ def _yarn_amplitude(config: RopeConfig) -> float:
 
     if config.attention_factor is not None:
         return config.attention_factor
-    # `transformers` passes over attn_factor; those who publish it, and the servers that they name, multiply by it.
+    # `transformers` ignores attn_factor; its publishers, and the servers that they name, multiply by it.
     if config.mscale and config.mscale_all_dim:
         return config.yarn_attn_factor * amplitude(config.mscale) / amplitude(config.mscale_all_dim)
     return config.yarn_attn_factor * amplitude(1.0)

@@ -1,4 +1,4 @@
-"""What one row of the worker asks of the sampler, digested once when it joins."""
+"""The sampling options of one row, parsed once when the row joins."""
 
 import math
 from collections.abc import Iterable
@@ -16,12 +16,12 @@ from troupellm.protocol.sampling import GREEDY_EPSILON
 from troupellm.protocol.worker import SamplingState
 
 _NUCLEUS_PREFIX = 128
-"""Where top_p alone looks first: it rarely keeps more tokens than this at usual temperatures."""
+"""Prefix for top_p alone: it rarely keeps more tokens than this at usual temperatures."""
 _TOP_K_PREFIXES = (64, 256, WIDEST_PREFIX)
 
 
 class RowOptions:
-    """What one row asks for; a pure function of its sampling state and prompt."""
+    """The options of one row; a pure function of its sampling state and prompt."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RowOptions:
         self.processors = RowProcessors(state, processors or {}) if state.processors else None
         asked = self.penalized, self.allowed.numel(), self.stops.numel(), self.additions, self.words, state.processors
         self.plain = state.logprobs < 0 and self.thinking is None and not any(asked)
-        """It asks for nothing but a draw."""
+        """True if the row asks only for a draw."""
         self._vocab = vocab
 
     @property
@@ -68,11 +68,11 @@ class RowOptions:
         return None if self.processors is None else self.processors.refusal
 
     def plug_in_options(self, name: str) -> Any:
-        """What a plug-in has made of the row's arguments for it."""
+        """The row's arguments for a plug-in, as the plug-in prepared them."""
         return None if self.processors is None else self.processors.options[name]
 
     def _prefix(self, vocab: int) -> int | None:
-        """None when nothing is cut off, else the `prefix` of `draw_truncated`."""
+        """None if nothing is cut off, else the `prefix` of `draw_truncated`."""
         if self.top_k >= vocab:
             return None if self.state.top_p >= 1 else _NUCLEUS_PREFIX
         return next((width for width in _TOP_K_PREFIXES if self.top_k < width), 0)
@@ -92,7 +92,7 @@ def valid_ids(values: Iterable[int], vocab: int) -> Tensor:
 
 
 def _additions(state: SamplingState, vocab: int) -> dict[int, float]:
-    """What to add per token id: the bias, and -inf for bad words of one token."""
+    """The number to add per token id: the bias, and -inf for bad words of one token."""
     additions: dict[int, float] = {}
     for token_id, value in state.logit_bias:
         if 0 <= token_id < vocab:

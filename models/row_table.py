@@ -1,4 +1,4 @@
-"""What the worker knows of each row between steps: tokens, length, epoch and block table.
+"""The worker's knowledge of each row between steps: tokens, length, epoch and block table.
 
 Tokens lie on the device, so that a sampled token can be read by the next step before the host has seen it; numbers
 lie on the host, since they follow from the plans alone. A row has one slot in all of them, for as long as it is known.
@@ -18,7 +18,7 @@ FIRST_SLOTS = 16
 
 
 class PlanError(RuntimeError):
-    """A plan contradicts what the worker knows: a fault of whoever made it."""
+    """A plan contradicts the worker's knowledge of its rows: a fault of the scheduler."""
 
 
 class RowTable:
@@ -33,7 +33,7 @@ class RowTable:
         prompt_logprobs: int64 [slots], from the sampling state; -1 is none.
         num_prompt_tokens: int64 [slots].
         pooled: int64 [slots], 1 for rows that end with their prompt and sample nothing.
-        computed: int64 [slots], first positions whose keys and values are there; kept by who verifies drafts.
+        computed: int64 [slots], first positions whose keys and values are there; kept by the verification of drafts.
         embeddings: by slot, what stands for the prompt instead of tokens, float32 [prompt, hidden]; few rows have any.
     """
 
@@ -63,7 +63,7 @@ class RowTable:
 
     @property
     def describes(self) -> bool:
-        """Whether any row asks for log-probabilities of its prompt."""
+        """True if any row asks for log-probabilities of its prompt."""
         return bool(self._described)
 
     def add(self, new: NewRow) -> NDArray[np.int32]:
@@ -148,7 +148,7 @@ class RowTable:
         self._copy_tables(slots, parents)
 
     def set_sampling(self, row: int, sampling: SamplingState) -> None:
-        """Remember what this table needs of a row's sampling state."""
+        """Remember the parts of a row's sampling state that this table needs."""
         slot = self.slot(row)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs
         if sampling.prompt_logprobs >= 0:
@@ -157,16 +157,14 @@ class RowTable:
             self._described.discard(slot)
 
     def slot(self, row: int) -> int:
-        """Where a row lies."""
+        """The slot of a row."""
         slot = self._slots.get(row)
         if slot is None:
             raise PlanError(f"row {row} is not known")
         return slot
 
-    def slots_of(
-        self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> NDArray[np.int64]:  # fmt: skip
-        """Slots of a plan's rows [rows], after checking that the plan fits what is known. They are not to be changed.
+    def slots_of(self, plan: StepPlan, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Slots of a plan's rows [rows], after checking the plan against the table. They must not be changed.
 
         Args:
             starts: the plan's.
@@ -203,7 +201,7 @@ class RowTable:
 
     @property
     def memory(self) -> RowMemory:
-        """Where tokens and blocks lie, on a CPU; the same until there have to be more slots."""
+        """The memory of tokens and blocks, on a CPU; the same object until more slots are needed."""
         if self._memory is None:
             self._memory = RowMemory(self.tokens.numpy(), self.lengths, self.blocks, self.num_blocks)
         return self._memory
@@ -221,18 +219,18 @@ class RowTable:
         return torch.from_numpy(self.tokens.numpy()[slots, positions].astype(np.int64))
 
     def append_known(self, row: int, tokens: Sequence[int]) -> None:
-        """Add tokens that nobody had to draw to one row."""
+        """Add tokens to one row that were not sampled, such as those that a guide forces."""
         slot = self.slot(row)
         begin, end = int(self.lengths[slot]), int(self.lengths[slot]) + len(tokens)
         self._write(slot, begin, np.array(tokens, dtype=np.int32))
         self.lengths[slot] = end
 
     def put(self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
-        """Write tokens [n] at some positions [n] of some slots [n]; `lengths` tells which of them the rows have."""
+        """Write tokens [n] at positions [n] of slots [n]; `lengths` says how many of them belong to the rows."""
         self.tokens.numpy()[slots, positions] = tokens
 
     def settle(self) -> None:
-        """Whoever reads `tokens` from now on sees all that is known."""
+        """Make `tokens` complete for every later read; a GPU's table may have writes outstanding."""
 
     def text(self, slot: int) -> NDArray[np.int32]:
         """The tokens of a row, a view."""
@@ -240,12 +238,12 @@ class RowTable:
         return found
 
     def capacity(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many positions [rows] the blocks of some slots hold."""
+        """The number of positions [rows] that the blocks of some slots hold."""
         held: NDArray[np.int64] = self.num_blocks[:, slots].min(axis=0) * self._block_size
         return held
 
     def room(self, slots: NDArray[np.int64]) -> list[int]:
-        """How many tokens each of the rows may have beyond those that it has."""
+        """The number of tokens that each of the rows may still get."""
         left: list[int] = (self.longest - self.lengths[slots]).tolist()
         return left
 
@@ -260,7 +258,7 @@ class RowTable:
         return {block for row in self._slots for table in self.tables(row) for block in table} - {NULL_BLOCK}
 
     def poison_free_slots(self, token: int) -> None:
-        """For debugging: whoever reads the tokens of a forgotten row gets `token`."""
+        """For debugging: overwrite the tokens of forgotten rows with `token`."""
         self.tokens[self._free] = token
 
     def _write(self, slot: int, begin: int, tokens: NDArray[np.int32]) -> None:
@@ -296,7 +294,7 @@ class RowTable:
         self._memory = None
 
     def _resize(self, old: int, new: int) -> None:
-        """Room for the tokens of so many slots."""
+        """Make room for the tokens of this many slots."""
         grown = torch.empty(new, self.tokens.shape[1], dtype=torch.int32)
         grown[:old] = self.tokens
         self.tokens = grown

@@ -36,8 +36,8 @@ PIECE_TOKENS = 512
 
 
 QUICK_SECONDS, QUICK_TOKENS = 0.005, 64
-"""Where steps take and have no more, what others do with the interpreter meanwhile can hold up half a step: they get
-it while the head, most of a small model's step in one call, is computed. Longer steps do not keep them waiting."""
+"""In steps within both limits, other threads that hold the interpreter can delay half a step. They get it while the
+head is computed, which is most of a small model's step in one call. Longer steps do not keep them waiting."""
 
 
 class ModelRunner:
@@ -58,15 +58,15 @@ class ModelRunner:
     ) -> None:
         """
         Args:
-            poison: for debugging, shows who reads memory that was not written.
+            poison: for debugging, reveals reads of unwritten memory.
             processors: plug-ins that rows may ask for.
-            activation: what a classifier's logits go through.
+            activation: applied to a classifier's logits.
             guides: for rows with a guide; without it there can be none.
-            attention_backend: who computes attention; auto is the first that can.
-            speculation: makes who drafts; without it no row may be elastic.
+            attention_backend: computes attention; auto is the first suitable one.
+            speculation: makes the speculator; without it no row may be elastic.
 
         Raises:
-            ConfigError: that back end cannot do what the model needs.
+            ConfigError: that back end does not support the model.
         """
         device = cache.storage.device
         self.attention = plan_attention(
@@ -88,7 +88,7 @@ class ModelRunner:
 
     @property
     def num_drafts(self) -> int:
-        """Of the last step; the next one will have about as many."""
+        """Drafts of the last step; the next one will have about as many."""
         return 0 if self.speculator is None else self.speculator.num_drafts
 
     @torch.inference_mode()
@@ -100,7 +100,7 @@ class ModelRunner:
                 step without rows.
 
         Raises:
-            PlanError: the plan contradicts what earlier plans said; nothing was computed.
+            PlanError: the plan contradicts earlier plans; nothing was computed.
         """
         begin = perf_counter()
         self._apply(plan)
@@ -125,7 +125,7 @@ class ModelRunner:
         if self.speculator is not None and trial is not None and trial.unusual(len(plan.rows)):
             check = Verification(plan, trial, sampling, self.rows, self.sampler, self.guides, self.speculator)
         pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
-        # Only now, before a stretch that needs no interpreter: who fills masks needs it.
+        # Only now, before a stretch that needs no interpreter, since the threads that fill masks need it.
         if check is not None:
             drawn, filled = check.drawn, check.begin_masks()
         else:
@@ -205,7 +205,7 @@ class ModelRunner:
             self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
 
     def _follow(self, plan: StepPlan, spans: Spans) -> None:
-        """For debugging: poison what is about to be computed."""
+        """For debugging: poison the positions that are about to be computed."""
         if self.poison is not None:
             self.poison.follow(plan, self.rows, spans)
 
@@ -219,11 +219,11 @@ class ModelRunner:
             self.guides.add(new.row, new.sampling, known[new.num_prompt_tokens :].tolist())
 
     def _batch(self, spans: Spans, trial: Trial | None) -> tuple[ForwardBatch, int]:
-        """Flatten spans; a handful of vector operations, whatever the number of rows.
+        """Flatten spans, in a constant number of vector operations.
 
         Returns:
-            the batch, whose logits are first those to sample from, then those of described prompts, then what is
-            pooled; and how many of the first kind there are.
+            the batch, and the number of logits to sample from. Those are its first logits; then come those of described
+            prompts, then the positions to pool.
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
@@ -253,7 +253,7 @@ class ModelRunner:
         return hidden
 
     def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
-        """Which tokens of a flat batch come out of it, and how many of them are to sample from; see `_batch`."""
+        """The tokens of a flat batch with a result, and the number of them to sample from; see `_batch`."""
         slots, ends = spans.slots, np.cumsum(spans.counts)
         if slots.size and ends[-1] == slots.size and not self.rows.describes and not len(self.pooler):
             last = np.flatnonzero(spans.starts + 1 >= self.rows.lengths[slots])
@@ -307,7 +307,7 @@ class ModelRunner:
         )  # fmt: skip
 
     def _inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
-        """Where input embeddings replace those of tokens [places], and which ones [places, hidden]."""
+        """Positions [places] with input embeddings instead of tokens, and the embeddings [places, hidden]."""
         places, values, begin = [], [], 0
         for slot, start, count in zip(spans.slots.tolist(), spans.starts.tolist(), spans.counts.tolist(), strict=True):
             given = self.rows.embeddings.get(slot)
@@ -334,7 +334,7 @@ class ModelRunner:
             self.cache.move(sources, targets)
 
     def _pooled(self, spans: Spans) -> list[tuple[int, int, int]]:
-        """Of each row that is pooled: its slot, and which tokens of the batch count, first one and how many."""
+        """Of each row that is pooled: its slot, and its counted tokens in the batch, first one and number."""
         if not len(self.pooler):
             return []
         ends = np.cumsum(spans.counts)
@@ -347,7 +347,7 @@ class ModelRunner:
         return found
 
     def _pool(self, spans: Spans, hidden: Tensor) -> None:
-        """hidden: of a whole batch, whose last part is what is pooled."""
+        """hidden: of a whole batch, whose last part is to be pooled."""
         found = self._pooled(spans)
         if not found:
             return
@@ -358,7 +358,7 @@ class ModelRunner:
             place += count
 
     def _vectors(self, hidden: Tensor) -> Tensor:
-        """What is pooled, of hidden states."""
+        """Turn hidden states into the vectors to be pooled."""
         return self.decoder.normed(hidden)
 
     def _finish_pooled(
@@ -370,7 +370,7 @@ class ModelRunner:
         return self.pooler.finish(spans.slots[ending].tolist(), rows)
 
     def _described(self, spans: Spans) -> list[int]:
-        """Which of the rows ask for prompt log-probabilities and compute prompt tokens that predict others."""
+        """Indices of the rows that ask for prompt log-probabilities and compute prompt tokens that predict others."""
         if not self.rows.describes:
             return []
         wants = self.rows.prompt_logprobs[spans.slots] >= 0

@@ -14,7 +14,7 @@ from troupellm.models.read_errors import plain_name, why
 from troupellm.protocol.errors import ModelLoadError
 
 MOST_BYTES = 100_000_000
-"""Of a header; the library reads no more either."""
+"""Largest header; the library has the same limit."""
 _LENGTH_BYTES = 8
 _AGAIN = "download the file again"
 

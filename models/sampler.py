@@ -4,8 +4,8 @@ Raw log-probabilities are taken first. Then, for the rows that ask for it: guide
 min_tokens, logit_bias, penalties, logits processors, the forced end of thinking, temperature, min_p, top_k, top_p,
 draw. Only rows that use an option pay for it.
 
-A row's token is a function of its own logits, options, history and position: which rows stand beside it, which row
-number it has and who had that number before do not matter, down to the bit.
+A row's token is a function of its own logits, options, history and position, down to the bit. It does not depend on the
+other rows of the batch, on its row number, or on the previous row with that number.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ _ALL_MASKED = (
 
 @dataclass
 class Sampled:
-    """What `Sampler.sample` gave, in the order of its rows.
+    """The result of `Sampler.sample`, in the order of its rows.
 
     `tokens` may be used on the device at once; reading `logprobs` or `errors` waits for the device.
     """
@@ -58,13 +58,13 @@ class Sampled:
     """Largest raw logit per row: NaN or infinite when the model failed."""
     described: tuple[Described, ...]
     failures: Mapping[int, RowError]
-    """By index: rows that failed before anything was drawn for them."""
+    """By index: errors of rows that failed before anything was drawn for them."""
     reasons: Mapping[int, RowError]
-    """By row index: why a guided row without a token has none."""
+    """By row index: the reason why a guided row has no token."""
 
     @cached_property
     def errors(self) -> list[RowError]:
-        """One per failed row."""
+        """One error per failed row."""
         return list(self.errors_by_index.values())
 
     @cached_property
@@ -88,13 +88,13 @@ class Sampled:
 
     @cached_property
     def logprobs(self) -> list[RowLogprobs]:
-        """One per row that asked for them and did not fail."""
+        """One entry per row that asked for them and did not fail."""
         failed = {error.row for error in self.errors} if self.described else set()
         return [entry for part in self.described for entry in part.entries(self.rows, self.positions, failed)]
 
 
 class Sampler:
-    """Samples for the rows that it was told about. Calls come from one thread."""
+    """Samples for the rows that were added to it. Calls come from one thread."""
 
     def __init__(self, vocab_width: int, device: torch.device, processors: Processors | None = None) -> None:
         """
@@ -139,7 +139,7 @@ class Sampler:
         self._put(row, state, self._rows[row].prompt, known=self._rows[row].known)
 
     def options(self, row: int) -> RowOptions:
-        """What a known row asks for."""
+        """The options of a known row."""
         return self._rows[row]
 
     def drop_row(self, row: int) -> None:
@@ -177,8 +177,8 @@ class Sampler:
             rows: known rows; one that has drafts stands here once for itself and once for each of them.
             positions: index in its sequence of the token being sampled.
             histories: int32 or int64 views of each row's tokens so far (prompt and generated); read up to the row's
-                position, and only for rows whose options look at what they have said.
-            masks: what rows with a guide may draw.
+                position, and only for rows whose options depend on their tokens.
+                masks: the tokens that rows with a guide may draw.
             sure: how many tokens of each history are the row's; those behind are drafts. None: all.
 
         Raises:
@@ -247,10 +247,14 @@ class Sampler:
         return tokens
 
     def _adjust(
-        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
+        self,
+        batch: SamplingBatch,
+        logits: Tensor,
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
         sure: Sequence[int] | None,
-    ) -> dict[int, RowError]:  # fmt: skip
-        """Masks, bias, penalties, plug-ins and what is forced, in place; the rows that cannot go on, by index."""
+    ) -> dict[int, RowError]:
+        """Apply masks, bias, penalties, plug-ins and forced tokens, in place; returns the failed rows, by index."""
         if batch.allowed is not None:
             keep_only(logits, *batch.allowed)
         if batch.bad_words is not None:
@@ -283,9 +287,13 @@ class Sampler:
         return failures
 
     def _force(
-        self, batch: SamplingBatch, logits: Tensor, positions: Sequence[int], histories: Sequence[Tensor],
+        self,
+        batch: SamplingBatch,
+        logits: Tensor,
+        positions: Sequence[int],
+        histories: Sequence[Tensor],
         sure: Sequence[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Rows that have thought enough get one token to choose from."""
         rows, tokens = [], []
         for i in batch.thinkers:

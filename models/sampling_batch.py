@@ -29,14 +29,14 @@ class RandomRows:
     inverse_temperature: Tensor
     log_min_p: Tensor | None
     plain: Tensor | None
-    """Those that draw from the whole vocabulary, as indices into this table; None is all of them."""
+    """Rows that draw from the whole vocabulary, as indices into this table; None is all of them."""
     groups: tuple[tuple[Tensor, Nucleus, int], ...]
-    """Those that cut off, with what they keep and the prefix that they look at first."""
+    """Rows with top_k or top_p, their limits, and the prefix that is looked at first."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows take the likeliest token, and what the others need."""
+    """Rows that take the likeliest token, and the options of the others."""
 
     greedy: Tensor | None
     """Indices of the former; None is all."""
@@ -58,14 +58,14 @@ class BadWords:
 
     rows: tuple[int, ...]
     text_of: Tensor
-    """Which of `rows` each word belongs to."""
+    """For each word, the index of its row in `rows`."""
     prefixes: Tensor
     places: Tensor
 
 
 @dataclass(frozen=True)
 class Penalties:
-    """`rows` lists who is penalised; the factors are float32 [penalised rows]."""
+    """`rows` lists the penalised rows; the factors are float32 [penalised rows]."""
 
     rows: tuple[int, ...]
     rows_index: Tensor
@@ -93,13 +93,13 @@ class SamplingBatch:
         self.logprob_groups = logprob_groups(rows, device) if self._asking else ()
         self.thinkers = tuple(i for i in self._asking if rows[i].thinking is not None)
         self.plugged = self._plugged()
-        """(name, members, their index) per plug-in that somebody asks for."""
+        """(name, members, their index) per plug-in that a row asks for."""
         self.refused = tuple(i for i in self._asking if rows[i].refusal is not None)
         allowed = [i for i in self._asking if rows[i].allowed.numel()]
         self.allowed = (self._tensor(allowed), self._places((i, rows[i].allowed) for i in allowed)) if allowed else None
-        """Rows, and places that they allow."""
+        """Rows, and the places that they allow."""
         self.added = self._added()
-        """Places, and what is added there."""
+        """Places, and the numbers to add there."""
         self.stops = self._stop_mask()
         self.bad_words = self._bad_words()
         self.penalties = self._penalties()
@@ -113,7 +113,7 @@ class SamplingBatch:
             or bool(self.plugged)
             or bool(self.refused)
         )
-        """Whether any row changes its logits before the temperature."""
+        """True if any row changes its logits before the temperature is applied."""
 
     @cached_property
     def prompt_lengths(self) -> tuple[int, ...]:
@@ -216,5 +216,5 @@ class SamplingBatch:
 
 
 def _repeated(values: Tensor, times: Tensor, like: Tensor) -> Tensor:
-    """Each value so many times, one for each of `like`: a size that is not said is one that a GPU is waited for."""
+    """Repeat each value `times` times. `like` has the size of the result, so that a GPU is not waited for."""
     return values.repeat_interleave(times, output_size=like.shape[0])

@@ -1,4 +1,4 @@
-"""How many tokens a step needs to keep the device busy: timed once, while the worker warms up."""
+"""Measures the number of tokens per step that keeps the device busy, once, during warm-up."""
 
 from array import array
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 SIZES = (32, 128, 256, 512)
 """Tokens of the timed steps."""
 LEAST_TOKENS = 128
-"""What is reported at least: smaller steps are not worth what comes with every one of them."""
+"""The least number that is reported: below it, the fixed cost of a step outweighs the gain."""
 GAIN = 1.07
-"""Twice the tokens must do so many times as many per second to be worth a longer step: prompts that come together
-should not pay for their early first tokens with the time to the last one."""
+"""Doubling a step's tokens must raise tokens per second by this factor to be worth it. The factor is small,
+since short steps delay the last of several prompts that arrive together more than they speed up the first."""
 AROUND = 0.002
-"""Seconds. About what a step takes beside the model: planning, the way to the worker and back, text for readers."""
+"""Seconds. About the cost of a step outside the model: planning, transport to and from the worker, detokenization."""
 SLOW = 0.25
-"""Seconds. Where a step takes longer, larger ones would hold up the start, and running streams."""
+"""Seconds. If a step takes longer, larger ones would delay the start, and running streams."""
 TRIES = 3
 """Steps that are not slow, or may only have been held up, are timed so often, or until two times are alike, and the
 quickest counts: on a machine that does something else besides, one slow try would hide what a larger step gains."""
@@ -29,7 +29,7 @@ def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], floa
     """The fewest tokens with which a step does nearly as many per second as with any more, and how long it takes.
 
     Args:
-        run: executes a step of so many tokens of one prompt.
+        run: executes a step with this many tokens of one prompt.
         most: tokens that a step can have, at least 1.
 
     Returns:
@@ -55,7 +55,7 @@ def measure(run: Callable[[int], object], most: int, *, clock: Callable[[], floa
 
 
 def measure_runner(runner: ModelRunner, *, num_blocks: int, block_size: int, max_model_len: int) -> tuple[int, float]:
-    """See `measure`. Writes into the first blocks of the cache, which nobody reads yet.
+    """Run `measure` on a runner. Writes into the first blocks of the cache, which hold nothing yet.
 
     Args:
         runner: warmed up with row 0; nothing else is run on it.
@@ -66,14 +66,24 @@ def measure_runner(runner: ModelRunner, *, num_blocks: int, block_size: int, max
         nonlocal step
         step += 1
         row = NewRow(
-            row=step, epoch=0, request_id="", token_ids=array("i", bytes(4 * size)).tobytes(), num_prompt_tokens=size,
+            row=step,
+            epoch=0,
+            request_id="",
+            token_ids=array("i", bytes(4 * size)).tobytes(),
+            num_prompt_tokens=size,
             sampling=SamplingState(temperature=0.0),
             blocks=(tuple(range(-(-size // block_size))),) * runner.rows.num_groups,
-        )  # fmt: skip
+        )
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=(step,), epochs=(0,), starts=(0,), counts=(size,), new_rows=(row,),
+            step=step,
+            engine_epoch=0,
+            rows=(step,),
+            epochs=(0,),
+            starts=(0,),
+            counts=(size,),
+            new_rows=(row,),
             retired=(step - 1,),
-        )  # fmt: skip
+        )
         runner.run(plan)
 
     return measure(run, min(num_blocks * block_size, max_model_len))

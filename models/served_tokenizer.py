@@ -1,9 +1,8 @@
-"""Which tokenizer a model is served with, and whether it belongs to it: what a text can become must have a row in the
-model's embedding.
+"""Loads a model's tokenizer and checks that it fits: every token of a text must have a row in the model's embedding.
 
-Tokens that stand for pictures, sounds and films may lack one: some families share a tokenizer between models that see
-and models that do not, and the latter have no row for them. So may tokens that nothing adds to a prompt here: those for
-padding, unknown text, borders and gaps, which some tokenizers got later. A prompt that spells one out is refused.
+Two kinds of token may lack a row. Tokens for images, audio and video: some families share a tokenizer between models
+with and without vision. Tokens that are never added to a prompt here: padding, unknown text, borders and gaps, which
+some tokenizers got later. A prompt that contains such a token is refused.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ _SHOWN = 80
 
 
 def _silent(progress: LoadProgress) -> None:
-    """Says nothing of what was fetched before."""
+    """Has no record of files fetched before."""
 
 
 def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink = _silent) -> Path:
@@ -93,7 +92,7 @@ def fit_notes(tokenizer: Tokenizer, rows: int) -> list[str]:
 
 
 def _around(tokenizer: Tokenizer, file: str) -> list[int]:
-    """What every prompt gets."""
+    """The special tokens that every prompt gets."""
     try:
         return tokenizer.encode("", add_special_tokens=True)
     except Exception as error:  # the library raises bare Exception

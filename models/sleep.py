@@ -1,4 +1,4 @@
-"""The large parts of a worker, which it can give back to the machine and take again."""
+"""The large parts of a worker, weights and KV cache, which sleep frees and waking takes again."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -10,11 +10,11 @@ from troupellm.protocol.worker import ProgressSink, WorkerReady
 
 ModelT = TypeVar("ModelT")
 CacheT = TypeVar("CacheT")
-"""Not None; what needs no cache has an empty one."""
+"""Not None; a model without a cache has an empty one."""
 
 
 class Parts(Generic[ModelT, CacheT]):
-    """Weights and KV cache. Nobody else may keep them for longer than a runner lives."""
+    """Owns weights and KV cache. Other objects may keep references to them only as long as a runner lives."""
 
     def __init__(self, read: Callable[[ProgressSink], ModelT], make_cache: Callable[[], CacheT]) -> None:
         """
@@ -58,7 +58,7 @@ class Parts(Generic[ModelT, CacheT]):
         return self._cache
 
     def sleep(self, command: SleepWorker) -> WorkerReport:
-        """Drop what the level says; nobody else may hold it. The memory is measured around it."""
+        """Drop the parts that the level names, which must have no other reference; measure memory before and after."""
         begin, before = perf_counter(), resident_bytes()
         self._cache = None
         if command.level >= EMPTY:
@@ -69,10 +69,10 @@ class Parts(Generic[ModelT, CacheT]):
     def wake(
         self, command: WakeWorker, progress: ProgressSink, ready: Callable[[], WorkerReady | None]
     ) -> WorkerReport:
-        """Take back what the command names.
+        """Take back the parts that the command names.
 
         Args:
-            ready: called last; what the worker says of itself once nothing is missing.
+            ready: called last; makes the worker's report once nothing is missing.
 
         Raises:
             ModelLoadError: the weights cannot be read any more.

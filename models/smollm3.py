@@ -9,11 +9,11 @@ ARCHITECTURES = ("SmolLM3ForCausalLM",)
 DEFAULTS = {
     "num_key_value_heads": 4, "tie_word_embeddings": True, "no_rope_layer_interval": 4, "rope_theta": 2_000_000.0,
 }  # fmt: skip
-"""What the models' own code takes where config.json is silent."""
+"""Values that the reference implementation assumes where config.json has none."""
 
 
 def describe(reader: ConfigReader) -> DecoderConfig:
-    """What config.json says about this family."""
+    """Build the description from this family's config.json."""
     reader = reader.with_defaults(**DEFAULTS)
     bias = reader.flag("attention_bias", False)
     turned = rotated_layers(reader)

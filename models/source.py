@@ -1,4 +1,4 @@
-"""Where a model comes from: the built-in one, a local folder or GGUF file, or the Hugging Face hub.
+"""Finds a model: the built-in one, a local folder or GGUF file, or one of the Hugging Face hub.
 
 A path that exists wins. `huggingface_hub` reads its environment when it is imported, so it is imported late, and only
 for hub ids. Files that can carry code (pickles, Python modules) are never fetched.
@@ -109,7 +109,7 @@ def _resolve_local(path: Path, tag: str | None, config: ModelConfig, progress: P
 
 
 def _prefers_gguf(folder: Path, files: list[str]) -> bool:
-    """Whether a folder's model is one of its GGUF files rather than the safetensors in it."""
+    """True if a folder's model is one of its GGUF files and not the safetensors in it."""
     return bool(files) and not any(is_weight_file(path.name) for path in folder.iterdir())
 
 

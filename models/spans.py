@@ -1,4 +1,4 @@
-"""Cutting a step into pieces that the processor's caches hold."""
+"""Cuts a step into pieces that fit into the processor's caches."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Spans:
     rows: Ints
     """Index of each row in the plan."""
     slots: Ints
-    """Where the row lies in the row table."""
+    """Slot of the row in the row table."""
     starts: Ints
     """First position."""
     counts: Ints

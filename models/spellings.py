@@ -7,7 +7,7 @@ class Spelling(NamedTuple):
     """The meaning of a published name."""
 
     architecture: str
-    """In transformers."""
+    """Name in transformers."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Keys of the published config.json, and the keys that have their values in that architecture."""
 

@@ -1,7 +1,7 @@
-"""Files that stay as they are while a model is read from them.
+"""Detects that a file was replaced or truncated while a model is loaded from it.
 
-One that is replaced meanwhile would leave a model of parts of two. One that is cut short would take the whole process
-with it, since weights are mapped into memory: so it is looked at before every tensor, too.
+A replaced file would leave a model made of parts of two. A truncated one would kill the whole process, since weights
+are memory-mapped. So the files are also checked before every tensor.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from troupellm.protocol.errors import ModelLoadError
 
 
 class SteadyFiles:
-    """Holds files against what they were at first. Those that are not there at first are left to whoever reads them."""
+    """Compares files with their first state. A file that is missing at first is left to its reader to report."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._states = {file: state for file in files if (state := _state(file)) is not None}

@@ -1,4 +1,4 @@
-"""Torch's profiler around the steps of a worker, with a bound: what it records of a step takes megabytes."""
+"""Runs torch's profiler around the steps of a worker, with a limit: the record of one step takes megabytes."""
 
 from pathlib import Path
 

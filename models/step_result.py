@@ -1,4 +1,4 @@
-"""What a step gave, as plain data; and the tokens that samplers may look back at."""
+"""Builds the result of a step as plain data; holds the token histories that samplers look back at."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -44,7 +44,7 @@ def step_result(
     """
     Args:
         unsound: rows whose vector is not fit to be shown.
-        guided: what the guides add to the sampled tokens.
+        guided: the guides' additions to the sampled tokens.
     """
     counts = sampling.astype(np.int64)
     tokens: list[int] = []

@@ -1,7 +1,8 @@
-"""Steps under way: a plan is launched when it comes, also while another one is waited for, and collected in its turn.
+"""Runs a worker's launch/collect pairs in order. A plan is launched as it comes, also while an earlier one runs.
 
-Whoever drives a worker does it by `Steps`. A device that computes by itself is waited for on a thread of its own,
-`Waits`, which leaves the worker's thread free for the next plan. Where `collect` computes, nothing is waited for.
+A worker process and a worker inside the engine's process are both run through `Steps`. With a GPU, waiting happens on a
+second thread, `Waits`, so that the worker's thread is free to launch the next plan. With a CPU, `collect` computes and
+there is no waiting.
 """
 
 import threading
@@ -22,23 +23,23 @@ class Steps:
     """
 
     def __init__(self, worker: Worker, wait: Callable[[Wait], None]) -> None:
-        """wait: has what it is given called elsewhere, in order, and `landed` called here after each of them."""
+        """wait: runs the function that it is given elsewhere, in order, and then calls `landed` on this thread."""
         self._worker, self._wait = worker, wait
         self._ahead: WorksAhead = worker if isinstance(worker, WorksAhead) else _NothingAhead()
         self._launched: deque[Ticket] = deque()
         self._waits = 0
         self._completes = False
-        """What lands next is the moment to complete the oldest one: its rows' last tokens are told by then."""
+        """The next `landed` completes the oldest step: by then its rows' last tokens have been reported."""
         self.due = 0
 
     @property
     def busy(self) -> bool:
-        """Whether a result is still to be collected."""
+        """True if a result is still to be collected."""
         return bool(self._launched)
 
     @property
     def _followed(self) -> int:
-        """Of those launched, oldest first: how many are due, or waited for."""
+        """The number of launched steps, oldest first, that are due or being waited for."""
         return self.due + self._waits
 
     def launch(self, plan: StepPlan) -> None:
@@ -65,7 +66,7 @@ class Steps:
         return result
 
     def _follow(self, *, at_once: bool) -> None:
-        """Have those waited for that nobody waits for yet. at_once: one that is done is due now, and looked for."""
+        """Start the waits that are outstanding. at_once: a step that is done becomes due now, without a wait."""
         while self._followed < len(self._launched):
             ticket = self._launched[self._followed]
             if self._ahead.incomplete(ticket):
@@ -76,13 +77,13 @@ class Steps:
             wait = self._ahead.under_way(ticket)
             if wait is None and not self._waits and at_once:
                 self.due += 1
-            else:  # one that is done stays in line behind those that are not
+            else:  # a step that is done queues behind those that are not
                 self._waits += 1
                 self._wait(wait or _no_wait)
 
 
 class Waits:
-    """The one thread on which a device is waited for. The first wait starts it."""
+    """The one thread that waits for a device. The first wait starts it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -90,14 +91,14 @@ class Waits:
         self._thread: threading.Thread | None = None
 
     def add(self, wait: Wait, over: Callable[[], None]) -> None:
-        """Have `wait` called after those that were added before, then `over`, which may not raise."""
+        """Call `wait` after all earlier ones, then `over`, which must not raise."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         self._queue.put((wait, over))
 
     def end(self) -> None:
-        """Wait for all that was added; the thread is gone then. Nothing is added any more."""
+        """Wait for all added calls, then end the thread. Nothing may be added afterwards."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
@@ -105,14 +106,14 @@ class Waits:
     def _work(self) -> None:
         while (added := self._queue.get()) is not None:
             wait, over = added
-            with suppress(Exception):  # of a device that is broken: `collect` meets it too, and tells
+            with suppress(Exception):  # the device is broken: `collect` fails too, and reports it
                 wait()
             over()
             del added, wait, over  # an idle thread keeps nothing alive
 
 
 class _NothingAhead:
-    """Of a worker that computes when it is asked for results."""
+    """The interface of a worker that computes only when its results are collected."""
 
     def under_way(self, _: Ticket) -> Wait | None:
         return None
@@ -121,8 +122,8 @@ class _NothingAhead:
         return False
 
     def complete(self, _: Ticket) -> None:
-        """There is nothing left to do."""
+        """Nothing is left to do."""
 
 
 def _no_wait() -> None:
-    """There is nothing to wait for."""
+    """Nothing to wait for."""

@@ -1,4 +1,4 @@
-"""What the weights of a quantized checkpoint will take in memory, told from the headers of its files."""
+"""Computes the memory that a quantized checkpoint's weights will take, from the headers of its files."""
 
 from math import prod
 from pathlib import Path
@@ -27,12 +27,12 @@ EXPERTS = ".experts."
 
 
 class StoredSize(NamedTuple):
-    """Of one checkpoint."""
+    """Size of one checkpoint."""
 
     method: str
-    """How it is quantized."""
+    """Quantization method."""
     nbytes: int
-    """At most, once it is loaded: of what has no product in its codes there, dequantized."""
+    """Upper bound of the memory once it is loaded; weights without a product in their codes count as dequantized."""
 
 
 def stored_size(
@@ -62,12 +62,12 @@ def stored_size(
     if form is None:
         return None
     stored = QuantizedCheckpoint(folder, dtype, lambda _: None, form)
-    decoder_weights(model, stored, EMBEDDING)  # which drops what is not served
+    decoder_weights(model, stored, EMBEDDING)  # removes the tensors that are not served
     return StoredSize(form.method, checkpoint_bytes(stored, dtype, device) + copy)
 
 
 def checkpoint_bytes(stored: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = "") -> int:
-    """At most what the tensors take once they are loaded whose names begin so.
+    """Upper bound of the memory that the tensors whose names begin with `prefix` take once they are loaded.
 
     Raises:
         ModelLoadError: a layer is not stored as the configuration says.
@@ -89,7 +89,7 @@ def checkpoint_bytes(stored: Checkpoint, dtype: torch.dtype, device: torch.devic
 
 
 def _tensor_bytes(stored: Checkpoint, name: str, dtype: torch.dtype, device: torch.device) -> int:
-    """Of a tensor that is no part of a quantized layer, but may be one of all experts."""
+    """Memory of a tensor outside quantized layers; it may hold the weights of all experts."""
     shape = stored.shape_of(name) or ()
     if name.endswith(BLOCKS):
         return held_bytes(experts_outline(shape), device, dtype, experts=True)

@@ -29,12 +29,12 @@ import jinja2.runtime
 import jinja2.sandbox
 
 MEMORY_BYTES = 2**30
-"""Of address space. The interpreter takes some 60 MB of it; a conversation of 8 MiB some copies of itself."""
+"""Address space. The interpreter takes some 60 MB of it; a conversation of 8 MiB takes several times its size."""
 MAX_CHARACTERS = 16 * 2**20
-"""Of a rendered text."""
+"""Longest rendered text."""
 LONGEST_REASON = 300
 ENCODE_SECONDS = 1
-"""Of processor time beyond that of a rendering, in which its text becomes bytes."""
+"""Processor time beyond that of a rendering, for encoding its text."""
 _AGAIN_SECONDS = 0.02
 """The signal comes again, in case that Python code swallowed the first one."""
 _KEPT_TEMPLATES = 32
@@ -197,7 +197,7 @@ def _end_rendering(*_: object) -> NoReturn:
 
 
 def _limit(kind: int, most: int) -> None:
-    """Limit what this process may take; a lower limit that it was started with stays."""
+    """Limit this process's own resources; a lower limit that it was started with stays in force."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

@@ -19,22 +19,22 @@ from troupellm.models.module_path import child_environment
 from troupellm.protocol.errors import EngineStopped
 
 START_SECONDS = 30.0
-"""Until a new process answers, on a busy machine."""
+"""Longest start of a new process, on a busy machine."""
 GRACE_SECONDS = 0.1
-"""Of processor time beyond its limit, in which a rendering that heeds signals ends by itself."""
+"""Processor time beyond its limit, in which a rendering that heeds signals ends by itself."""
 IMPORT_SECONDS = 1.0
-"""Of processor time that a new process may take before its first rendering."""
+"""Processor time that a new process may take before its first rendering."""
 PATIENCE = 20
 """Times a rendering's limit, on any clock: a busy machine gives a process little processor time."""
 MOST_IDLE = 6
 """Processes that wait for the next rendering: one for each thread that renders, since a start costs 0.1 s."""
 SECONDS_PER_BYTE = 5e-8
-"""Of processor time to read a job."""
+"""Processor time to read a job."""
 _LOOK_MILLISECONDS = 50
 _READ_BYTES = 2**20
 _ENCODED_MESSAGES = 256
 _DECODED_BYTES = 2**22
-"""In one call, which holds the interpreter's lock."""
+"""Most bytes decoded in one call, which holds the interpreter's lock."""
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=lambda value: _plain(value))
 
 

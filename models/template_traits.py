@@ -1,7 +1,7 @@
-"""Which conversations a chat template takes: found out by rendering small ones, once for each template.
+"""The conversations that a chat template accepts, found by rendering small ones once for each template.
 
-A conversation that another server or another model has begun must go on here too. Templates refuse some of them, or
-leave out a part; `message_repair` gives each template the conversation in a form that it shows.
+A conversation that began on another server or with another model must continue here too. Templates refuse some
+conversations, or leave out a part; `message_repair` gives each template the conversation in a form that it accepts.
 """
 
 from collections.abc import Callable, Mapping, Sequence

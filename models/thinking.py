@@ -1,4 +1,4 @@
-"""A budget for thinking: follows the tokens of one row, and says what must come when the budget is used up."""
+"""A thinking budget: follows the tokens of one row, and names the tokens that must come when the budget is used up."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,10 +11,10 @@ from troupellm.protocol.worker import ThinkingState
 
 
 class ThinkingWatch:
-    """A pure function of a row's tokens: whoever feeds it the same tokens is told the same, also after a replay.
+    """A pure function of a row's tokens: the same tokens give the same result, also in a replay after preemption.
 
     Attributes:
-        seen: positions of the sequence that were fed; begins with the prompt's length.
+        seen: number of positions of the sequence that were fed; begins with the prompt's length.
     """
 
     def __init__(self, state: ThinkingState, prompt: Tensor) -> None:
@@ -29,7 +29,7 @@ class ThinkingWatch:
         self.thinking = _ends_inside(prompt, self._starts, self._ends) if state.open is None else state.open
         self._used = 0
         self._next = 0
-        """Which token of the end mark is forced next."""
+        """Index of the end mark's token that is forced next."""
 
     def feed(self, tokens: Iterable[int]) -> None:
         """Take the tokens that follow those it has seen."""
@@ -75,7 +75,7 @@ class ThinkingWatch:
 
 
 def _ends_inside(prompt: Tensor, starts: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]) -> bool:
-    """Whether the last mark in a prompt begins thinking."""
+    """True if the last mark in a prompt begins thinking."""
     text = prompt.numpy().astype(np.int32).tobytes()
     return max((_last(text, mark) for mark in starts), default=-1) > max(
         (_last(text, mark) for mark in ends), default=-1
@@ -83,7 +83,7 @@ def _ends_inside(prompt: Tensor, starts: Sequence[Sequence[int]], ends: Sequence
 
 
 def _last(text: bytes, mark: Sequence[int]) -> int:
-    """Where the last occurrence ends, in bytes; -1 if there is none."""
+    """The offset in bytes at which the last occurrence ends; -1 if there is none."""
     wanted, end = np.array(mark, dtype=np.int32).tobytes(), len(text)
     while (place := text.rfind(wanted, 0, end)) >= 0:
         if place % 4 == 0:

@@ -1,7 +1,7 @@
-"""Whether a model's head is its embedding: as config.json says, unless a checkpoint stores both and they differ.
+"""Decides if a model's head is its embedding: config.json says so, unless a checkpoint stores both and they differ.
 
-Fine-tuning and merging leave such checkpoints. `transformers` does not tie what differs either (`tie_weights`). A head
-that is stored quantized is the head as well: its tool made it from the embedding.
+Fine-tuning and merging leave such checkpoints. `transformers` does not tie differing weights either (`tie_weights`). A
+head that is stored quantized is used as well: the quantization tool made it from the embedding.
 """
 
 from pathlib import Path
@@ -21,12 +21,12 @@ PLACES = ((FIRST, HEAD), *TEXT_PARTS)
 
 
 def settle_head(folder: Path, model: DecoderConfig, progress: ProgressSink) -> DecoderConfig:
-    """The model with a head of its own, where one is stored that is quantized or differs from its embedding.
+    """The description, untied if the checkpoint stores a head that is quantized or differs from the embedding.
 
     Raises:
         ModelLoadError: a file is missing or damaged.
     """
-    if not model.tie_word_embeddings or model.head != "lm" or is_gguf(folder):  # GGUF files say it by what they hold
+    if not model.tie_word_embeddings or model.head != "lm" or is_gguf(folder):  # a GGUF file either has a head or not
         return model
     stored = Checkpoint(folder, torch.float32)
     for body, head in PLACES:

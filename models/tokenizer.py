@@ -1,8 +1,8 @@
 """The tokenizer: text to token ids and back, on the `tokenizers` library.
 
-Beside encode and decode it says how its decoder joins tokens, which lets the detokenizer work from tables: in the byte
-level form a text is the UTF-8 of all token bytes in a row, in the byte fallback form (SentencePiece) every token is
-text but for 256 byte tokens. Any other form is left to the library.
+Beside encode and decode it says how its decoder joins tokens, from which the detokenizer builds its tables. In the
+byte-level form, a text is the UTF-8 of all token bytes in a row. In the byte-fallback form (SentencePiece), every token
+is text except 256 byte tokens. Any other form is left to the library.
 """
 
 import re
@@ -136,7 +136,7 @@ class Tokenizer:
         return ids
 
     def count(self, text: str, *, add_special_tokens: bool) -> int:
-        """How many tokens a text has, without a list of them."""
+        """The number of tokens of a text, without a list of them."""
         return len(self._encoding(text, add_special_tokens=add_special_tokens))
 
     def _encoding(self, text: str, *, add_special_tokens: bool) -> Encoding:
@@ -153,14 +153,14 @@ class Tokenizer:
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
     def _adds(self, token_id: int | None) -> bool:
-        """Whether every text begins with this token."""
+        """True if every text begins with this token."""
         with no_panics(_LIBRARY):
             return token_id is not None and self._backend.encode("a", add_special_tokens=True).ids[:1] == [token_id]
 
     def encode_pair(
         self, first: str, second: str, *, most: int | None, side: Literal["left", "right"]
     ) -> tuple[list[int], int, bool]:
-        """Two texts with the special tokens around them, cut to at most `most` tokens; special ones stay.
+        """Encode two texts with the special tokens around them, cut to at most `most` tokens; special tokens stay.
 
         The longer text is cut first, as the library's own longest-first truncation does it.
 
@@ -199,11 +199,11 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to a text, special or not; empty beyond the vocabulary."""
+        """The bytes that the token adds to a text, special or not; empty beyond the vocabulary."""
         return self._bytes[token_id] if 0 <= token_id < self.size else b""
 
     def definition(self) -> str:
-        """The tokenizer.json that makes an equal one."""
+        """The tokenizer.json from which an equal tokenizer can be built."""
         text: str = self._backend.to_str()
         return text
 
@@ -232,7 +232,7 @@ class LibraryStream:
         self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def step(self, token_id: int) -> str:
-        """What this token makes certain."""
+        """The text that becomes final with this token."""
         try:
             return self._step(token_id)
         except Exception:  # the library gives up on some invalid byte sequences and raises bare Exception
@@ -245,7 +245,7 @@ class LibraryStream:
 
 
 def _shares(first: int, second: int, most: int) -> tuple[int, int]:
-    """How much is kept of each of two lengths."""
+    """The number of tokens kept of each of two texts."""
     shorter, longer = sorted((first, second))
     longer = shorter if shorter > most else min(longer, max(shorter, most - shorter))
     if shorter + longer > most:
@@ -263,7 +263,7 @@ def _gguf(path: Path, config: dict[str, Any]) -> Loaded:
 
 
 def _decoder_form(decoder: dict[str, Any] | None) -> DecoderForm:
-    """What a tokenizer.json decoder does, if it is one of the two standard forms."""
+    """The form of a tokenizer.json decoder, if it is one of the two standard forms."""
     steps = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
@@ -323,7 +323,7 @@ def told_ends(folder: Path) -> tuple[str, list[int]]:
 
 
 def _eos_token_ids(folder: Path, loaded: Loaded) -> frozenset[int]:
-    """The end tokens that the model's files tell and the tokenizer's own. A model that tells of none may have none.
+    """End tokens named by the model's files, and the tokenizer's own. A model that names none may have none.
 
     Raises:
         ModelLoadError: the tokenizer's own is no token of it, and no other is told: no text would ever end.

@@ -1,4 +1,4 @@
-"""Rules of a tokenizer.json that would take too long, or make a text much longer, for a server of other people's texts.
+"""Refuses rules of a tokenizer.json that would take too long, or make a text much longer, for untrusted texts.
 
 The number of steps is limited. Patterns that published tokenizers do not have, and replacements that make a text
 longer, are tried in a child process with little memory and time; `tokenizer_probe` is its program.
@@ -21,8 +21,15 @@ MOST_STEPS = 32
 PATIENCE = 20.0
 """Seconds until the child is ended if it does not end by itself; it limits its own processor time."""
 _USUAL = frozenset(pattern for rule in PRE_TOKENIZERS.values() for pattern in rule.patterns) | {
-    " {2,}", r"\s+", r"\d", r"\p{N}", r"\p{N}{1,3}", r"\s", "[\r\n]", r"\w+|[^\w\s]+",
-}  # fmt: skip
+    " {2,}",
+    r"\s+",
+    r"\d",
+    r"\p{N}",
+    r"\p{N}{1,3}",
+    r"\s",
+    "[\r\n]",
+    r"\w+|[^\w\s]+",
+}
 _LONGEST = 4
 """Characters that a usual step puts in front of a text."""
 _HINT = "use the tokenizer that the model's maker published"

@@ -120,7 +120,7 @@ def _with_rules(text: bytes, model: _Model, kind: Declared, settings: dict[str, 
 
 
 def add_tokens(backend: Backend, files: TokenFiles) -> frozenset[str]:
-    """Add what the files name beside the vocabulary.
+    """Add the settings that the files have beside the vocabulary.
 
     Returns:
         tokens that got a new id, which no file gives them.

@@ -1,5 +1,5 @@
-"""A child process that runs a stranger's rules for texts: reads them from its standard input as JSON, says on its
-standard output why they are refused, and ends with 0 if they are not."""
+"""A child process that runs a tokenizer's untrusted rules: reads them from its standard input as JSON. It writes the
+reason for a refusal to its standard output, and ends with 0 if it accepts them."""
 
 import json
 import resource
@@ -13,12 +13,12 @@ from troupellm.models.process_limits import limit
 
 MOST_BYTES = 2**30
 MOST_SECONDS = 0.1
-"""Of processor time, for one sample."""
+"""Processor time for one sample."""
 MOST_SECONDS_IN_ALL = 5
 MOST_GROWTH = 16
 LENGTH = 2048
 BEGINNING = 64
-"""Characters of each sample that are tried first: what grows fast takes long."""
+"""Characters of each sample that are tried first: a text that grows fast takes long."""
 _LETTERS = "aZ1 \n\t\r'.,-_é日ก\u0301🎉\u2581"
 _MOST_LETTERS = 64
 

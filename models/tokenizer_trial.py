@@ -1,4 +1,4 @@
-"""Whether a tokenizer keeps a text: one that is empty, damaged or of another model loses some of it."""
+"""Checks that a tokenizer preserves a text: one that is empty, damaged or of another model loses some of it."""
 
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError

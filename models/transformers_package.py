@@ -6,5 +6,5 @@ INSTALL = 'pip install -e ".[transformers]" in a clone of troupellm'
 
 
 def has_transformers() -> bool:
-    """Whether the package is installed; it is not imported."""
+    """True if the package is installed; it is not imported."""
     return find_spec("transformers") is not None

@@ -1,4 +1,4 @@
-"""First steps, so that the first request does not pay for what is done once."""
+"""Runs first steps, so that one-time work does not delay the first request."""
 
 from time import perf_counter
 
@@ -10,7 +10,7 @@ from troupellm.protocol.pooling import PoolingAbility, PoolingParams
 from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 
 BUSY_SECONDS = 0.2
-"""A first step of one token that takes longer tells of a large model or a busy machine: no others are timed then."""
+"""If the first step of one token takes longer, the model is large or the machine busy: no others are timed then."""
 
 
 def warmed(
@@ -34,8 +34,13 @@ def warmed(
 def first_step(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
     """One token through the whole model."""
     block = NewRow(
-        row=0, epoch=0, request_id="", token_ids=bytes(4), num_prompt_tokens=1,
-        sampling=SamplingState(temperature=0.0), blocks=((0,),) * runner.rows.num_groups,
+        row=0,
+        epoch=0,
+        request_id="",
+        token_ids=bytes(4),
+        num_prompt_tokens=1,
+        sampling=SamplingState(temperature=0.0),
+        blocks=((0,),) * runner.rows.num_groups,
         pooling=None if runner.decoder.head is not None or ability is None else ability.resolve(PoolingParams()),
-    )  # fmt: skip
+    )
     runner.run(StepPlan(step=0, engine_epoch=0, rows=(0,), epochs=(0,), starts=(0,), counts=(1,), new_rows=(block,)))

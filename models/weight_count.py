@@ -1,4 +1,4 @@
-"""How many numbers a model has, and in which matrix products, as its configuration says it."""
+"""Counts a model's parameters, and its matrix products, from its configuration."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Product(NamedTuple):
 
 
 def products(model: DecoderConfig) -> Iterator[Product]:
-    """All matrix products but for routers, classifiers and what latent attention holds whole."""
+    """All matrix products, except routers, classifiers and the expanded matrices of latent attention."""
     hidden, moe = model.hidden_size, model.moe
     for rows, columns in _attention_shapes(model) if model.mla is None else _latent_shapes(model, model.mla):
         yield Product(model.num_layers, rows, columns)
@@ -52,7 +52,7 @@ def weight_count(model: DecoderConfig, *, active: bool = False) -> int:
     """Numbers in the model's tensors.
 
     Args:
-        active: only what one token goes through: the experts it chooses instead of all.
+        active: counts the experts that one token chooses instead of all.
     """
     if model.num_parameters is not None:
         return model.num_parameters

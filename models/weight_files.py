@@ -1,4 +1,4 @@
-"""Which safetensors files are a model's weights: one rule for a download, a cached snapshot and a folder.
+"""Selects the safetensors files that are a model's weights; a download, a cached snapshot and a folder share the rule.
 
 In this order: the files of the index; model.safetensors; a complete NAME-00001-of-N; the only safetensors file; all of
 them. Copies in another layout (consolidated*), adapters and optimizer states are never weights.
@@ -57,12 +57,12 @@ def weight_files(names: Collection[str], homes: Mapping[str, str]) -> list[str]:
 
 
 def is_weight_file(name: str) -> bool:
-    """Whether a file may hold weights of the model."""
+    """True if a file may hold weights of the model."""
     return name.endswith(".safetensors") and "/" not in name and not name.startswith(NOT_WEIGHTS)
 
 
 def no_weights(names: Iterable[str]) -> ModelLoadError:
-    """Why a folder or repository without safetensors weights is refused."""
+    """The error that refuses a folder or repository without safetensors weights; it names the reason."""
     names = sorted(name for name in names if "/" not in name)
     pickle = next((name for name in names if name.endswith(PICKLES) and name != "training_args.bin"), None)
     if pickle is not None:

@@ -12,7 +12,7 @@ StoredWeights = Checkpoint | GgufWeights
 FIRST = "model."
 HEAD = "lm_head"
 TEXT_PARTS = (("model.language_model.", HEAD), ("language_model.model.", f"language_model.{HEAD}"))
-"""Where a decoder that is one part of a model lies, and its head: newer files, older files."""
+"""Prefixes of a decoder that is one part of a model, and of its head: newer files, older files."""
 OTHER_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -20,7 +20,7 @@ class RenamedWeights:
     """A source whose names begin otherwise."""
 
     def __init__(self, source: WeightSource, beginnings: dict[str, str]) -> None:
-        """beginnings: of asked-for names, what takes their place."""
+        """beginnings: prefixes of requested names, and the checkpoint's prefixes for them."""
         self._source, self._beginnings = source, beginnings
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -28,10 +28,18 @@ CPU = torch.device("cpu")
 
 
 def read_decoder(
-    folder: Path, model: DecoderConfig, form: Format | None, config: ModelConfig, dtype: torch.dtype,
-    budget: MemoryBudget, progress: ProgressSink, device: torch.device = CPU, *, drafts_itself: bool = False,
-) -> RunnableDecoder:  # fmt: skip
-    """Make the decoder from what is stored, or from random numbers, on a device.
+    folder: Path,
+    model: DecoderConfig,
+    form: Format | None,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    budget: MemoryBudget,
+    progress: ProgressSink,
+    device: torch.device = CPU,
+    *,
+    drafts_itself: bool = False,
+) -> RunnableDecoder:
+    """Make the decoder from stored weights, or from random numbers, on a device.
 
     Args:
         drafts_itself: the checkpoint's own layers for further tokens are read by a drafter.
@@ -73,7 +81,7 @@ def stored_format(folder: Path, reader: ConfigReader, config: ModelConfig) -> Fo
 
     Raises:
         ModelLoadError: in a way that is not supported.
-        ConfigError: settings that do not fit what is stored.
+        ConfigError: settings that do not fit the stored weights.
     """
     form, file = read_format(reader), is_gguf(folder)
     if config.load_format == "safetensors" and file:
@@ -96,7 +104,7 @@ def open_weights(
     Args:
         folder: in Hugging Face's format, or a GGUF file.
         form: how its weights are quantized, from config.json.
-        dtype: what products are computed in.
+        dtype: type in which products are computed.
         taken: called with the bytes of each tensor.
 
     Raises:

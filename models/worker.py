@@ -20,7 +20,7 @@ from troupellm.models.cuda.device import empty_cache
 from troupellm.models.cuda.place import DTYPES, GpuPlace, find_device
 from troupellm.models.cuda.runner import CudaRunner
 from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.models.decoder import RunnableDecoder
+from troupellm.models.decoder import Decoder, RunnableDecoder
 from troupellm.models.decoder_config import DecoderConfig
 from troupellm.models.encoder import Encoder
 from troupellm.models.encoder_runner import EncoderRunner
@@ -81,7 +81,7 @@ class LaunchedStep:
     step: int
     plan: StepPlan
     launched: LaunchedPlan | None = None
-    """What a GPU is computing."""
+    """The plan that a GPU is computing."""
 
 
 class ModelWorker:
@@ -184,6 +184,7 @@ class ModelWorker:
             **drafter.speculation(parts.decoder, parts.cache),
         )  # fmt: skip
         self.reset()
+        self._settle_threads(config.worker)
         if isinstance(self._runner, CudaRunner):
             self._runner.graphs.warm_up(progress)
         progress(LoadProgress(phase="warm_up", done=1, total=1, detail=attention_note(attention)))
@@ -266,7 +267,7 @@ class ModelWorker:
         return isinstance(self._runner, CudaRunner) and self._runner.idle()
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
-        """Sleep, wake, or record what steps do. No plan is under way.
+        """Sleep, wake, or profile steps. No plan is under way.
 
         Raises:
             ModelLoadError: the weights cannot be read any more; the worker sleeps on.
@@ -310,7 +311,7 @@ class ModelWorker:
 
     @property
     def runner(self) -> ModelRunner | EncoderRunner | None:
-        """What executes plans now. For benchmarks: the `graphs` of a GPU's can be repeated by themselves."""
+        """The current runner. For benchmarks: they can repeat the `graphs` of a GPU's runner by themselves."""
         return self._runner
 
     def reset(self) -> None:
@@ -332,7 +333,7 @@ class ModelWorker:
         self._runner = self._fresh_runner()
 
     def close(self) -> None:
-        """Give back memory and thread settings, when a device is done with what is under way; may be called twice."""
+        """Release memory and thread settings, when the device has finished its work; may be called twice."""
         if isinstance(self._runner, CudaRunner):
             self._runner.settle()
         if self._moves is not None:
@@ -354,6 +355,15 @@ class ModelWorker:
     def _set_threads(self, settings: WorkerConfig) -> None:
         self._given_threads = GivenThreads(settings.num_threads)
         self._threads = StepThreads(self._given_threads.number, steady=settings.batch_invariant)
+
+    def _settle_threads(self, settings: WorkerConfig) -> None:
+        """Steps of a batch-invariant model take any number of threads where that changes no bit of its logits."""
+        runner = self._runner
+        if not settings.batch_invariant or settings.logits_processors or not isinstance(runner, ModelRunner):
+            return
+        decoder, given = runner.decoder, self._given_threads
+        if isinstance(decoder, Decoder) and decoder.thread_invariant and runner.attention.compiled and given:
+            self._threads = StepThreads(given.number)
 
 
 def _read(read: Callable[[], RunnableDecoder], same: SameModel, *, invariant: bool) -> RunnableDecoder:

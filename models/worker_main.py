@@ -1,9 +1,9 @@
 """A worker process: `python -m troupellm.models.worker_main FD PARENT_PID`.
 
-Reads plans from the socket that it inherited, computes them in order, and answers. It never outlives its parent: the
-kernel kills it with the parent where that can be asked for, and a thread ends it when the socket's other end closes,
-whatever is being computed. Terminal and service signals are the parent's business, which ends this process when it is
-done with it.
+Reads plans from the socket that it inherited, computes them in order, and answers. It never outlives its parent: where
+the kernel supports it, the kernel kills it together with the parent. A thread also ends it when the socket's other end
+closes, even in the middle of a computation. Terminal and service signals are left to the parent, which ends this
+process when it no longer needs it.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ _LONGEST_DETAIL = 32768
 PARALLEL_BUILDS = 2
 """Guides that are built at once: a small one does not wait for a large one."""
 NICE = 5
-"""Of the threads that build guides: steps have three times their share of a busy processor."""
+"""Niceness of the threads that build guides: steps have three times their share of a busy processor."""
 
 EXIT_GONE = 0
 """The other end has closed: the usual end."""
@@ -84,14 +84,14 @@ def main() -> int:
 
 
 def import_everything() -> None:
-    """What takes seconds and is the same for every model."""
+    """Import the slow modules, which are the same for every model."""
     preload_torch()
     import_module("troupellm.models.worker")
     import_module("troupellm.models.registry")
 
 
 def yield_to_steps() -> None:
-    """Let the other threads of this process have the processor first, where the system can tell threads apart."""
+    """Lower this thread's priority below that of the other threads, where the system supports it per thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
@@ -115,7 +115,7 @@ class Server:
         while True:
             message: ToWorker | None = None
             try:
-                message = self._next()  # which may launch what a step has left
+                message = self._next()  # which may launch the rest of a step
                 match message:
                     case None:
                         self._give()
@@ -134,7 +134,7 @@ class Server:
                 return EXIT_FAILED
 
     def _next(self) -> ToWorker | None:
-        """What is said next; None: nothing is at the moment, and a result is due."""
+        """The next message; None if there is none at the moment and a result is due."""
         steps, patience = self._steps, None if self._idle is None else QUIET_SECONDS
         while True:
             due, busy = steps is not None and steps.due > 0, steps is not None and steps.busy
@@ -176,12 +176,12 @@ class Server:
             answer = Obeyed(report)
         except FrameError:
             raise
-        except Exception as error:  # what it has of the model it still has
+        except Exception as error:  # the worker still has the memory that it had before
             answer = Refused(failed(error, loading=isinstance(command, WakeWorker)))
         self._send(answer)
 
     def _step(self, plan: StepPlan) -> None:
-        """Launch a plan, as soon as it is there; but a launch may take as long as a step, so what is due goes first."""
+        """Launch a plan as soon as it is there; but a launch may take as long as a step, so due results go first."""
         if self._steps is None:
             raise RuntimeError("a plan came before a model")
         while self._steps.due:
@@ -213,7 +213,7 @@ class Server:
 
 
 def failed(error: Exception, *, loading: bool) -> Failed:
-    """An exception as plain data; one of loading that nobody foresaw is the model's failure."""
+    """An exception as plain data; an unforeseen one during loading counts as a failure of the model."""
     kind, text = type(error).__name__, str(error)
     if loading and not isinstance(error, TroupeError):
         kind, text = "ModelLoadError", load_failure(error).message
@@ -230,7 +230,7 @@ def failed(error: Exception, *, loading: bool) -> Failed:
 def _watch(descriptor: int) -> None:
     """End the process at once when the other end has closed. Sleeps in the kernel until then."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # hang-ups are always told
+    poll.register(descriptor, 0)  # hang-ups are always reported
     while True:
         for _, events in poll.poll():
             if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):

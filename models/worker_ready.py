@@ -1,4 +1,4 @@
-"""What a worker says of a decoder once it is loaded."""
+"""Builds a decoder's `WorkerReady` report once the model is loaded."""
 
 import torch
 
@@ -34,7 +34,7 @@ def decoder_ready(
     Args:
         processors: every plug-in that was loaded.
         saturation: from how many tokens on, and from what time, a step does no more of them per second.
-        drafter: what of the blocks and the memory is a drafter's.
+        drafter: the drafter's share of the blocks and the memory.
         most_drafts: of a row in a step.
 
     Raises:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.kv_hints import PrefetchReport
 from troupellm.protocol.rest import PauseMode, WakeTag
 
 MAX_ABORTS = 1024
@@ -137,3 +138,43 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The worker's report of its load."""
     packages: dict[str, str]
     """Versions."""
+
+
+class KVSessionBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A session of a tenant."""
+
+    tenant: str
+    session: str
+
+
+class KVPrefetchAnswer(msgspec.Struct, frozen=True):
+    report: PrefetchReport | None
+    """None: the tenant has no such session."""
+
+
+class KVDropAnswer(msgspec.Struct, frozen=True):
+    blocks: int | None
+    """None: the tenant has no such session."""
+
+
+class SessionPrefetch(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the blocks of a session's last turns were found. Those that are loading arrive after this answer."""
+
+    id: str
+    object: Literal["kv.session"] = "kv.session"
+    present_blocks: int
+    """On the device already."""
+    loading_blocks: int
+    """On their way from a tier, or asked for there."""
+    missing_blocks: int
+    """In no tier: the next request computes them."""
+    no_room_blocks: int
+    """Left in their tier, since free and unleased blocks of the device did not suffice."""
+
+
+class SessionDropped(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["kv.session"] = "kv.session"
+    deleted: bool = True
+    evicted_first: int
+    """Blocks that only this session has, and that are evicted before all others."""

@@ -64,6 +64,8 @@ class PromptFields(msgspec.Struct, kw_only=True):
     session_id: str | None = None
     """The session that the request belongs to: tools are shown in the order of their names."""
     """The older place of `output_config.format`."""
+    cache_control: dict[str, Any] | None = None
+    """As of a block, for the whole prompt."""
     chat_template_kwargs: dict[str, Any] | None = None
     thread: ThreadFields | None = None
     """With continue, `system` and `tools` are those of the thread unless they are given."""

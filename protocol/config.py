@@ -13,6 +13,7 @@ from troupellm.protocol.allowed_values import with_allowed_values
 from troupellm.protocol.body_config import BodyConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.guide_config import GuideConfig
+from troupellm.protocol.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.logprobs import LogprobsMode
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.sdk_headers import SDK_HEADERS
@@ -249,6 +250,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     guide: GuideConfig = GuideConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     offload: OffloadConfig = OffloadConfig()
+    leases: LeaseConfig = DEFAULT_LEASES
 
     def check(self) -> None:
         """
@@ -329,6 +331,7 @@ class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     ssl_certfile: Annotated[str | None, _help("certificate of the server: serve HTTPS, and HTTP/2 over it")] = None
     ssl_keyfile: Annotated[str | None, _help("its key, if it is not in the same file")] = None
     ssl_ca_certs: Annotated[str | None, _help("certificate authorities: clients must show a certificate of one")] = None
+    h2c: Annotated[bool, _help("take HTTP/2 without TLS too, from clients that begin with it")] = False
     keep_alive_timeout: Annotated[Seconds, _help("seconds an idle connection is kept; 0 keeps it for ever")] = 75.0
     header_timeout: Annotated[Seconds, _help("seconds a client may take to send a request's head; 0 is off")] = 20.0
     profile_dir: Annotated[str | None, _help("folder for the traces of /start_profile")] = None

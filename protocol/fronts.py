@@ -13,6 +13,7 @@ from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import RequestFailed, TroupeError
 from troupellm.protocol.intake import Demand
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints, PrefixLease
 from troupellm.protocol.outputs import FinishReason, Timing, TokenLogprob, Usage
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.quota import Quota
@@ -47,7 +48,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     pooling: PoolingParams | None = None
     truncated: bool = False
     segment: int = 0
+    leases: tuple[PrefixLease, ...] = ()
     """See `TokensPrompt`."""
+    hints: KVHints = NO_HINTS
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):

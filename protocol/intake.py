@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from troupellm.protocol.keyword_names import OtherKeywords
+from troupellm.protocol.kv_hints import NO_HINTS, CacheMark, KVHints, PrefixLease
 from troupellm.protocol.output import Outbox
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import SamplingParams
@@ -69,6 +70,8 @@ class TokensPrompt(msgspec.Struct, frozen=True, metaclass=OtherKeywords):
     """Position of the first token of a pair's second text; 0 where there is none."""
     truncated: bool = False
     """These are what was left of a longer prompt."""
+    leases: tuple[PrefixLease, ...] = ()
+    """What the cache marks of a chat come to."""
 
 
 class PairPrompt(msgspec.Struct, frozen=True):
@@ -101,6 +104,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None = None
     """Text of a template to use instead of the model's; the caller has decided to trust it that far."""
     truncation: Truncation | None = None
+    cache_marks: tuple[CacheMark, ...] = ()
+    """Places up to which the KV cache is to be kept, in the order of the prompt."""
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt
@@ -121,6 +126,7 @@ class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     pooling: PoolingParams | None = None
     """None generates; otherwise `params` say nothing."""
+    hints: KVHints = NO_HINTS
 
 
 IntakeMessage = PrepareRequest

@@ -49,6 +49,8 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
     decode_seconds: float | None
     first_token_seconds: float | None
     total_seconds: float
+    session_cached_ratio: float | None = None
+    """Share of the prompt that was found in the prefix cache; None: it names no session, or never began."""
 
 
 class RequestRejected(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from troupellm.protocol.guide import BuildOutcome, GuideProgram
+from troupellm.protocol.kv_hints import DropSession, KeepTurn, PrefetchSession, PrefixLease
 from troupellm.protocol.pooling import PoolingState
 from troupellm.protocol.sampling_extras import RepetitionDetection
 from troupellm.protocol.worker import SamplingState, StepResult, WorkerReady
@@ -53,6 +54,10 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The owner of the request, for fair shares, limits and the prefix cache; "" without tenants."""
     cache_salt: bytes = b""
     """Requests with the same salt share prefix-cache entries with each other and with no others; empty is no salt."""
+    session: str = ""
+    """The tenant's session that the request belongs to; empty: none."""
+    leases: tuple[PrefixLease, ...] = ()
+    """Prefixes of the prompt that are evicted after others."""
     prompt_keys: bytes = b""
     """Names of the prompt's full blocks in the prefix cache, 32 bytes each, after the root of their chain: made before
     the scheduler hears of the request. Empty: the scheduler makes them."""
@@ -179,4 +184,7 @@ SchedulerControl = (
     | WorkerLost
     | WorkerBack
     | GuideBuilt
+    | KeepTurn
+    | PrefetchSession
+    | DropSession
 )

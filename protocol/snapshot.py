@@ -84,6 +84,25 @@ class OffloadSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers and look-ups that ended after their request had stopped waiting."""
 
 
+class LeaseSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Of KV leases. Counts are since the start, of blocks unless they say otherwise."""
+
+    leased_blocks: int = 0
+    """Under a lease now, in use or cached."""
+    budget: int = 0
+    """That may be; 0: leases are off."""
+    sessions: int = 0
+    """Whose blocks are known by name."""
+    forgotten_sessions: int = 0
+    """That were forgotten for others, since there were too many."""
+    ends: dict[str, int] = {}
+    """Leases that have ended, by reason."""
+    clipped: int = 0
+    """That got no lease, since their key had as many as it may."""
+    prefetched: dict[str, int] = {}
+    """Blocks that prefetches asked for, by outcome."""
+
+
 class ProposerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Of who drafts. Counts are since the start."""
 
@@ -141,6 +160,7 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """None: nothing is drafted."""
     offload: OffloadSnapshot | None = None
     """None: there are no tiers behind the device."""
+    leases: LeaseSnapshot = LeaseSnapshot()
     graphs: GraphReport | None = None
     """As of the last step that said so; None: the worker has none."""
 

@@ -33,7 +33,7 @@ from troupellm.protocol.openai import (
     VersionBody,
     Welcome,
 )
-from troupellm.server import chat, completions, invocations, models, probes, tokens
+from troupellm.server import chat, completions, invocations, kv_sessions, models, probes, tokens
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
@@ -170,6 +170,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
         *batch_routes.routes(host, prefix),
+        *kv_sessions.routes(host, prefix),
         *admin_routes.routes(host, prefix),
     ]  # fmt: skip
 
@@ -193,7 +194,7 @@ class App:
             keys: of the API; none opens it.
             admin: of the admin routes, as digests; None opens them, where `scopes` has them.
             scopes: which routes exist.
-            guard: what looks at every request first; None is that of an app which somebody else serves.
+            guard: the check before all others; None is the guard of an app inside another server.
         """
         self.host = host
         self._config = host.config

@@ -10,9 +10,9 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.server.errors import unauthorized
 
 _NO_KEY = bytes(32)
-"""What the digest of a key that nobody has is compared with."""
+"""The digest that an unknown key is compared with."""
 ADMIN = Caller("admin", "admin")
-"""Whoever uses an admin route, in the log."""
+"""The caller of an admin route, in the log."""
 
 
 def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -30,12 +30,12 @@ def as_keys(keys: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def digest_of(key: str) -> bytes:
-    """What is kept of a key."""
+    """The digest that is kept of a key."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def named(name: str) -> Caller:
-    """Who has this name in a key file: the same after the key was replaced by another one."""
+    """The owner of this name in a key file: the same after the key was replaced."""
     return Caller(name, f"name:{name}")
 
 
@@ -66,14 +66,14 @@ def anonymous_keys(keys: str | Iterable[str] | None) -> dict[bytes, Caller]:
 
 
 def owners_of(callers: Mapping[bytes, Caller]) -> dict[str, str]:
-    """The owners that there are, and the names that they have now; without keys it is nobody."""
+    """The owners that there are, and the names that they have now; without keys it is `NOBODY`."""
     return {caller.owner: caller.name for caller in callers.values() or (NOBODY,)}
 
 
 class Gate:
     """Knows keys by their digests only.
 
-    What is looked up is a digest under a secret of this process, so the time that it takes tells nothing about a key.
+    A lookup compares digests under a secret of this process, so its time reveals nothing about a key.
     """
 
     def __init__(self, keys: str | Iterable[str] | Mapping[bytes, Caller] | None, open_paths: frozenset[bytes]) -> None:
@@ -100,7 +100,7 @@ class Gate:
             api_key: every X-Api-Key header, where Anthropic's clients send the key; with both, both must be right.
 
         Returns:
-            who has its key; `NOBODY` where none is needed.
+            the owner of its key; `NOBODY` where no key is needed.
 
         Raises:
             HttpError: 401, the same for a missing and for a wrong key.

@@ -48,7 +48,7 @@ class BodyReader:
         Args:
             limit: bytes.
             timeout: seconds for the whole body; 0 waits for ever.
-            slowest: bytes per second. What has come buys more time, as if it had come at this speed.
+            slowest: bytes per second. Received bytes extend the deadline by their time at this speed.
             media: the media types that are taken.
             encoded: the body may be compressed; the limit is that of the compressed bytes.
 
@@ -165,7 +165,7 @@ async def decode_body(
     *,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> StructT:
-    """Decode into `kind`; the time is linear in the size. What `kind` does not have is told to `unknown`.
+    """Decode into `kind`; the time is linear in the size. Fields that `kind` does not have are reported to `unknown`.
 
     Args:
         limiter: how many large bodies are decoded at once.

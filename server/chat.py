@@ -63,7 +63,7 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, answer: "_An
 
 
 class _Answer:
-    """What every piece of one answer repeats."""
+    """The fields that every chunk of one answer repeats."""
 
     def __init__(self, host: EngineHost, request: ChatRequest, model: str, answer_id: str) -> None:
         self.request = request
@@ -76,7 +76,7 @@ class _Answer:
         choice = request.tool_choice
         self._named = choice is not None and not isinstance(choice, str) and choice.type == "function"
         self.echo = _echoed(request)
-        """What stands before every choice's content."""
+        """The text before every choice's content."""
 
     def reason(self, reason: TurnReason) -> TurnReason:
         """The finish reason; a call of the tool that tool_choice names ends with stop, as in OpenAI's API."""

@@ -22,6 +22,7 @@ from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.served import ServedEngine
+from troupellm.server.sessions import session_of
 from troupellm.server.sse import EventStream, open_events
 from troupellm.server.streaming import account, final_usage, include_usage, options, pump, usage_body
 
@@ -33,6 +34,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     refuse_unsupported(request)
     read = partial(completion_prompts, request, host.config.max_prompts)
     prompts = await offload(read) if is_large(exchange) else read()
+    host.skipped.report(exchange, session_of(exchange, request).skipped)
     params = sampling_params(request, engine)
     if params.thinking_token_budget is not None:
         params = msgspec.structs.replace(params, thinking=engine.speaker.thinking)
@@ -156,5 +158,5 @@ def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho 
 
 
 def party_name() -> str:
-    """Of a call with several prompts: ours alone, whatever the client calls it, since no two may share one."""
+    """The id of a call with several prompts: our own, not the client's, since no two calls may share one."""
     return secrets.token_hex(16)

@@ -82,13 +82,13 @@ _ANTHROPIC = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-"""What Anthropic's clients call the statuses; the others are invalid_request_error below 500 and api_error above."""
+"""Anthropic's names of the statuses; the others are invalid_request_error below 500 and api_error above."""
 _ANTHROPIC_CODES = frozenset({"thread_not_found"})
 """Those by which Anthropic's clients recover; the other codes are not of its API."""
 
 
 class HttpError(TroupeError):
-    """What HTTP itself refuses, before or beside the engine."""
+    """A refusal by HTTP itself, before or beside the engine."""
 
     def __init__(
         self, status: int, message: str, *, code: str, headers: Headers = (), retry: bool = False, kind: str = _INVALID
@@ -143,7 +143,7 @@ def headers_too_large(limit: int) -> HttpError:
 
 
 def bad_request_head(status: int) -> HttpError:
-    """What the connection makes of bytes that are no request: 431 for too much of them, else 400, odd encodings too."""
+    """The error for bytes that are no request: 431 for too many of them, else 400, odd encodings too."""
     code = {431: "headers_too_large", 501: "unsupported_transfer_encoding"}.get(status, "invalid_http")
     texts = {431: "the request's headers are too large", 501: "the request's transfer encoding is not supported"}
     message = texts.get(status, "this is not a valid HTTP request")
@@ -223,7 +223,7 @@ def answer(
     extra: Mapping[str, object] | None = None,
     overload_status: OverloadStatus | None = None,
 ) -> ErrorAnswer:
-    """Status, body and headers for an error. What is not ours is logged and shown as an internal error.
+    """Status, body and headers for an error. A foreign error is logged and shown as an internal error.
 
     `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object;
     `overload_status` is that of a full waiting room and of a key at its limit; None: the one that clients of the API

@@ -25,7 +25,7 @@ EVENTS = b"text/event-stream; charset=utf-8"
 MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
-"""What each header counts beside its text, as HTTP/2 counts them: it bounds their number."""
+"""Bytes that each header counts beside its text, as in HTTP/2: it bounds their number."""
 PROMPT_TOKEN_BYTES = 16
 """So many bytes of a body belong to a token of its prompt at most; those beyond are no text of the conversation."""
 PIECE_BYTES = 32_768
@@ -40,8 +40,8 @@ _SCHEMES = (b"http://", b"https://")
 
 
 class Pieces(Protocol):
-    """What a server may offer beside `send`, as the extension of this name: pieces of a body that has begun are written
-    at once. Whoever changes bodies between it and the app, or counts them, has to take it out of the scope."""
+    """An extension that a server may offer beside `send`: pieces of a body that has begun are written
+    at once. Middleware that changes or counts bodies has to take it out of the scope."""
 
     def ready(self) -> bool: ...
 
@@ -49,23 +49,23 @@ class Pieces(Protocol):
 
 
 class Exchange:
-    """What handlers read and write. A response is sent once, whole (`respond`) or piece by piece (`start`, `write`)."""
+    """Request and response of one HTTP call. A response is sent whole (`respond`) or in pieces (`start`, `write`)."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str, write_timeout: float) -> None:
         self.method: str = scope["method"]
         self.raw_path, self.authority = _target(scope)
-        """As the client spelt it; the app takes off the prefix under which it is mounted. And whom the target itself
-        names (it stands above Host then); None for a plain path."""
+        """As the client spelt it; the app takes off the prefix under which it is mounted. And the host in the target
+        itself (it overrides Host then); None for a plain path."""
         self.raw_query: bytes = scope.get("query_string") or b""
         self.query: Any = None
         """The decoded query, of the type that the route names."""
         self.path_values: Mapping[str, str] = {}
-        """What stood in the path where the route has `{names}`."""
+        """The values in the path where the route has `{names}`."""
         self.error_shape: ErrorShape = "openai"
         self.error_event: Callable[[ErrorAnswer], bytes] | None = None
         """How a stream that has begun tells of an error, where its API has a way of its own."""
         self.further_headers: Headers = ()
-        """Of whatever answer there will be."""
+        """Headers of every answer, good or bad."""
         self.headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.client: str = (scope.get("client") or ("-",))[0]
         self.request_id = request_id
@@ -77,9 +77,9 @@ class Exchange:
         self.route = ""
         """Path of the route that answers; "" before it is known, and where there is none."""
         self.caller: Caller = NOBODY
-        """Who asks, as the gate has found."""
+        """The owner of the request, as the key check found it."""
         self.quota: Quota | None = None
-        """What was left of the key's limits when its request was let in."""
+        """The rest of the key's limits when its request was admitted."""
         self.began = time.monotonic()
         self.prompt_tokens: int | None = None
         """None where nothing was generated."""
@@ -147,7 +147,7 @@ class Exchange:
 
     @property
     def final_status(self) -> int:
-        """What log and metrics say of the answer."""
+        """The status for log and metrics."""
         return CLIENT_CLOSED if self.gone else self.status
 
     async def receive(self) -> Message:
@@ -212,7 +212,7 @@ class Exchange:
         self._swift_sends += 1
         if self._swift_sends >= SWIFT_SENDS:
             self._swift_sends = 0
-            await checkpoint()  # a send to a client that reads, or that has left, waits for nobody
+            await checkpoint()  # a send to a client that reads, or that has left, never waits
 
     @property
     def swift(self) -> bool:
@@ -290,7 +290,7 @@ class _Rest:
 def check_size(exchange: Exchange) -> None:
     """
     Raises:
-        HttpError: 431, the request's head is too large, whatever the server in front let through.
+        HttpError: 431, the request's head is too large, also if the server in front let it through.
     """
     size = len(exchange.raw_path) + len(exchange.raw_query)
     size += sum(len(name) + len(value) + HEADER_OVERHEAD for name, value in exchange.headers)

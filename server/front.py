@@ -21,11 +21,11 @@ from troupellm.server.wire.connection import Connection
 from troupellm.server.wire.crowd import Crowd, connection_limit
 
 CLOSE_SECONDS = 0.3
-"""What connections get to close by themselves; then they are cut."""
+"""Seconds that connections have to close by themselves; then they are cut."""
 _CUT_SECONDS = 0.2
-"""What connections that were cut get to notice it."""
+"""Seconds that cut connections have to end."""
 HANDSHAKE_SECONDS = 10.0
-"""What a client gets to agree on TLS."""
+"""Seconds that a client has for the TLS handshake."""
 NEVER = 10.0**9
 MAX_STREAMS = 100
 """Of one HTTP/2 connection."""
@@ -39,6 +39,7 @@ class HttpFront:
         self._config = _hypercorn_config(config)
         self._tls = tls_context(config)
         self._head_timeout = config.header_timeout or None
+        self._h2c = config.h2c
         self._listener = listener
         self._context = WorkerContext(None)
         self.crowd = Crowd(connection_limit(config))
@@ -64,7 +65,7 @@ class HttpFront:
             self._stopped.set()
 
     async def stop(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Stop accepting and close the connections; what is open after `seconds` is cut, whatever its client does."""
+        """Stop accepting and close the connections; connections that are open after `seconds` are cut."""
         self._close_seconds = min(seconds, self._close_seconds) if self._stop.is_set() else seconds
         self._stop.set()
         await self._stopped.wait()
@@ -74,7 +75,7 @@ class HttpFront:
         assert task is not None
         loop = asyncio.get_running_loop()
         connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
-        connection.head_timeout = self._head_timeout
+        connection.head_timeout, connection.h2c = self._head_timeout, self._h2c
         if not self.crowd.enter(connection):
             writer.transport.abort()
             return
@@ -114,7 +115,7 @@ def _hypercorn_config(config: ServerConfig) -> Config:
 
 
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """What `ssl_keyfile`, `ssl_certfile` and `ssl_ca_certs` ask for; None without them.
+    """The context of `ssl_keyfile`, `ssl_certfile` and `ssl_ca_certs`; None without them.
 
     Raises:
         ConfigError: one is missing, cannot be read, or is no such file.

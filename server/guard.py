@@ -1,7 +1,7 @@
-"""Who may call at all, before keys are looked at: which names the server goes by, and whose web pages may use it.
+"""Checks before keys: the server's own host names, and the web pages that may use it.
 
-A page that somebody opens in a browser can send requests to anything that the browser reaches, also to a server that
-listens on loopback only, under any name that it has resolve there.
+A web page in a browser can send requests to every host that the browser reaches, also to a server that
+listens on loopback only, under any name that resolves there.
 """
 
 import ipaddress
@@ -31,7 +31,7 @@ class Guard:
         Args:
             hosts: names that requests may be for; None takes any.
             own_pages_only: refuse pages of other origins than `config.allowed_origins` and the server's own; else it
-                is left to whoever stands in front.
+                is left to the server in front.
 
         Raises:
             ConfigError: cookies for pages of any origin.
@@ -78,7 +78,7 @@ class Guard:
         return self._hosts is None or ANY in self._hosts or _name_of(host) in self._hosts
 
     def preflight(self, exchange: Exchange) -> Headers | None:
-        """What to answer when a browser asks whether a page may send something; None where it does not ask."""
+        """The headers that answer a browser's preflight request; None for another request."""
         asks = exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None
         return self._preflight if asks and self._origins and exchange.header(b"origin") is not None else None
 
@@ -110,7 +110,7 @@ def guard_of(config: ServerConfig) -> Guard:
 
 
 def mounted_guard(config: ServerConfig) -> Guard:
-    """For an app below somebody else's server, who knows its names: nothing is refused that was not asked for."""
+    """For an app inside another server, which knows its own names: only configured checks apply."""
     return Guard(config, hosts=config.allowed_hosts or None, own_pages_only=False)
 
 

@@ -14,11 +14,11 @@ INLINE_LETTERS = 32_768
 INLINE_PARTS = 1_024
 """Messages, or parts of their contents, that are read on the event loop."""
 _PART_LETTERS = 8
-"""What a part of a schema counts for, beside its texts."""
+"""Letters that a part of a schema counts for, beside its texts."""
 
 
 def tool_use_of(request: ToolFields, *, automatic: bool = True) -> ToolUse:
-    """What a request says about tools, checked.
+    """The tools of a request, checked.
 
     Args:
         automatic: tools may be called where the request does not say so.

@@ -34,7 +34,7 @@ from troupellm.server.volatile_lines import VolatileLines
 STREAM_DEFAULTS = {
     "flush_interval": 0.02, "wakes_per_second": 1600, "most_wakes_per_second": 12_800, "stall_timeout": 60.0,
 }  # fmt: skip
-"""What an engine behind HTTP uses where its configuration says nothing: a send costs the server some 40 us, so a few
+"""Defaults of an engine behind HTTP: a send costs the server some 40 us, so a few
 streams see each token at once and take a tenth of a core at most, and more than 256 leave half of it to the steps. A
 client that stops reading must not hold its blocks for ever."""
 STEP_TIMEOUT = 60.0
@@ -42,7 +42,7 @@ STEP_TIMEOUT = 60.0
 
 
 def stream_defaults(given: Collection[str], fronts: int = 0) -> dict[str, float]:
-    """What to add to the settings whose names are given. An interval that somebody chose is kept as it is.
+    """The settings to add to the given ones. An interval that the user set is kept as it is.
 
     Args:
         fronts: processes that share the sends.
@@ -220,7 +220,7 @@ class EngineHost:
         return self.engine is not None and self.engine.state in ("ready", "draining")
 
     def progress_fields(self) -> dict[str, Any] | None:
-        """What a refusal adds beside the error while the model loads."""
+        """The fields that a refusal adds beside the error while the model loads."""
         if self.progress is None or self.loaded():
             return None
         return {"progress": msgspec.to_builtins(self.progress)}

@@ -16,7 +16,7 @@ UNMATCHED = "unmatched"
 
 
 class HttpCounts:
-    """What this process has answered, probes included."""
+    """The answers of this process, probes included."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, int]] = Counter()
@@ -26,13 +26,13 @@ class HttpCounts:
         self._fresh[method if method in METHODS else "other", route, status] += 1
 
     def take(self) -> tuple[HttpCount, ...]:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         fresh, self._fresh = self._fresh, Counter()
         self._counts.update(fresh)
         return tuple(HttpCount(*key, number) for key, number in fresh.items())
 
     def add(self, counts: Iterable[HttpCount]) -> None:
-        """What another process has counted."""
+        """Add the counts of another process."""
         for entry in counts:
             self._counts[entry.method, entry.route, entry.status] += entry.number
 

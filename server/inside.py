@@ -43,7 +43,7 @@ class Inside:
         Args:
             url: one of `urls`.
             raw: the body.
-            caller: for whom it is answered.
+            caller: the owner of the line.
         """
         request_id, sent = secrets.token_hex(16), list[Message]()
 
@@ -64,7 +64,7 @@ class Inside:
             body = await decode_body(raw, route.body, self._unknown)
             if getattr(body, "stream", None):
                 raise InvalidRequest("stream: a line of a batch has one answer", param="stream")
-            if getattr(body, "background", None):  # nobody would ever hear of its end
+            if getattr(body, "background", None):  # no client would ever see its end
                 message = "background: a line of a batch has its answer in the batch's output"
                 raise InvalidRequest(message, param="background", code="unsupported_parameter")
             if "priority" in body.__struct_fields__ and body.priority is None:

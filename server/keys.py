@@ -86,7 +86,7 @@ def require_limits(tenants: tuple[TenantConfig, ...], engine: EngineConfig) -> N
     """Nothing of the file may be ignored silently by an engine that was made without it.
 
     Raises:
-        ConfigError: the engine does not enforce what the file says of somebody.
+        ConfigError: the file has a limit that the engine does not enforce.
     """
     known = {tenant.name: tenant for tenant in engine.scheduler.tenants}
     for tenant in tenants:

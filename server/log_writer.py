@@ -79,7 +79,7 @@ class LogWriter:
         while rest:
             try:
                 rest = rest[os.write(self._descriptor, rest) :]
-            except BlockingIOError:  # somebody has made the descriptor non-blocking
+            except BlockingIOError:  # another process has made the descriptor non-blocking
                 select.select([], [self._descriptor], [], _POLL_SECONDS)
             except OSError:  # a full disk, a closed pipe
                 return False

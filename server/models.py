@@ -68,5 +68,5 @@ def _capabilities(engine: ServedEngine) -> dict[str, Any]:
 
 
 def tasks_of(ready: WorkerReady) -> list[str]:
-    """What the model does."""
+    """The tasks of the model."""
     return ["generate"] * ready.generates + list(ready.pooling.tasks if ready.pooling else ())

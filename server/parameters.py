@@ -67,7 +67,7 @@ def sampling_params(request: ChatRequest | CompletionRequest, engine: ServedEngi
 
 
 def renames(request: ChatRequest | CompletionRequest) -> dict[str, str]:
-    """What the API calls the sampling parameters that it names differently."""
+    """The API's names of the sampling parameters that it names differently."""
     names = {"extra_args": "vllm_xargs"}
     if isinstance(request, CompletionRequest):
         return names

@@ -1,4 +1,4 @@
-"""What came of a request's drafts, as every API's usage tells it."""
+"""The counts of a request's draft tokens, as every API's usage has them."""
 
 from collections.abc import Sequence
 

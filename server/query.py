@@ -1,4 +1,4 @@
-"""What stands behind the question mark, into one typed Struct."""
+"""The query string, decoded into one typed Struct."""
 
 from typing import Any, TypeVar, get_origin
 from urllib.parse import parse_qsl

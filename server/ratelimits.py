@@ -1,4 +1,4 @@
-"""What a key may still use, as the headers that OpenAI's API has for it."""
+"""The rest of a key's limits, as headers of OpenAI's API."""
 
 import math
 import time

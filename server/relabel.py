@@ -7,7 +7,7 @@ from troupellm.protocol.errors import InvalidRequest, TroupeError
 from troupellm.server.exchange import Exchange
 
 Names = Iterable[tuple[str, str]]
-"""What the chat API calls a field, and what this one calls it; the first that fits is taken."""
+"""The chat API's name of a field, and this API's; the first that fits is taken."""
 
 
 def relabel(error: TroupeError, names: Names) -> TroupeError:

@@ -31,7 +31,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
     """Type of the JSON body (a Struct, or a union of some); None reads no body."""
     query: type[msgspec.Struct] | None = None
-    """What may stand behind the question mark, handed on as `Exchange.query`; None ignores it."""
+    """The type of the query string, passed on as `Exchange.query`; None ignores it."""
     media: tuple[str, ...] = ()
     """Media types of a body that is not JSON; the handler reads it, with `BodyReader`."""
     form: type[msgspec.Struct] | None = None
@@ -57,7 +57,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a path leads to."""
+    """The routes of a path."""
 
     methods: dict[str, Route]
     tail: str = ""
@@ -115,7 +115,7 @@ class Router:
         return other if self.find(other) is not None else raw_path
 
     def find(self, raw_path: bytes) -> Found | None:
-        """What the path leads to, whatever the method."""
+        """The routes of a path, for all methods."""
         methods = self._exact.get(raw_path)
         if methods is not None:
             return Found(methods)
@@ -155,7 +155,7 @@ class Router:
 
 
 def allowed(methods: Iterable[str]) -> list[str]:
-    """What `Allow` says."""
+    """The value of `Allow`."""
     names = set(methods)
     return sorted(names | {"HEAD"} if "GET" in names else names)
 

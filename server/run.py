@@ -40,7 +40,7 @@ logger = logging.getLogger("troupellm.server")
 OnReady = Callable[[Engine, str], Coroutine[Any, Any, None]]
 
 FLUSH_SECONDS = 0.3
-"""What waiting log lines get at the end."""
+"""Seconds that waiting log lines have at the end."""
 
 
 class EngineFailed(TroupeError):
@@ -68,7 +68,7 @@ async def serve(
     """
     config = server_config or ServerConfig()
     logs.configure(config.log_format, config.log_level)
-    # What is wrong is said before anything is bound.
+    # Errors of the configuration are reported before a socket is bound.
     engine_config = with_tenants(engine_config, read_keys(config).tenants)
     guard_of(config)
     tls_context(config)
@@ -140,7 +140,7 @@ async def _run_engine(
             if admin is not None:
                 admin.open(engine)
             logger.info("ready: %s at %s", engine.model_names[0], url)
-            # What was loaded stays: full collections need not walk it any more, which would hold up every stream.
+            # Loaded objects stay: full collections need not walk them, which would hold up every stream.
             gc.collect()
             gc.freeze()
             async with anyio.create_task_group() as group:

@@ -1,4 +1,4 @@
-"""What the routes use of an engine, which may live in this process or behind a socket. The one list of it."""
+"""The part of an engine that the routes use; the engine lives in this process or behind a socket."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
 from troupellm.protocol.intake import ChatPrompt, Party, Truncation
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.outputs import Completion, Pooled
 from troupellm.protocol.pooling import PoolingParams
 from troupellm.protocol.sampling import Limits, SamplingParams
@@ -65,6 +66,7 @@ class ServedEngine(Protocol):
         cache_salt: bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
+        hints: KVHints = NO_HINTS,
     ) -> Stream: ...
 
     async def generate(

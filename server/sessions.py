@@ -2,7 +2,8 @@
 
 import msgspec
 
-from troupellm.protocol.openai import ChatRequest
+from troupellm.protocol.kv_hints import RETENTION_SECONDS, KVHints
+from troupellm.protocol.openai import GenerationFields
 from troupellm.server.exchange import Exchange
 from troupellm.server.skipped import skipped_names
 
@@ -19,7 +20,13 @@ class Session(msgspec.Struct, frozen=True):
     """Names that cannot be one; see `skipped_names`."""
 
 
-def session_of(exchange: Exchange, request: ChatRequest) -> Session:
+def hints_of(exchange: Exchange, request: GenerationFields) -> KVHints:
+    """What a request's fields and headers say about the KV cache."""
+    retain = RETENTION_SECONDS.get(request.prompt_cache_retention or "", 0.0)
+    return KVHints(session=session_of(exchange, request).id or "", retain=retain)
+
+
+def session_of(exchange: Exchange, request: GenerationFields) -> Session:
     """The first name that a request gives its session; one that is empty, too long or unprintable is passed over."""
     found = [("session_id", request.session_id)]
     found += [(name.decode(), exchange.header(name)) for name in _HEADERS]

@@ -1,9 +1,9 @@
-"""Stopping in order, and in time whatever clients and workers do.
+"""Stopping in order, and in time, also if clients and workers hang.
 
 1. First SIGTERM, SIGINT or SIGHUP: not ready any more (/readyz 503), and new requests are refused (503 `draining`,
    `Connection: close`, `Retry-After`), also those whose body is still on its way.
-2. What runs may finish, for `shutdown_timeout` seconds.
-3. What is left gets its error event and `[DONE]`, and `FAREWELL_SECONDS` to take them; then its connection is cut.
+2. Running requests may finish, for `shutdown_timeout` seconds.
+3. The others get their error event and `[DONE]`, and `FAREWELL_SECONDS` to take them; then their connections are cut.
 4. Connections close, the engine closes, the process exits with 0 (see `exit_codes`).
 
 A second SIGTERM or SIGINT skips to 3 and exits with 128 + its number within a second. A SIGHUP that was ignored when
@@ -30,13 +30,13 @@ from troupellm.server.http_side import HttpSide
 logger = logging.getLogger("troupellm.server")
 
 FAREWELL_SECONDS = 0.7
-"""What streams get, after the drain, to write their last event."""
+"""Seconds that streams have, after the drain, to write their last event."""
 CUT_SECONDS = 1.8
 """After the drain, farewells and closing included."""
 ABORT_SECONDS = 0.8
 """After the second signal; also what an abort leaves of `FAREWELL_SECONDS` and closing."""
 FAILED_SECONDS = 4.0
-"""What closing gets after the engine failed; a step that hangs is waited for a little."""
+"""Seconds for closing after the engine failed; a step that hangs is waited for a little."""
 _ABORT_FAREWELL_SECONDS = 0.2
 _MOST_CLOSE_SECONDS = 5.0
 _FLUSH_SECONDS = 0.1
@@ -142,7 +142,7 @@ class Shutdown:
         )  # fmt: skip
 
     def closing_seconds(self) -> float:
-        """What connections get to take what was written to them: the rest of the drain, within limits."""
+        """Seconds that connections have to read their last bytes: the rest of the drain, within limits."""
         if self.forced.is_set():
             return _ABORT_FAREWELL_SECONDS
         return min(max(self._drained_by - time.monotonic(), CLOSE_SECONDS), _MOST_CLOSE_SECONDS)

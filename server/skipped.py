@@ -2,7 +2,7 @@
 kind once.
 
 Coding agents always send tools that their vendor's own server runs, and leave their traces in conversations. They work
-without them, so these are no reason to refuse a request; but whoever misses one must be able to see where it went.
+without them, so these are no reason to refuse a request; but a user must be able to see where a missing one went.
 """
 
 import logging
@@ -19,11 +19,11 @@ MAX_REMEMBERED = 64
 _ODD = re.compile(r"[^A-Za-z0-9_.-]")
 _MOST_LETTERS = 64
 _PLAIN = re.compile(r"[a-z]+ [a-z][a-z0-9_]{0,39}")
-"""What is logged; the rest is told to the client alone, who has made it up."""
+"""Names that are logged; other ones are the client's own text and go to the client alone."""
 
 
 def skipped_names(what: str, kinds: Iterable[str]) -> list[str]:
-    """What to call things that are skipped, each kind once; all of it may stand in a header.
+    """The names of skipped things, each kind once; all of them may stand in a header.
 
     Args:
         what: one word for them, such as `tool`.

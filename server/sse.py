@@ -2,7 +2,7 @@
 
 One event is `data: <one line of JSON>` and a blank line; nothing else has a blank line, there are no ids, names or
 retry lines, and the stream ends with `data: [DONE]`. A comment keeps silent connections alive. The cost is per send,
-not per byte, so whatever one wake of a stream brings goes out in one send.
+not per byte, so all deltas of one wake of a stream go out in one send.
 """
 
 import time
@@ -66,8 +66,8 @@ class EventStream:
             self._end_turn()
 
     def write_at_once(self, source: "Source[T]", encode: Callable[[list[T]], bytes]) -> None:
-        """Whatever `source` brings while the client keeps up is written as it comes, without a task in between; the
-        caller reads on for all the rest. Only behind our own front, elsewhere the caller gets everything."""
+        """Deltas of `source` are written at once, without a task in between, while the client keeps up; the
+        caller reads the rest. Only behind our own front, elsewhere the caller gets everything."""
         if self._exchange.swift:
             source.at_once(partial(self._write, encode), self._ready)
 
@@ -89,7 +89,7 @@ class EventStream:
             self._end_turn()
 
     async def _take_turn(self) -> None:
-        """A lock in order of arrival that costs nothing while nobody else sends, which is nearly always."""
+        """A lock in order of arrival that costs no time while no other task sends, which is nearly always."""
         if not self._busy:
             self._busy = True
             return
@@ -97,7 +97,7 @@ class EventStream:
         self._queue.append(event)
         try:
             await event.wait()
-        except BaseException:  # whoever leaves hands the turn on, if it had got it already
+        except BaseException:  # a cancelled sender passes the turn on, if it had got it already
             if event.is_set():
                 self._end_turn()
             else:

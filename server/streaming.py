@@ -1,4 +1,4 @@
-"""What streaming routes share: from a stream's deltas to sends, and token counts as the API reports them."""
+"""The shared part of streaming routes: from a stream's deltas to sends, and token counts as the API reports them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +12,7 @@ from troupellm.protocol.outputs import CachedTokens, Completion, Delta, FinishRe
 from troupellm.protocol.usage_details import CompletionTokensDetails, PromptTokensDetails
 from troupellm.server.exchange import Exchange
 from troupellm.server.predictions import predictions
+from troupellm.server.sessions import hints_of
 from troupellm.server.sse import EventStream
 
 
@@ -98,10 +99,11 @@ def continuous_usage(request: GenerationFields) -> bool:
 
 
 def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
-    """What every route tells the engine beside prompt and parameters: HTTP never waits for a place."""
+    """The engine's options beside prompt and parameters, of every route: HTTP never waits for a place."""
     return {
         "wait": False,
         "tenant": exchange.key,
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
+        "hints": hints_of(exchange, request),
     }

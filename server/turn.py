@@ -10,16 +10,19 @@ import msgspec
 from troupellm.actors.stream import Stream
 from troupellm.actors.turn import Turn as ParsedTurn, TurnAnswer
 from troupellm.models.dialects.speaker import Voice
-from troupellm.protocol.dialect import TurnEvent
+from troupellm.protocol.dialect import Finished, TurnEvent
 from troupellm.protocol.intake import ChatPrompt
+from troupellm.protocol.kv_hints import CacheMark
 from troupellm.protocol.openai import ChatRequest
 from troupellm.protocol.outputs import Delta
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.tools import by_name
 from troupellm.server.body import is_large
+from troupellm.server.cache_marks import marks_of_chat
 from troupellm.server.exchange import Exchange
 from troupellm.server.history import has_long_tools, has_many_parts, tool_use_of
 from troupellm.server.host import EngineHost
+from troupellm.server.kv_sessions import keep_session
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
 from troupellm.server.past_messages import plain_messages
@@ -40,6 +43,8 @@ class Turn(ParsedTurn):
         self.params = params
         self.model = model
         """The name to report, of those that the model is served under."""
+        self.called = False
+        """A choice has ended in tool calls."""
 
     async def opened(self) -> None:
         await super().opened()
@@ -48,6 +53,8 @@ class Turn(ParsedTurn):
     def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
         events = super()._events(deltas)
         self._exchange.delivered(sum([len(delta.token_ids) for delta in deltas]))
+        if any(isinstance(event.piece, Finished) and event.piece.reason == "tool_calls" for event in events[-4:]):
+            self.called = True
         return events
 
     async def collect(self) -> TurnAnswer:
@@ -55,6 +62,7 @@ class Turn(ParsedTurn):
             await self.opened()
         answer = await super().collect()
         account(self._exchange, [answer.completion])
+        self.called = any(choice.finish_reason == "tool_calls" for choice in answer.choices)
         return answer
 
     def __aiter__(self) -> Self:
@@ -63,11 +71,18 @@ class Turn(ParsedTurn):
 
 @asynccontextmanager
 async def open_turn(
-    host: EngineHost, exchange: Exchange, request: ChatRequest, *, streaming: bool, request_id: str | None = None
+    host: EngineHost,
+    exchange: Exchange,
+    request: ChatRequest,
+    *,
+    streaming: bool,
+    request_id: str | None = None,
+    marks: tuple[CacheMark, ...] | None = None,
 ) -> AsyncIterator[Turn]:
     """Check a chat request and open it in the engine; leaving the block ends it.
 
     Args:
+        marks: up to where the prompt is to be kept in the KV cache; None: as the request's parts say.
         streaming: False when only `collect` is used: one wake at the end.
         request_id: the engine's name for it, which shows in logs; the engine makes one otherwise.
 
@@ -80,10 +95,17 @@ async def open_turn(
     prepared = await prepare(host, exchange, request)
     host.skipped.report(exchange, prepared.skipped)
     params = prepared.params
+    marks = marks_of_chat(request.messages) if marks is None else marks
+    prompt = msgspec.structs.replace(prepared.prompt, cache_marks=marks)
     given = options(exchange, request)
-    async with engine.stream(prepared.prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
+    async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
         exchange.quota = stream.quota
-        yield Turn(exchange, stream, params, model, prepared.voice)
+        turn = Turn(exchange, stream, params, model, prepared.voice)
+        try:
+            yield turn
+        finally:
+            if turn.called and given["hints"].session:
+                await keep_session(host, exchange, given["hints"].session)
 
 
 class Prepared(msgspec.Struct, frozen=True):

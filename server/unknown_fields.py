@@ -10,7 +10,7 @@ logger = logging.getLogger("troupellm.server")
 
 MAX_REMEMBERED = 64
 _PLAIN = re.compile(r"[a-z][a-z0-9_]{0,39}")
-"""What may stand in a log line; also bounds what is remembered."""
+"""Names that may stand in a log line; also bounds the memory of them."""
 _SAMPLING = re.compile(
     r"penalty|temperature|sampl|logit|logprob|mirostat|dry_|xtc_|dynatemp|smoothing|typical|cutoff|ngram|beam|guided|grammar|n_predict"
     r"|token|stop|seed|^(top|min|max)_|_p$"

@@ -1,4 +1,4 @@
-"""What `serve` tells about itself while it runs: the statistics line, and how late its event loop is."""
+"""Reports of a running server: the statistics line, and how late its event loop is."""
 
 import logging
 import time

@@ -20,6 +20,7 @@ from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.flight import BrokenResult
 from troupellm.protocol.guide import BuildOutcome
 from troupellm.protocol.guided import GuideControl, GuideMessage
+from troupellm.protocol.kv_hints import DropSession, KeepTurn, PrefetchSession
 from troupellm.protocol.metrics import MetricsMessage
 from troupellm.protocol.output import OutputMessage, StepOutput
 from troupellm.protocol.rest import WorkerControl
@@ -124,6 +125,8 @@ class Scheduler:
                 self._core.worker_back(ready)
             case GuideBuilt():
                 self._core.guide_built(message)
+            case KeepTurn() | PrefetchSession() | DropSession():
+                self._core.leases.handle(message)
             case _:
                 assert_never(message)
         return None

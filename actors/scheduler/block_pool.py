@@ -4,7 +4,8 @@ A block of any group is as large as one of any other, so each serves whichever g
 found under its group's name alone. Every block is in exactly one of three places:
 
     used     referenced by at least one owner (a sequence's block table)
-    cached   referenced by nobody, but found again by what it holds until it is evicted, least recently used first
+    cached   referenced by nobody, but found again by what it holds until it is evicted, least recently used first and
+             those under a lease last
     free     neither
 
 so `num_free + num_used + num_cached == num_blocks` always. Cached blocks are evicted when free ones run out, which is
@@ -20,14 +21,27 @@ from collections.abc import Iterable, Sequence
 from troupellm.actors.kv_events import BlockEvents
 from troupellm.actors.prefix_keys import KEY_BYTES
 from troupellm.actors.scheduler.branches import Branches
+from troupellm.actors.scheduler.leased_blocks import LeasedBlocks
 
 
 class BlockPool:
     """Block ids are 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int, num_groups: int = 1, events: BlockEvents | None = None) -> None:
-        """events: hears what can be found, and what cannot any more."""
+    def __init__(
+        self,
+        num_blocks: int,
+        num_groups: int = 1,
+        events: BlockEvents | None = None,
+        leased: LeasedBlocks | None = None,
+    ) -> None:
+        """
+        Args:
+            events: hears what can be found, and what cannot any more.
+            leased: knows the blocks that are evicted last.
+        """
         self.num_blocks = num_blocks
+        self.leased = LeasedBlocks() if leased is None else leased
+        self.leased.begin(num_blocks)
         self._events = events
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
@@ -50,12 +64,17 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return len(self._cached) + len(self.leased.cached)
+
+    @property
+    def num_unleased(self) -> int:
+        """Blocks that `take` can give without ending a lease."""
+        return len(self._free) + len(self._cached)
 
     @property
     def num_available(self) -> int:
         """Blocks that `take` can give right now."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + len(self._cached) + len(self.leased.cached)
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -63,6 +82,10 @@ class BlockPool:
     def group_of(self, block: int) -> int:
         """For which group a block was taken last."""
         return self._group_of[block]
+
+    def key_of(self, block: int) -> bytes | None:
+        """The key that a block is found by, group included."""
+        return self._key_of[block]
 
     def take(self, count: int, group: int = 0) -> list[int]:
         """`count` blocks with one reference each, content undefined. The caller has checked `num_available`."""
@@ -73,7 +96,7 @@ class BlockPool:
             group_of[block] = group
             self.used_by[group] += 1
             return [block]
-        if count > len(free) + len(self._cached):
+        if count > self.num_available:
             raise ValueError(f"{count} blocks wanted, {self.num_available} available")
         while len(free) < count:
             free.insert(0, self._evict())
@@ -119,14 +142,18 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int], group: int = 0) -> None:
         """Add one reference to each block, all of which are a group's, used or cached."""
-        references, cached = self._references, self._cached
-        before = len(cached)
+        references, cached, leased = self._references, self._cached, self.leased.cached
+        before = len(cached) + len(leased)
         for block in blocks:
             if references[block] == 0:
-                del cached[block]
+                if leased and block in leased:
+                    self.leased.use(block)
+                else:
+                    del cached[block]
             references[block] += 1
-        self.cached_by[group] -= before - len(cached)
-        self.used_by[group] += before - len(cached)
+        newly_used = before - len(cached) - len(leased)
+        self.cached_by[group] -= newly_used
+        self.used_by[group] += newly_used
 
     def release(self, blocks: Sequence[int], group: int = 0) -> None:
         """Drop one reference of each block of a group's table, given in table order.
@@ -134,7 +161,8 @@ class BlockPool:
         Goes from the tail, so the tail of a sequence is evicted before its head: a prefix is useful without its tail,
         never the other way round.
         """
-        num_free, num_cached = len(self._free), len(self._cached)
+        num_free, num_cached = len(self._free), self.num_cached
+        leased = self.leased if len(self.leased) else ()
         for block in reversed(blocks):
             references = self._references[block] = self._references[block] - 1
             if references < 0:
@@ -142,9 +170,11 @@ class BlockPool:
             if references == 0:
                 if self._key_of[block] is None and block not in self._branches:
                     self._free.append(block)
+                elif block in leased:
+                    self.leased.rest(block)
                 else:
                     self._cached[block] = None
-        newly_cached = len(self._cached) - num_cached
+        newly_cached = self.num_cached - num_cached
         self.cached_by[group] += newly_cached
         self.used_by[group] -= newly_cached + len(self._free) - num_free
 
@@ -186,8 +216,49 @@ class BlockPool:
         """Let nobody find a used block any more."""
         self._unname(block)
 
+    def lease(self, owner: str, blocks: Sequence[int], seconds: float) -> None:
+        """Evict the blocks of a prefix after others, as far as the owner's share goes; see `LeasedBlocks`."""
+        granted, ended = self.leased.choose(owner, blocks)
+        for block, reason in ended:
+            self.end_lease(block, reason)
+        for block in reversed(granted):  # a prefix is useful without its tail
+            self.leased.add(owner, block, seconds)
+            if self._references[block] == 0:
+                self._cached.pop(block, None)
+                self.leased.rest(block)
+
+    def end_lease(self, block: int, reason: str) -> None:
+        """Let a leased block be evicted as others are."""
+        cached = block in self.leased.cached
+        self.leased.end(block, reason)
+        if cached:
+            self._cached[block] = None
+
+    def end_expired(self) -> None:
+        """End the leases that have run out."""
+        if self.leased.cached:
+            for block in self.leased.expired():
+                self.end_lease(block, "expired")
+
+    def evict_first(self, blocks: Sequence[int]) -> int:
+        """End the leases of a prefix's blocks and evict the cached ones before all others, the tail before the head.
+
+        Returns:
+            how many are evicted next.
+        """
+        count = 0
+        for block in blocks:
+            if block in self.leased:
+                self.end_lease(block, "deleted")
+            if block in self._cached:
+                self._cached.move_to_end(block, last=False)
+                count += 1
+        return count
+
     def forget_all(self) -> None:
         """Let nobody find anything that is here now; what was cached is free."""
+        self._cached |= dict.fromkeys(self.leased.cached)
+        self.leased.end_all("reset")
         for block in self._cached:
             self._free.append(block)
         self._cached.clear()
@@ -200,7 +271,9 @@ class BlockPool:
 
     def assert_invariants(self, owners: dict[int, int] | None = None) -> None:
         """Check the accounting; `owners` says how many tables hold each block (blocks left out: none)."""
-        free, cached = set(self._free), set(self._cached)
+        free, cached = set(self._free), {*self._cached, *self.leased.cached}
+        assert self._cached.keys().isdisjoint(self.leased.cached), "a block is cached twice"
+        self.leased.assert_invariants(self._references)
         used = {block for block, references in enumerate(self._references) if references}
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & cached, "a block is free and cached"
@@ -221,7 +294,13 @@ class BlockPool:
             assert counted == owners, f"references {counted} differ from owners {owners}"
 
     def _evict(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        if self._cached:
+            block, _ = self._cached.popitem(last=False)
+        else:
+            block = self.leased.oldest()
+            if self.leased.on_given_away is not None:
+                self.leased.on_given_away(block)
+            self.leased.end(block, "evicted")
         self.cached_by[self._group_of[block]] -= 1
         self._unname(block)
         self.num_evicted += 1
@@ -229,6 +308,8 @@ class BlockPool:
 
     def _unname(self, block: int) -> None:
         key = self._key_of[block]
+        if block in self.leased:
+            self.leased.end(block, "reset")
         if key is not None:
             del self._block_of[key]
             self._key_of[block] = None

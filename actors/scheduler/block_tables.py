@@ -6,39 +6,15 @@ its list grows with the spans, and what fell behind the window is given back and
 findable until they are evicted; a prefix counts as found when each group has what the token behind it sees.
 """
 
-from typing import Protocol
-
 from troupellm.actors.kv_events import BlockEvents
 from troupellm.actors.prefix_keys import PrefixHasher
 from troupellm.actors.scheduler.block_pool import BlockPool, in_group
 from troupellm.actors.scheduler.host_hit import HostHit
 from troupellm.actors.scheduler.prefix_search import IN_HOST, WithHost, find_prefix, first_seen
 from troupellm.actors.scheduler.sequence import Sequence
+from troupellm.actors.scheduler.tiers import Tiers
 from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.worker import NULL_BLOCK, BlockCopy, CacheGroup
-
-
-class Tiers(Protocol):
-    """What lies behind the device."""
-
-    def in_host(self, key: bytes) -> object | None:
-        """What host memory has of a block by its key, group included; None if nothing that could be loaded now."""
-
-    def reads(self, sequence: Sequence) -> bool:
-        """Whether a sequence's blocks may come from there."""
-
-    def offer(self, sequence: Sequence) -> None:
-        """More of a sequence's blocks can be found: they may be copied there."""
-
-    def preempted(self, sequence: Sequence) -> None:
-        """It is about to give up its blocks, and will want them back."""
-
-    def ended(self, sequence: Sequence) -> None:
-        """It is about to give up its blocks for good."""
-
-    def stop_waiting(self, sequence: Sequence) -> set[int]:
-        """Nobody waits any more for what is under way to a LOADING sequence; the transfers after which its blocks are
-        free, each of which leaves the set when it has ended."""
 
 
 class BlockTables:
@@ -77,6 +53,11 @@ class BlockTables:
         self._age = 0
         self._evicted_before = 0
         """From pools that are gone."""
+
+    @property
+    def cache_age(self) -> int:
+        """How often the cache was reset."""
+        return self._age
 
     @property
     def num_evicted(self) -> int:
@@ -268,7 +249,7 @@ class BlockTables:
         """The worker's memory is another one: nothing is in it, and nobody holds any of it."""
         self.num_blocks = num_blocks
         self._evicted_before = self.num_evicted
-        self.pool = BlockPool(num_blocks, len(self.windows), self._events)
+        self.pool = BlockPool(num_blocks, len(self.windows), self._events, self.pool.leased)
         if self._events is not None:
             self._events.cleared()
         self._copies.clear()

@@ -3,12 +3,16 @@
 from collections import Counter, OrderedDict
 from typing import Final
 
+from troupellm.actors.guide_turns import SMALL_BYTES
 from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
 from troupellm.protocol.guided import BuildGuide
 
 MOST_OPEN: Final = MOST_PROGRAMS // 4
 """Programs that are being built, or are built and wait for a sequence to start with them."""
 MOST_OPEN_BYTES: Final = MOST_TEXT_BYTES // 4
+_FOR_SMALL: Final = MOST_OPEN // 4
+"""Places that large programs leave free, with the bytes that small ones need there."""
+_MOST_LARGE_BYTES: Final = MOST_OPEN_BYTES - _FOR_SMALL * SMALL_BYTES
 _SHARE: Final = 3
 """A tenant has at most so many open programs for each place that it leaves free."""
 
@@ -51,18 +55,24 @@ class BuildQueue:
             return asks
         counts = Counter(occupied.values())
         num_bytes = sum(len(text) for _, text, _, _, _ in occupied)
+        num_large = sum(1 for _, text, _, _, _ in occupied if len(text) > SMALL_BYTES)
         waiting = list(self._lines)
         while waiting:
             still: list[str] = []
             for tenant in waiting:
                 key, program = next(iter(self._lines[tenant].items()))
-                fits = not occupied or num_bytes + len(program.text) <= MOST_OPEN_BYTES
+                large = len(program.text) > SMALL_BYTES
+                most_bytes = _MOST_LARGE_BYTES if large else MOST_OPEN_BYTES
+                fits = not occupied or num_bytes + len(program.text) <= most_bytes
+                if large and num_large >= MOST_OPEN - _FOR_SMALL:
+                    continue
                 if not fits or counts[tenant] >= _SHARE * (MOST_OPEN - len(occupied)):
                     continue
                 asks.append(BuildGuide(program, tenant))
                 occupied[key] = tenant
                 counts[tenant] += 1
                 num_bytes += len(program.text)
+                num_large += large
                 self._lines.move_to_end(tenant)
                 self.remove(tenant, key)
                 if tenant in self._lines:

@@ -16,6 +16,7 @@ from troupellm.actors.scheduler.elastic import make_elastic
 from troupellm.actors.scheduler.flight import BrokenResult, Flights
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.halt import Halt
+from troupellm.actors.scheduler.leases import Leases
 from troupellm.actors.scheduler.ledger import Ledger
 from troupellm.actors.scheduler.newcomer import EarlyAborts, fill, prompt_keys
 from troupellm.actors.scheduler.offload.manager import make_offload
@@ -33,6 +34,7 @@ from troupellm.actors.scheduler.updates import Updates
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.errors import QueueTimeout, RequestAborted, TroupeError
 from troupellm.protocol.guided import BuildGuide
+from troupellm.protocol.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.metrics import RequestStats, StepStats
 from troupellm.protocol.offload import OffloadConfig
 from troupellm.protocol.output import StepOutput
@@ -61,12 +63,14 @@ class SchedulerCore:
         speculative: SpeculativeConfig | None = None,
         kv_events: KVEventLog | None = None,
         offload: OffloadConfig | None = None,
+        leases: LeaseConfig = DEFAULT_LEASES,
         builds_guides: bool = False,
     ) -> None:
         """
         Args:
             speculative: how drafts are to be made, by a worker that verifies them.
             offload: of the tiers behind the device, where the worker has any.
+            leases: of KV blocks that clients will come back for.
             kv_events: hears what can be found in the prefix cache; the driver flushes it.
             builds_guides: the driver has the worker build the programs of `take_builds`, and calls `guide_built`.
         """
@@ -84,12 +88,12 @@ class SchedulerCore:
         self._prefill_budget = PrefillBudget(config, ready)
         self._flights = Flights(config.plans_in_flight)
         self._residents = Residents(self._tables, self._room, self._flights, shares)
-        self._offload = make_offload(
+        self._offload = self._tables.tiers = make_offload(
             offload, ready, self._tables, self._residents, self._room, self._prefill_budget.seconds_per_token,
             kv_events,
         )  # fmt: skip
-        self._tables.tiers = self._offload
         self._ledger = Ledger(self._residents, self._room)
+        self.leases = self._ledger.leases = Leases(leases, self._tables, self._offload, ready.host_places)
         self.halt = Halt(self._ledger, self._residents, self._flights, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
@@ -241,6 +245,7 @@ class SchedulerCore:
             SchedulerFrozen: work could run but was not planned; a bug of ours.
         """
         self._ledger.now = now
+        self.leases.advance(now)
         self._expire(now)
         if self._flights.full or self._replay.reason is not None or self.halt.halted:
             return None
@@ -282,22 +287,19 @@ class SchedulerCore:
         self._updates.acceptance.num_dropped += len(result.rows)
         return self._ledger.take(result.step) or StepOutput(step=result.step)
 
-    def lose_worker(self, lost: WorkerLost) -> None:
+    def lose_worker(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
         """The plans in flight and the worker's memory are gone: who was running waits to be computed again."""
-        self._lose(lost)
-
-    def worker_sleeps(self, *, keeps_host: bool = False) -> None:
-        """Its memory was given back, all or but the host tier's; a loss that nobody has to answer for."""
-        self._num_naps += 1
-        self._lose(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
-
-    def _lose(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
         self._updates.forget_worker()
         if self.guides is not None:
             self.guides.forget()
         if self._offload is not None:
             self._offload.forget(keep_host=keeps_host)
         self._replay.lose(lost)
+
+    def worker_sleeps(self, *, keeps_host: bool = False) -> None:
+        """Its memory was given back, all or but the host tier's; a loss that nobody has to answer for."""
+        self._num_naps += 1
+        self.lose_worker(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
 
     def worker_back(self, ready: WorkerReady) -> None:
         """Plan again.
@@ -356,6 +358,7 @@ class SchedulerCore:
             convicted=self._quarantine.num_convicted,
             dropped_results=self._updates.acceptance.num_dropped,
             offload=None if self._offload is None else self._offload.snapshot(),
+            leases=self.leases.snapshot(),
             graphs=self._updates.graphs,
         )
 
@@ -363,6 +366,7 @@ class SchedulerCore:
         """For tests, after any call: every block and every sequence is accounted for."""
         self._residents.assert_invariants()
         self._ledger.assert_invariants(self._flights)
+        self.leases.assert_invariants()
         if self._offload is not None:
             self._offload.assert_invariants()
         for sequence in self._ledger.sequences.values():

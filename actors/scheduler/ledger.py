@@ -6,6 +6,7 @@ Plans in flight may name it still, and its blocks come back with them; nothing t
 from collections.abc import Callable
 
 from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.scheduler.leases import Leases
 from troupellm.actors.scheduler.policy import WaitingRoom
 from troupellm.actors.scheduler.residents import Residents
 from troupellm.actors.scheduler.sequence import NO_EPOCH, Event, Request, Sequence, State
@@ -33,6 +34,8 @@ class Ledger:
         self.stats: list[RequestStats] = []
         self.on_end: Callable[[Sequence], None] | None = None
         """Is told of each sequence that ends."""
+        self.leases: Leases | None = None
+        """Leases what a sequence has when it ends."""
 
     def open(self, request: Request) -> None:
         """Let a request in. Its other sequences wait for the first to compute their prompt."""
@@ -87,6 +90,8 @@ class Ledger:
         self.closed.append(RequestClosed(request=request, usage=usage, scheduled=None, first_token=None, error=error))
 
     def end(self, sequence: Sequence, event: Event) -> None:
+        if self.leases is not None and event is not Event.FAIL:
+            self.leases.ended(sequence)
         released = self._residents.end(sequence, event)
         if self.on_end is not None:
             self.on_end(sequence)
@@ -183,6 +188,7 @@ class Ledger:
 def _request_stats(request: Request, generated: int, now: float) -> RequestStats:
     last_token = max(sequence.last_token.at for sequence in request.sequences)
     scheduled, first = request.scheduled, request.first_token
+    ratio = None if scheduled is None or not request.session else request.cached_tokens / request.num_prompt_tokens
     reason = "error" if isinstance(request.error, RequestFailed) else "abort" if request.error else request.reason
     return RequestStats(
         reason=reason or "abort",
@@ -195,4 +201,5 @@ def _request_stats(request: Request, generated: int, now: float) -> RequestStats
         decode_seconds=None if first is None else max(0.0, last_token - first),
         first_token_seconds=None if first is None else first - request.arrival,
         total_seconds=max(0.0, now - request.arrival),
+        session_cached_ratio=ratio,
     )

@@ -17,6 +17,8 @@ class PromptParts:
         self._shares = shares
         self._turns: dict[str | None, int] = {}
         """Where there were fewer tokens than tenants with prompts: since which step each waits for its next turn."""
+        self._before: dict[str | None, int] = {}
+        """The same before the newest step's tokens were dealt out, for the tenants that got one."""
 
     def of_step(
         self, step: int, tokens: int, others: list[Sequence], first: Sequence | None, *, starts_first: bool
@@ -31,6 +33,7 @@ class PromptParts:
             first: who is served next of those who wait.
             starts_first: there is a row for it.
         """
+        self._before = {}
         running = self._shares.running
         if len(running) < 2 and (first is None or first.request.tenant in running):
             return [(others, tokens)]
@@ -63,6 +66,16 @@ class PromptParts:
         taken again and again could begin again each time, and another one never end."""
         turns = {name: self._turns.get(name, step) for name in wanted}
         chosen = sorted(turns, key=lambda name: turns[name])[:tokens]
+        self._before = {name: turns[name] for name in chosen}
         kept = {name: turn for name, turn in self._turns.items() if name is ROOM or name in self._shares.running}
         self._turns = kept | turns | dict.fromkeys(chosen, step + 1)
         return {name: 1 if name in chosen else 0 for name in turns}
+
+    def keep_turn(self, tenant: str) -> None:
+        """A tenant lacked the blocks for the tokens that it was dealt: its turn is still to come.
+
+        The blocks that it takes from others return with a plan in flight. If its turn were over by then, the waiting
+        room's first would take them, lose them again, and neither would ever go on.
+        """
+        if tenant in self._before:
+            self._turns[tenant] = self._before[tenant]

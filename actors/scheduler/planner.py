@@ -129,8 +129,9 @@ class Planner:
             for sequences, part in self._parts.of_step(self.step, draft.prefill, others, first, starts_first=more):
                 draft.prefill = before = min(part, left)
                 for sequence in sequences:
-                    if sequence.row in running and not self._plan_span(draft, sequence):
-                        starved = starved or draft.prefill > 0
+                    if sequence.row in running and not self._plan_span(draft, sequence) and draft.prefill > 0:
+                        starved = True
+                        self._parts.keep_turn(sequence.request.tenant)
                 left -= before - (max(0, draft.prefill) if self._chunked else draft.prefill)  # singles take nobody's
             draft.prefill = left
         if self._residents.num_preemptions > preemptions:

@@ -354,6 +354,7 @@ class Residents:
         newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
         assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
         holders += self.trunks.holders()
+        holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
         self.trunks.assert_invariants()
         owners: dict[int, int] = {}
         pool = self._tables.pool

@@ -120,6 +120,8 @@ class Request:
         "embeddings",
         "error",
         "first_token",
+        "lease_owner",
+        "leases",
         "max_tokens",
         "num_going",
         "num_live",
@@ -135,6 +137,7 @@ class Request:
         "scheduled",
         "search",
         "sequences",
+        "session",
         "stop_or_eos",
         "streaming",
         "tenant",
@@ -152,6 +155,7 @@ class Request:
         self.tenant = tenant
         self.owner = ""
         """As `NewRow.tenant`."""
+        self.lease_owner, self.session, self.leases = message.tenant, message.session, message.leases
         self.streaming = message.streaming
         self.arrival = message.arrival
         self.max_tokens = message.max_tokens

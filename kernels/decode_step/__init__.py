@@ -1,9 +1,9 @@
-"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: what a CUDA graph is on a GPU.
+"""A whole decoding step in one compiled call, float32 or int8 weights on a CPU: the counterpart of a CUDA graph.
 
-Between the compiled parts of a small model's step, the interpreter's and torch's and numpy's bookkeeping take a quarter
-of the time: the weights of every step drive their code out of the processor's caches. Here rows are told by their slots
-in the worker's own tables, and everything from a row's last token to its next one is computed without coming back. The
-operations are those of `kernels.decoder_layers`, `kernels.linear` and `kernels.sampling`, to the bit.
+In a small model's step, the Python code between compiled parts takes a quarter of the time: the weights of every step
+evict the interpreter's, torch's and numpy's code from the processor's caches. Here the caller passes the rows' slots in
+the worker's own tables, and one call computes everything from a row's last token to its next one. The operations are
+those of `kernels.decoder_layers`, `kernels.linear` and `kernels.sampling`, to the bit.
 """
 
 import functools
@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RowMemory:
-    """Where a worker keeps what it knows of rows, by slot. Arrays are contiguous, and written to by every step."""
+    """The worker's tables of rows, by slot. Arrays are contiguous, and written to by every step."""
 
     tokens: NDArray[np.int32]
     """[slots, longest]."""
@@ -56,12 +56,12 @@ class RowMemory:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a model has before and behind its layers."""
+    """The parts of a model before and after its layers."""
 
     embedding: Tensor
     """float32 [vocab, hidden], contiguous."""
     factor: float
-    """Of what is looked up there."""
+    """Factor on the embeddings."""
     norm: Tensor
     """float32 [hidden]."""
     eps: float
@@ -69,12 +69,19 @@ class Ends:
 
 
 class DecodeStep:
-    """What compiled code is told of a model and its cache: `struct Model` of decode_step.cpp."""
+    """A model and its cache in the form of compiled code: `struct Model` of decode_step.cpp."""
 
     def __init__(
-        self, function: native.Function, layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair],
-        ends: Ends, views: Sequence[tuple[int, int]], codes: Tensor, most_rows: int,
-    ) -> None:  # fmt: skip
+        self,
+        function: native.Function,
+        layers: DecoderLayers,
+        rotations: Sequence[Pair],
+        caches: Sequence[Pair],
+        ends: Ends,
+        views: Sequence[tuple[int, int]],
+        codes: Tensor,
+        most_rows: int,
+    ) -> None:
         """
         Args:
             rotations, caches: as of `DecoderLayers.run`.
@@ -145,7 +152,8 @@ class DecodeStep:
         return self._tokens[:count].tolist() if self._done[0] else None
 
     def _resize(self, rows: int) -> None:
-        """Memory for so many rows: of the last step, `logits` [rows, vocab] and the largest of each, `peaks` [rows]."""
+        """Allocate memory for `rows` rows of the last step: `logits` [rows, vocab] and the largest of each, `peaks`
+        [rows]."""
         self.logits = guard.empty("logits", rows, self._vocab)
         self._starts = np.zeros(rows, dtype=np.int64)
         self._tokens, self._done = (
@@ -167,17 +175,24 @@ class DecodeStep:
             dtype=np.int64,
         )  # fmt: skip
         self._told_columns = np.array(
-            [*(of.ctypes.data for of in (columns.streams, columns.scales, columns.floors)), self._codes,
-             columns.streams.size],
+            [
+                *(of.ctypes.data for of in (columns.streams, columns.scales, columns.floors)),
+                self._codes,
+                columns.streams.size,
+            ],
             dtype=np.int64,
-        )  # fmt: skip
+        )
         self._pointers = (self._model.ctypes.data, self._told_memory.ctypes.data, self._told_columns.ctypes.data)
 
 
 def decode_step(
-    layers: DecoderLayers, rotations: Sequence[Pair], caches: Sequence[Pair], ends: Ends,
-    views: Sequence[tuple[int, int]], codes: Tensor,
-) -> DecodeStep | None:  # fmt: skip
+    layers: DecoderLayers,
+    rotations: Sequence[Pair],
+    caches: Sequence[Pair],
+    ends: Ends,
+    views: Sequence[tuple[int, int]],
+    codes: Tensor,
+) -> DecodeStep | None:
     """A model's steps as one call; None where its head has no part in it, or without compiled code."""
     function, few = load(), ends.head.native
     if function is None or few is None or few.part is None:

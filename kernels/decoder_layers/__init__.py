@@ -1,12 +1,12 @@
-"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; few rows, or where the products do
-(`kernels.native`) any number.
+"""All layers of a decoder in one compiled call, float32 or int8 weights on a CPU; for few rows, or for any number where
+the products take any (`kernels.native`).
 
-A small model's step is a few hundred microseconds of arithmetic in some thirty operations; the interpreter between them
-takes as long again, and threads that wait for each other at every one of them take more. The operations are the
-compiled ones of `kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
+A small model's step is a few hundred microseconds of arithmetic in some thirty operations. The interpreter between them
+takes as long again, and synchronizing threads at each of them takes more. The operations are the compiled ones of
+`kernels.linear`, `kernels.quantized` and `kernels.paged_attention`, to the bit.
 
-That is why steps do without `torch.compile`: what it gains lies between the operations of a graph, and one call leaves
-nothing there and needs no warm-up.
+Steps therefore need no `torch.compile`: its gain lies between the operations of a graph. One call has nothing between
+them, and needs no warm-up.
 """
 
 import functools
@@ -44,15 +44,15 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """What a layer is made of: norm, attention, projection, norm, gated feed-forward; all sums go to the residual."""
+    """The parts of a layer: norm, attention, projection, norm, gated feed-forward; all sums go to the residual."""
 
     attention_norm: Tensor | None
     qkv: PackedLinear
     attention: NativeAttention
     view: int
-    """Of the cache: which plan it follows."""
+    """The cache view, and so the plan, that it uses."""
     rotation: int
-    """Which angles it turns by, where it turns at all."""
+    """Index of its rotation, if it has one."""
     out: PackedLinear
     feed_forward_norm: Tensor | None
     gate_up: PackedLinear
@@ -60,7 +60,7 @@ class LayerParts:
     activation: str
     eps: float
     multiplier: float
-    """Of what is added to the residual."""
+    """Factor on the results that are added to the residual."""
 
     def check(self, hidden: int) -> None:
         """
@@ -72,9 +72,11 @@ class LayerParts:
         qkv = width + 2 * attention.num_kv_heads * attention.head_dim
         inner = self.gate_up.out_features // 2
         for name, product, outs, ins in (
-            ("qkv", self.qkv, qkv, hidden), ("out", self.out, hidden, width),
-            ("gate_up", self.gate_up, 2 * inner, hidden), ("down", self.down, hidden, inner),
-        ):  # fmt: skip
+            ("qkv", self.qkv, qkv, hidden),
+            ("out", self.out, hidden, width),
+            ("gate_up", self.gate_up, 2 * inner, hidden),
+            ("down", self.down, hidden, inner),
+        ):
             found = product.out_features, product.in_features
             require(found == (outs, ins), f"{name} is {found[0]} x {found[1]}, not {outs} x {ins}")
         for norm in (self.attention_norm, self.feed_forward_norm):
@@ -83,7 +85,7 @@ class LayerParts:
 
 
 class DecoderLayers:
-    """What compiled code is told of the layers: `Layer` of layers.h."""
+    """The layers in the form of compiled code: `Layer` of layers.h."""
 
     def __init__(self, function: native.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
         """
@@ -114,24 +116,32 @@ class DecoderLayers:
             [
                 *products,
                 *(0 if norm is None else norm.data_ptr() for norm in norms),
-                layer.attention.pointer, layer.view, layer.rotation, ACTIVATIONS[layer.activation],
+                layer.attention.pointer,
+                layer.view,
+                layer.rotation,
+                ACTIVATIONS[layer.activation],
                 *np.array([layer.eps, layer.multiplier]).view(np.int64).tolist(),
             ]
             for layer, norms, products in zip(layers, self._norms, told, strict=True)
-        ]  # fmt: skip
+        ]
         self._layers = np.array(numbers, dtype=np.int64)
         self._rotations: Sequence[Pair] = ()
         self._caches = _SameCaches(())
         self._told: ToldLayers | None = None
 
     def takes(self, rows: int, plans: Sequence[Plan], caches: Sequence[Pair]) -> bool:
-        """Whether this computes a step of so many rows, with these plans and caches."""
+        """True if the compiled code computes a step of this many rows with these plans and caches."""
         return rows <= self.most_rows and caches[0][0].dtype in CELLS and all(takes_compiled(plan) for plan in plans)
 
     def run(
-        self, residual: Tensor, positions: Tensor, views: Sequence[tuple[AttentionPlan, Tensor]],
-        rotations: Sequence[Pair], caches: Sequence[Pair], keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        residual: Tensor,
+        positions: Tensor,
+        views: Sequence[tuple[AttentionPlan, Tensor]],
+        rotations: Sequence[Pair],
+        caches: Sequence[Pair],
+        keep: Tensor | None,
+    ) -> Tensor:
         """Take the residual through all layers; keys and values are written to the caches.
 
         Args:
@@ -143,7 +153,7 @@ class DecoderLayers:
             keep: int64 [kept], the rows to go on with behind the last attention; None is all.
 
         Returns:
-            what leaves the last layer [kept, hidden]; of all rows it is `residual`.
+            output of the last layer [kept, hidden]; if all rows are kept, it is `residual`.
 
         Raises:
             RefusedCall: a tensor of another type or shape, or numbers that lead out of the caches.
@@ -160,13 +170,21 @@ class DecoderLayers:
         out = residual if keep is None else guard.empty("out", kept, self.hidden)
         steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
         self._function(
-            self.told(rotations, caches).pointer, residual.data_ptr(), count, positions.data_ptr(), steps.ctypes.data,
-            len(views), None if keep is None else keep.data_ptr(), kept, out.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+            self.told(rotations, caches).pointer,
+            residual.data_ptr(),
+            count,
+            positions.data_ptr(),
+            steps.ctypes.data,
+            len(views),
+            None if keep is None else keep.data_ptr(),
+            kept,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out
 
     def told(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "ToldLayers":
-        """What compiled code is told of them with the rotations and caches of `run`."""
+        """The layers with the rotations and caches of `run`, in the form of compiled code."""
         if self._told is None or self._rotations is not rotations or not self._caches.are(caches):
             self._check(rotations, caches)
             self._rotations, self._caches = rotations, _SameCaches(caches)
@@ -196,9 +214,13 @@ class ToldLayers:
     __slots__ = ("_held", "numbers", "pointer")
 
     def __init__(
-        self, layers: NDArray[np.int64], hidden: int, num_kv_heads: int, rotations: Sequence[Pair],
+        self,
+        layers: NDArray[np.int64],
+        hidden: int,
+        num_kv_heads: int,
+        rotations: Sequence[Pair],
         caches: Sequence[Pair],
-    ) -> None:  # fmt: skip
+    ) -> None:
         angles, memory = (
             np.array([(one.data_ptr(), two.data_ptr()) for one, two in pairs], dtype=np.int64)
             for pairs in (rotations, caches)
@@ -213,13 +235,13 @@ class ToldLayers:
 
 
 class _SameCaches:
-    """Whether caches are those of the step before, without keeping them."""
+    """Recognises the caches of the step before, without keeping them alive."""
 
     def __init__(self, caches: Sequence[Pair]) -> None:
         self._seen = [(weakref.ref(keys), weakref.ref(values)) for keys, values in caches]
 
     def are(self, caches: Sequence[Pair]) -> bool:
-        """Whether these are the very tensors."""
+        """True if these are the same tensor objects."""
         if len(caches) != len(self._seen):
             return False
         for (keys, values), (first, second) in zip(caches, self._seen, strict=True):
@@ -234,6 +256,12 @@ def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
     told = [_products(layer) for layer in layers]
     known = [products for products in told if products is not None]
     return None if function is None or len(known) < len(told) else DecoderLayers(function, layers, known)
+
+
+def own_products(layers: Sequence[LayerParts], head: PackedLinear | None) -> bool:
+    """Whether compiled code computes every product of the layers and the head, however many rows it has."""
+    products = [head, *(product for layer in layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down))]
+    return all(product is not None and product.native is not None and product.invariant for product in products)
 
 
 def _products(layer: LayerParts) -> list[int] | None:

@@ -26,9 +26,12 @@ class PackedExperts:
     __slots__ = ("down", "gate_up", "stacked", "swiglu")
 
     def __init__(
-        self, gate_up: Sequence[PackedLinear], down: Sequence[PackedLinear], swiglu: Swiglu,
+        self,
+        gate_up: Sequence[PackedLinear],
+        down: Sequence[PackedLinear],
+        swiglu: Swiglu,
         stacked: StackedExperts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             gate_up: per expert [2 * size, hidden], rows of the gate first; empty with `stacked`.
@@ -38,9 +41,12 @@ class PackedExperts:
 
 
 def pack_experts(
-    gate_up: Sequence[Weight], down: Sequence[Weight], swiglu: Swiglu = SILU, gate_up_bias: Tensor | None = None,
+    gate_up: Sequence[Weight],
+    down: Sequence[Weight],
+    swiglu: Swiglu = SILU,
+    gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
-) -> PackedExperts:  # fmt: skip
+) -> PackedExperts:
     """Make a layer's experts ready for `fused_moe`.
 
     Args:
@@ -84,8 +90,8 @@ def fused_moe(
     Args:
         x: [tokens, hidden], the type of the experts.
         weights, ids: from `route`.
-        batch_invariant: on a GPU, one path and one size of tiles whatever the number of tokens. On a CPU a token's
-            experts are always added up in the same order, and `linear` answers for the rest.
+        batch_invariant: on a GPU, one path and one tile size for any number of tokens. On a CPU a token's experts are
+            always added in the same order, and `linear` provides the rest.
 
     Returns:
         [tokens, hidden].

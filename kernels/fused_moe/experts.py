@@ -1,6 +1,6 @@
 """Experts through the packed products of `linear`: assignments sorted by expert, one product per expert that is used.
 
-The Python loop is over the experts in use; whatever is done per token is one operation over all of them.
+The Python loop is over the experts in use; each operation on tokens covers all of them at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,9 +47,9 @@ def experts_by_products(
     down: Sequence[PackedLinear],
     swiglu: Swiglu,
 ) -> Tensor:
-    """As `fused_moe`. Each token's experts are added up in the order of `ids`, whatever else is in the batch."""
+    """As `fused_moe`. Each token's experts are added in the order of `ids`, in any batch."""
     tokens, top_k = ids.shape
-    if tokens == 0:  # the last layer of a piece that no logits are wanted of
+    if tokens == 0:  # the last layer of a piece from which no logits are needed
         return torch.zeros_like(x)
     gated, invariant = gated_product(swiglu), down[0].invariant
     if tokens == 1 and not invariant:  # nothing to sort; what behind a batch is a sum is done by the products here

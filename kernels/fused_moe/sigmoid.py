@@ -1,4 +1,4 @@
-"""A sigmoid whose numbers do not depend on where they stand."""
+"""A sigmoid whose results do not depend on their place in the tensor."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""How a mixture of experts chooses and how its experts are gated: plain values that every path shares."""
+"""Settings of a mixture of experts: how it chooses and gates its experts; plain values that every path shares."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """From the router's logits to chosen experts and their weights."""
+    """The rule from the router's logits to the chosen experts and their weights."""
 
     top_k: int
     scoring: Scoring = "softmax"
@@ -18,10 +18,10 @@ class Routing:
     scale: float = 1.0
     """Factor on the weights, after all else."""
     groups: int = 1
-    """Experts are chosen out of the best `top_groups` of so many equal groups (DeepSeek-V2, section 2.1.3)."""
+    """Experts are chosen from the best `top_groups` of this many equal groups (DeepSeek-V2, section 2.1.3)."""
     top_groups: int = 1
     group_score: Literal["max", "top2"] = "max"
-    """What a group is worth: its best expert's score, or the sum of its two best."""
+    """A group's score: that of its best expert, or the sum of its two best."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ Kind = Literal["plain", "fp8", "fp8_blocks", "int8", "mx", "int4"]
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
-    """The same projection of all experts."""
+    """One projection of all experts."""
 
     kind: Kind
     values: Tensor
@@ -34,7 +34,7 @@ class StackedWeight:
     out_features: int
     in_features: int
     label: str = ""
-    """What quantized weights are and what became of them, for the load log."""
+    """The kind of quantized weights and how they are stored here, for the load log."""
 
     @property
     def experts(self) -> int:
@@ -71,7 +71,7 @@ def stack(weights: Sequence[Weight]) -> StackedWeight:
 
 
 def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | None:
-    """In their codes; None where that cannot be."""
+    """The weights stacked in their codes; None if that is impossible."""
     outlines = {outline for weight in weights for outline in weight.outlines}
     outline = outlines.pop()
     if outlines or not stack_keeps(outline):
@@ -98,6 +98,6 @@ def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | Non
 
 
 def _scales(codes: Coded) -> Tensor:
-    """float32 [out, 2 * groups]: scales, and what codes of four bits without a base need added to them."""
+    """float32 [out, 2 * groups]: scales, and the offsets of four-bit codes without a base."""
     added = codes.base * codes.scale
     return torch.cat((codes.scale, added if codes.offset is None else added + codes.offset), dim=1)

@@ -8,7 +8,7 @@ from troupellm.kernels.fused_moe.stacked import Kind
 from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 FEW_TOKENS = 8
-"""So many are not sorted: each token's program reads the weights of its own experts."""
+"""Up to this number of tokens there is no sorting: each token's program reads the weights of its own experts."""
 SMALLEST, LARGEST = 16, 128
 
 

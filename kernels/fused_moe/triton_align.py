@@ -21,9 +21,9 @@ class Blocks(NamedTuple):
     """
 
     slots: Tensor
-    """int32 [most_blocks * block_m]; what fills a block up is tokens * top_k."""
+    """int32 [most_blocks * block_m]; blocks are padded with tokens * top_k."""
     experts: Tensor
-    """int32 [most_blocks]; what lies behind `total` is undefined."""
+    """int32 [most_blocks]; places from `total` on are undefined."""
     total: Tensor
     """int32 [1]: how many blocks there are."""
 
@@ -35,9 +35,16 @@ itself."""
 
 @triton.jit(do_not_specialize=["num_slots"])
 def align_kernel(
-    ids_ptr, slots_ptr, block_experts_ptr, count_ptr, num_slots, experts,
-    BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
+    ids_ptr,
+    slots_ptr,
+    block_experts_ptr,
+    count_ptr,
+    num_slots,
+    experts,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """One expert's slots and blocks."""
     expert = tl.program_id(0)
     bins, lanes = tl.arange(0, BLOCK_E), tl.arange(0, CHUNK)
@@ -67,7 +74,7 @@ def align_kernel(
 
 
 def most_blocks(num_slots: int, experts: int, block_m: int) -> int:
-    """The largest number of blocks that so many slots can make: every used expert may end in a block of one."""
+    """The largest number of blocks that this many slots can make: every used expert may end in a block of one."""
     used = min(num_slots, experts)
     return used + (num_slots - used) // block_m
 
@@ -88,7 +95,13 @@ def align(ids: Tensor, experts: int, block_m: int) -> Blocks:
     )
     chunk = CHUNKS[0] if num_slots <= CHUNKS[0] else CHUNKS[1]
     align_kernel[(experts,)](
-        ids, *blocks, num_slots, experts,
-        BLOCK_M=block_m, BLOCK_E=triton.next_power_of_2(experts), CHUNK=chunk, num_warps=4,
-    )  # fmt: skip
+        ids,
+        *blocks,
+        num_slots,
+        experts,
+        BLOCK_M=block_m,
+        BLOCK_E=triton.next_power_of_2(experts),
+        CHUNK=chunk,
+        num_warps=4,
+    )
     return blocks

@@ -24,18 +24,40 @@ from troupellm.kernels.triton_support.language import cast
 
 @triton.jit(do_not_specialize=["num_slots"])
 def product_kernel(
-    inputs, weights, scales, bias, routing, out, slots_of, expert_of, count,
-    in_features, width, num_slots, row_bytes, row_scales, input_stride, alpha, limit,
-    GATED: tl.constexpr, CLAMPED: tl.constexpr, SHARE: tl.constexpr, KIND: tl.constexpr, SCALE_K: tl.constexpr,
-    WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    weights,
+    scales,
+    bias,
+    routing,
+    out,
+    slots_of,
+    expert_of,
+    count,
+    in_features,
+    width,
+    num_slots,
+    row_bytes,
+    row_scales,
+    input_stride,
+    alpha,
+    limit,
+    GATED: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    SHARE: tl.constexpr,
+    KIND: tl.constexpr,
+    SCALE_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One block of slots and BLOCK_N outputs of their expert.
 
     Args:
         inputs: [rows, in_features]; slot s reads row s // SHARE.
-        weights: [experts, (2 *) width, row_bytes] of whatever KIND is; scales: [experts, (2 *) width, row_scales].
+        weights: [experts, (2 *) width, row_bytes] in the format KIND; scales: [experts, (2 *) width, row_scales].
         bias: [experts, (2 *) width] or None.
-        routing: GATED None, else float32 [slots], what results are multiplied by.
+        routing: GATED None, else float32 [slots], factors on the results.
         out: [slots, width].
         width: outputs; GATED has as many of the gate and of up.
         in_features, row_bytes: inputs, and how far apart rows of weights are.
@@ -54,14 +76,36 @@ def product_kernel(
         for k in range(0, in_features, BLOCK_K):
             even, odd = load_inputs(rows, valid, k, in_features, KIND, BLOCK_K, WHOLE)
             acc = add_product(
-                acc, even, odd, weights, scales, row * row_bytes, row * row_scales, k, in_features,
-                KIND, BLOCK_K, SCALE_K, WHOLE,
-            )  # fmt: skip
+                acc,
+                even,
+                odd,
+                weights,
+                scales,
+                row * row_bytes,
+                row * row_scales,
+                k,
+                in_features,
+                KIND,
+                BLOCK_K,
+                SCALE_K,
+                WHOLE,
+            )
             if GATED:
                 second = add_product(
-                    second, even, odd, weights, scales, (row + width) * row_bytes, (row + width) * row_scales, k,
-                    in_features, KIND, BLOCK_K, SCALE_K, WHOLE,
-                )  # fmt: skip
+                    second,
+                    even,
+                    odd,
+                    weights,
+                    scales,
+                    (row + width) * row_bytes,
+                    (row + width) * row_scales,
+                    k,
+                    in_features,
+                    KIND,
+                    BLOCK_K,
+                    SCALE_K,
+                    WHOLE,
+                )
         if KIND == FP8_ROWS:
             acc *= tl.load(scales + row)[None, :]
             if GATED:
@@ -91,10 +135,26 @@ def sum_kernel(results, out, hidden, TOP_K: tl.constexpr, BLOCK_N: tl.constexpr)
 
 @triton.jit
 def few_gate_up_kernel(
-    inputs, weights, scales, bias, ids, out, in_features, width, row_bytes, row_scales, input_stride, alpha, limit,
-    CLAMPED: tl.constexpr, TOP_K: tl.constexpr, KIND: tl.constexpr, SCALE_K: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    weights,
+    scales,
+    bias,
+    ids,
+    out,
+    in_features,
+    width,
+    row_bytes,
+    row_scales,
+    input_stride,
+    alpha,
+    limit,
+    CLAMPED: tl.constexpr,
+    TOP_K: tl.constexpr,
+    KIND: tl.constexpr,
+    SCALE_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One slot and BLOCK_N outputs of its expert's gate; arguments as `product_kernel`, ids [slots]."""
     slot = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -105,13 +165,33 @@ def few_gate_up_kernel(
     gate, up = tl.zeros([BLOCK_N, WIDE], tl.float32), tl.zeros([BLOCK_N, WIDE], tl.float32)
     for k in range(0, in_features, BLOCK_K):
         gate = add_row_product(
-            gate, first, weights, scales, row * row_bytes, row * row_scales, k, in_features, 1.0,
-            KIND, BLOCK_K, SCALE_K,
-        )  # fmt: skip
+            gate,
+            first,
+            weights,
+            scales,
+            row * row_bytes,
+            row * row_scales,
+            k,
+            in_features,
+            1.0,
+            KIND,
+            BLOCK_K,
+            SCALE_K,
+        )
         up = add_row_product(
-            up, first, weights, scales, (row + width) * row_bytes, (row + width) * row_scales, k, in_features, 1.0,
-            KIND, BLOCK_K, SCALE_K,
-        )  # fmt: skip
+            up,
+            first,
+            weights,
+            scales,
+            (row + width) * row_bytes,
+            (row + width) * row_scales,
+            k,
+            in_features,
+            1.0,
+            KIND,
+            BLOCK_K,
+            SCALE_K,
+        )
     gate_sum, up_sum = tl.sum(gate, 1), tl.sum(up, 1)
     if bias is not None:
         gate_sum += tl.load(bias + row).to(tl.float32)
@@ -122,9 +202,23 @@ def few_gate_up_kernel(
 
 @triton.jit
 def few_down_kernel(
-    inputs, weights, scales, bias, ids, routing, out, in_features, width, row_bytes, row_scales,
-    TOP_K: tl.constexpr, KIND: tl.constexpr, SCALE_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    weights,
+    scales,
+    bias,
+    ids,
+    routing,
+    out,
+    in_features,
+    width,
+    row_bytes,
+    row_scales,
+    TOP_K: tl.constexpr,
+    KIND: tl.constexpr,
+    SCALE_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One token and BLOCK_N of its outputs: all of its experts, one after the other."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -137,9 +231,19 @@ def few_down_kernel(
         row = tl.load(ids + slot).to(tl.int64) * width + tl.where(inside, columns, 0)
         for k in range(0, in_features, BLOCK_K):
             acc = add_row_product(
-                acc, inputs + slot * in_features, weights, scales, row * row_bytes, row * row_scales, k, in_features,
-                weight, KIND, BLOCK_K, SCALE_K,
-            )  # fmt: skip
+                acc,
+                inputs + slot * in_features,
+                weights,
+                scales,
+                row * row_bytes,
+                row * row_scales,
+                k,
+                in_features,
+                weight,
+                KIND,
+                BLOCK_K,
+                SCALE_K,
+            )
         if bias is not None:
             biases += weight * tl.load(bias + row).to(tl.float32)
     result = tl.sum(acc, 1) + biases

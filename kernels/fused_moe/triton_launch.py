@@ -20,13 +20,18 @@ from troupellm.kernels.triton_support import Launch
 
 
 def fused_moe_triton(
-    x: Tensor, weights: Tensor, ids: Tensor, experts: StackedExperts, *, batch_invariant: bool = False,
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    experts: StackedExperts,
+    *,
+    batch_invariant: bool = False,
     few: bool | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As `fused_moe`; ids int32.
 
     Args:
-        batch_invariant: the same path and tiles whatever the number of tokens.
+        batch_invariant: the same path and tiles for any number of tokens.
         few: force the path without sorting, or the sorted one; None decides by the number of tokens.
     """
     if few is None:
@@ -54,20 +59,43 @@ def _sorted(x: Tensor, weights: Tensor, ids: Tensor, experts: StackedExperts, ro
 
 
 def _product(
-    inputs: Tensor, weight: StackedWeight, bias: Tensor | None, routing: Tensor | None, out: Tensor, blocks: Blocks,
-    launch: Launch, share: int, experts: StackedExperts,
-) -> None:  # fmt: skip
+    inputs: Tensor,
+    weight: StackedWeight,
+    bias: Tensor | None,
+    routing: Tensor | None,
+    out: Tensor,
+    blocks: Blocks,
+    launch: Launch,
+    share: int,
+    experts: StackedExperts,
+) -> None:
     num_slots, width = out.shape
     block_m, block_n, block_k = (launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     most = most_blocks(num_slots, weight.experts, block_m)
     swiglu = experts.swiglu
     product_kernel[(most * triton.cdiv(width, block_n),)](
-        inputs, weight.values, weight.scales, bias, routing, out, *blocks,
-        weight.in_features, width, num_slots, weight.values.shape[2], _row_scales(weight), inputs.stride(0),
-        swiglu.alpha, swiglu.limit or 0.0,
-        GATED=routing is None, CLAMPED=swiglu.limit is not None, SHARE=share,
-        WHOLE=weight.in_features % block_k == 0, **kind_options(weight), **launch.options,
-    )  # fmt: skip
+        inputs,
+        weight.values,
+        weight.scales,
+        bias,
+        routing,
+        out,
+        *blocks,
+        weight.in_features,
+        width,
+        num_slots,
+        weight.values.shape[2],
+        _row_scales(weight),
+        inputs.stride(0),
+        swiglu.alpha,
+        swiglu.limit or 0.0,
+        GATED=routing is None,
+        CLAMPED=swiglu.limit is not None,
+        SHARE=share,
+        WHOLE=weight.in_features % block_k == 0,
+        **kind_options(weight),
+        **launch.options,
+    )
 
 
 def _few(x: Tensor, weights: Tensor, ids: Tensor, experts: StackedExperts) -> Tensor:
@@ -76,15 +104,41 @@ def _few(x: Tensor, weights: Tensor, ids: Tensor, experts: StackedExperts) -> Te
     gate_up, down, swiglu = experts.gate_up, experts.down, experts.swiglu
     between = torch.empty(tokens * top_k, size, dtype=x.dtype, device=x.device)
     few_gate_up_kernel[(tokens * top_k, triton.cdiv(size, block_n))](
-        x, gate_up.values, gate_up.scales, experts.gate_up_bias, ids, between, hidden, size, gate_up.values.shape[2],
-        _row_scales(gate_up), x.stride(0), swiglu.alpha, swiglu.limit or 0.0,
-        CLAMPED=swiglu.limit is not None, TOP_K=top_k, **kind_options(gate_up), **FEW.options,
-    )  # fmt: skip
+        x,
+        gate_up.values,
+        gate_up.scales,
+        experts.gate_up_bias,
+        ids,
+        between,
+        hidden,
+        size,
+        gate_up.values.shape[2],
+        _row_scales(gate_up),
+        x.stride(0),
+        swiglu.alpha,
+        swiglu.limit or 0.0,
+        CLAMPED=swiglu.limit is not None,
+        TOP_K=top_k,
+        **kind_options(gate_up),
+        **FEW.options,
+    )
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     few_down_kernel[(tokens, triton.cdiv(hidden, block_n))](
-        between, down.values, down.scales, experts.down_bias, ids, weights, out, size, hidden, down.values.shape[2],
-        _row_scales(down), TOP_K=top_k, **kind_options(down), **FEW.options,
-    )  # fmt: skip
+        between,
+        down.values,
+        down.scales,
+        experts.down_bias,
+        ids,
+        weights,
+        out,
+        size,
+        hidden,
+        down.values.shape[2],
+        _row_scales(down),
+        TOP_K=top_k,
+        **kind_options(down),
+        **FEW.options,
+    )
     return out
 
 
@@ -93,5 +147,5 @@ def _row_scales(weight: StackedWeight) -> int:
 
 
 def kind_options(weight: StackedWeight) -> dict[str, int]:
-    """Compile-time arguments: what the weights are, and how many inputs share a scale."""
+    """Compile-time arguments: the kind of the weights, and the number of inputs that share a scale."""
     return {"KIND": KINDS[weight.kind], "SCALE_K": 1 if weight.kind in ("plain", "fp8") else weight.block}

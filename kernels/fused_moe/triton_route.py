@@ -24,9 +24,15 @@ def first_best(values, columns, WIDTH: tl.constexpr):
 
 @triton.jit
 def outside_best_groups(
-    choice, columns, experts, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_G: tl.constexpr,
-):  # fmt: skip
+    choice,
+    columns,
+    experts,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
     """`choice` with -inf for every expert whose group is not among the best."""
     low = float("-inf")
     own, groups = columns // (experts // GROUPS), tl.arange(0, BLOCK_G)
@@ -47,11 +53,24 @@ def outside_best_groups(
 
 @triton.jit
 def route_kernel(
-    logits_ptr, bias_ptr, weights_ptr, ids_ptr, row_stride, experts, scale,
-    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, HAS_BIAS: tl.constexpr, TOP_K: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
-):  # fmt: skip
+    logits_ptr,
+    bias_ptr,
+    weights_ptr,
+    ids_ptr,
+    row_stride,
+    experts,
+    scale,
+    SCORING: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP2: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
     """One token. A token whose logits are NaN gets experts that exist, and NaN for weights."""
     token = tl.program_id(0).to(tl.int64)
     columns, places = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
@@ -108,7 +127,14 @@ def route_triton(logits: Tensor, routing: Routing, choice_bias: Tensor | None = 
     weights = torch.empty(tokens, routing.top_k, dtype=torch.float32, device=logits.device)
     ids = torch.empty(tokens, routing.top_k, dtype=torch.int32, device=logits.device)
     route_kernel[(tokens,)](
-        logits, choice_bias, weights, ids, logits.stride(0), experts, routing.scale,
-        **route_options(routing, experts, has_bias=choice_bias is not None), num_warps=1,
-    )  # fmt: skip
+        logits,
+        choice_bias,
+        weights,
+        ids,
+        logits.stride(0),
+        experts,
+        routing.scale,
+        **route_options(routing, experts, has_bias=choice_bias is not None),
+        num_warps=1,
+    )
     return weights, ids

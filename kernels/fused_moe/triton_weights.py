@@ -14,12 +14,12 @@ from troupellm.kernels.triton_support.language import cast, dot
 KINDS = {"plain": 0, "fp8": 1, "fp8_blocks": 2, "int8": 3, "mx": 4, "int4": 5}
 PLAIN, FP8_ROWS, FP8_BLOCKS, INT8, MX, INT4 = (tl.constexpr(kind) for kind in KINDS.values())
 FOUR_BITS = MX
-"""Of this kind and those behind it, a byte is two weights."""
+"""In this kind and the later ones, a byte holds two weights."""
 
 
 @triton.jit
 def e2m1(codes):
-    """What four-bit codes stand for, float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same negated."""
+    """The numbers of four-bit codes, float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same negated."""
     magnitude = (codes & 7).to(tl.int32)
     normal = ((((magnitude >> 1) + 126) << 23) | ((magnitude & 1) << 22)).to(tl.float32, bitcast=True)
     value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
@@ -36,7 +36,7 @@ def power_of_two(exponents):
 
 @triton.jit
 def scales_of(scales, at, k, place, there, groups, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr):
-    """What codes of whole numbers are multiplied by, and what is added then; the latter lie `groups` behind the scales.
+    """Scales and offsets of integer codes: value = code * scale + offset. Offsets begin `groups` behind the scales.
 
     Args:
         at: where the scales of an output begin; place: inputs of a tile from `k` on.
@@ -66,9 +66,20 @@ def load_inputs(rows, valid, k, in_features, KIND: tl.constexpr, BLOCK_K: tl.con
 
 @triton.jit
 def add_product(
-    acc, even, odd, weights, scales, at, scale_at, k, in_features,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    acc,
+    even,
+    odd,
+    weights,
+    scales,
+    at,
+    scale_at,
+    k,
+    in_features,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SCALE_K: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
     """acc + inputs @ weights.T over the inputs from `k`; of FP8_ROWS the caller applies the scales at the end.
 
     Args:
@@ -116,9 +127,19 @@ def add_product(
 
 @triton.jit
 def add_row_product(
-    acc, row, weights, scales, at, scale_at, k, in_features, factor,
-    KIND: tl.constexpr, BLOCK_K: tl.constexpr, SCALE_K: tl.constexpr,
-):  # fmt: skip
+    acc,
+    row,
+    weights,
+    scales,
+    at,
+    scale_at,
+    k,
+    in_features,
+    factor,
+    KIND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SCALE_K: tl.constexpr,
+):
     """acc + factor * inputs * weights, for one row of inputs; the caller adds up the last dimension at the end.
 
     Args:

@@ -1,4 +1,4 @@
-"""What the tests and the benchmark of gelu_mul share: the cases of the other gate."""
+"""Cases for the tests and the benchmark of gelu_mul: those of the other gate."""
 
 from troupellm.kernels.silu_mul.cases import CASES, Case, make_inputs
 

@@ -1,4 +1,4 @@
-"""Products of rows with a weight of their group each: what adapters (LoRA) of many requests need in one launch.
+"""Products of rows with a weight of their group each, in one launch, as adapters (LoRA) of many requests need them.
 
 No layer calls it yet, since this worker refuses adapters (`models.row_table`); who brings them has the kernel, its
 definition and its tests. It is not for mixtures of experts: `kernels.fused_moe` has its products with gates and routing
@@ -24,7 +24,7 @@ def grouped_linear(
         starts: int32 [groups + 1], rising: rows[starts[g] : starts[g + 1]] belong to group g. They lie on the device,
             and what they say may change between launches of a graph.
         out: [all rows, out_features], the type of `x`; the numbers of a row lie side by side.
-        scales: float32 [groups], what a group's products are multiplied by; None is 1.
+        scales: float32 [groups], factors on the groups' products; None is 1.
     """
     if not by_kernels(x.device) or x.dtype == torch.float64:
         grouped_linear_reference(x, weights, rows, starts, out, scales=scales)

@@ -26,7 +26,7 @@ CASES = (
     Case("odd_sizes", (3, 0, 1, 17), 2, 70, 40, torch.float32, 1e-3),
     Case("low_rank_down", (2, 5), 1, 200, 8, torch.float32, 1e-3),
     Case("low_rank_up", (2, 5), 1, 8, 200, torch.float32, 1e-3, scaled=True),
-    Case("nobody", (0, 0), 3, 32, 16, torch.float32, 1e-4),
+    Case("no_rows", (0, 0), 3, 32, 16, torch.float32, 1e-4),
     Case("bfloat16", (4, 20), 3, 96, 64, torch.bfloat16, 6e-2, scaled=True),
     Case("float16", (4, 2), 3, 96, 64, torch.float16, 1e-2, scaled=True),
 )
@@ -53,6 +53,10 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
     starts = torch.tensor([0, *case.counts]).cumsum(0)
     scales = torch.rand(groups, generator=generator) + 0.5 if case.scaled else None
     return Inputs(
-        x.to(device, case.dtype), weights.to(device, case.dtype), order[: sum(case.counts)].int().to(device),
-        starts.int().to(device), out.to(device, case.dtype), None if scales is None else scales.to(device),
-    )  # fmt: skip
+        x.to(device, case.dtype),
+        weights.to(device, case.dtype),
+        order[: sum(case.counts)].int().to(device),
+        starts.int().to(device),
+        out.to(device, case.dtype),
+        None if scales is None else scales.to(device),
+    )

@@ -1,7 +1,7 @@
 """Grouped products on a GPU: tiles of rows that share a group, found on the device from where the groups begin.
 
-The grid is as large as the number of rows and groups can make it, so that a graph may be replayed with other groups:
-group g has its whole tiles and at most one that is not full, and what lies behind the last tile has nothing to do.
+The grid is as large as the number of rows and groups can make it, so that a graph may be replayed with other groups.
+Group g has its whole tiles and at most one that is not full; programs behind the last tile have nothing to do.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -19,9 +19,22 @@ BLOCK_M = 16
 
 @triton.jit
 def grouped_kernel(
-    x, weights, rows, starts, out, scales, groups, width, in_features, x_stride, out_stride,
-    BLOCK_G: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    weights,
+    rows,
+    starts,
+    out,
+    scales,
+    groups,
+    width,
+    in_features,
+    x_stride,
+    out_stride,
+    BLOCK_G: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One tile of one group's rows and BLOCK_N outputs."""
     tile = tl.program_id(0)
     index = tl.arange(0, BLOCK_G)
@@ -72,6 +85,17 @@ def grouped_linear_triton(
     used = min(count, groups)
     most_tiles = used + (count - used) // BLOCK_M
     grouped_kernel[(most_tiles, triton.cdiv(width, launch.constants["BLOCK_N"]))](
-        x, weights, rows, starts, out, scales, groups, width, depth, x.stride(0), out.stride(0),
-        BLOCK_G=next_power_of_2(groups), **launch.options,
-    )  # fmt: skip
+        x,
+        weights,
+        rows,
+        starts,
+        out,
+        scales,
+        groups,
+        width,
+        depth,
+        x.stride(0),
+        out.stride(0),
+        BLOCK_G=next_power_of_2(groups),
+        **launch.options,
+    )

@@ -1,8 +1,8 @@
-"""Keys and values in fewer bits: what a KV cache's number type says of its rows.
+"""Number types of a KV cache, and the form of its rows in each.
 
-A row is what one KV head keeps of one token. In a cache of the model's own type it is the numbers themselves. In int8
-each row has a scale of its own, max|x| / 127 in float32, whose four bytes lie behind the values, so that whatever moves
-a block moves its scales. In float8_e4m3fn numbers are rounded to the nearest, and beyond 448 to that.
+A row is the part of the cache that belongs to one KV head and one token. In a cache of the model's own type it is the
+numbers themselves. In int8 each row has its own scale, max|x| / 127 in float32, whose four bytes follow the values, so
+that every copy of a block includes its scales. In float8_e4m3fn numbers are rounded to the nearest value, at most 448.
 
 Where a processor has tiles (AMX), the compiled attention of a prompt over a cache in eight bits rounds queries and
 softmax weights to bfloat16. That is an error of 2^-9 in each, where the cache's own are 2^-8 (int8, beside the largest
@@ -52,5 +52,5 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_bytes(cache: Tensor) -> Tensor:
-    """The same memory in a type that every operator knows."""
+    """The same memory in a type that every operator supports."""
     return cache.view(torch.uint8) if cache.dtype == FP8 else cache

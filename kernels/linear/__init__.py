@@ -1,8 +1,9 @@
-"""Matrix products with constant weights, in the layout that the device likes best.
+"""Matrix products with constant weights, in the fastest layout for the device.
 
 On a CPU in float32: few rows by compiled code (64; up to 4,096 with AVX-512), more by oneDNN, both on one packed
-weight; with AMX all by compiled code, since its tiles multiply float32 numbers in parts faster than oneDNN does whole
-ones; without a compiler by oneDNN alone. All else by torch. Quantized weights have paths of their own.
+weight. With AMX, compiled code computes all rows, since tiles multiply float32 numbers in bfloat16 parts faster than
+oneDNN multiplies whole ones. Without a compiler, oneDNN computes all rows. Other devices and types use torch. Quantized
+weights have paths of their own.
 """
 
 from typing import NamedTuple
@@ -25,11 +26,11 @@ GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
 HALVES = (torch.bfloat16, torch.float16)
 LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
-"""Whether torch gives products of these types as float32."""
+"""True if torch can return products of these types as float32."""
 
 
 class PackedLinear:
-    """A weight made ready for many products. Holds no second copy of it."""
+    """A weight prepared for many products. Holds no second copy of it."""
 
     __slots__ = (
         "bias", "fast", "in_features", "invariant", "kind", "native", "onednn", "out_features", "tiled", "weight",
@@ -38,9 +39,9 @@ class PackedLinear:
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self.out_features, self.in_features = weight.shape
         self.fast: FastProduct | None = None
-        """Of a quantized weight that stays so; `weight` is empty then."""
+        """The product of a weight that stays quantized; `weight` is empty then."""
         self.kind = ""
-        """What a quantized weight is and what became of it, for the load log."""
+        """The kind of a quantized weight and how it is stored here, for the load log."""
         if isinstance(weight, QuantizedWeight):
             self.kind, self.fast = weight.kind, fast_product(weight, bias)
             if self.fast is None:
@@ -52,7 +53,7 @@ class PackedLinear:
         self.bias = bias
         self.invariant = batch_invariance()
         self.tiled = self.invariant and not isinstance(self.fast, GpuProduct)
-        """Whether products are computed in tiles for that; those that are not have tiles of their own."""
+        """True if products are computed in tiles of fixed size for invariance; a `GpuProduct` has its own tiles."""
         self.native: FewRows | None = None
         """The compiled path for few rows."""
         if self.onednn:
@@ -61,12 +62,12 @@ class PackedLinear:
             self.native = self.fast.native
 
     def takes(self, rows: int) -> bool:
-        """Whether the compiled path computes so many rows."""
+        """True if the compiled path computes this many rows."""
         return self.native is not None and (rows <= self.native.most_rows or self.invariant)
 
     @property
     def fuses(self) -> bool:
-        """Whether norms before a product and sums behind it are for nothing where rows are few."""
+        """True if, for few rows, the compiled path fuses the RMSNorm before and the residual add behind at no cost."""
         return self.native is not None
 
 
@@ -74,20 +75,20 @@ def pack(weight: Weight, bias: Tensor | None = None) -> PackedLinear:
     """Make a weight ready for `linear`.
 
     Args:
-        weight: [out_features, in_features], any float type or quantized. The result may share its memory. What has no
-            fast path here is dequantized once.
+        weight: [out_features, in_features], any float type or quantized. The result may share its memory. A weight
+            without a fast path here is dequantized once.
         bias: [out_features] or None.
     """
     return PackedLinear(weight, bias)
 
 
 def packs_copies(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `pack` copies a plain weight instead of sharing its memory."""
+    """True if `pack` copies a plain weight instead of sharing its memory."""
     return onednn_supports(device, dtype)
 
 
 def best_rows(packed: PackedLinear, rows: int) -> int:
-    """Products are padded to so many rows; a caller with many products in a row pads once instead."""
+    """The number of rows to which products are padded; a caller with several products in sequence pads once instead."""
     if packed.fast is not None:
         return packed.fast.best_rows(rows)
     if packed.tiled and packed.weight.device.type == "cuda":
@@ -96,18 +97,18 @@ def best_rows(packed: PackedLinear, rows: int) -> int:
 
 
 class RowCodes(NamedTuple):
-    """Inputs [rows, in_features] in eight bits, for a product that would put them into these: one launch less on a GPU
-    where whoever makes them does."""
+    """Inputs [rows, in_features] in eight bits, for a product that would convert them to eight bits itself. On a GPU it
+    saves a launch if the previous operation converts them."""
 
     values: Tensor
     scale: Tensor
     """float32 [rows], see `kernels.row_codes`."""
     dtype: torch.dtype
-    """Of what they stand for."""
+    """The dtype of the original inputs."""
 
 
 def code_type(packed: PackedLinear) -> torch.dtype | None:
-    """Of the `RowCodes` that `linear` takes; None where it takes none."""
+    """The dtype of the `RowCodes` that `linear` accepts; None if it accepts none."""
     return packed.fast.values.dtype if isinstance(packed.fast, EightBitProduct) else None
 
 
@@ -139,11 +140,11 @@ def norm_linear(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear) -> Te
 
 
 def norm_scores(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-    """`norm_linear` as float32, of sums that were not rounded before where a GPU can leave them so: without a pass more
-    over what is as wide as a vocabulary.
+    """`norm_linear` as float32. On a GPU the float32 sums are returned without rounding them before, where possible:
+    this saves an extra pass over the [rows, vocab] logits.
 
     Args:
-        out: float32 [rows, out_features], where to leave it.
+        out: float32 [rows, out_features], the tensor to write to.
     """
     plain = packed.fast is None and packed.bias is None and not packed.tiled
     if plain and packed.weight.device.type != "cpu" and packed.weight.dtype in HALVES and LEAVES_SUMS:

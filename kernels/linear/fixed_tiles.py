@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 TILE_ROWS = {"cpu": 16, "cuda": 64}
-"""On a GPU as many as one instruction of Hopper's tensor cores takes (wgmma): a library has a single row of tiles then,
-and no way to sum up a row otherwise because it stands elsewhere. Up to 64 sequences read each weight once, as they do
-without; the arithmetic, a third of what hides behind that reading, costs no time. 128 rows would halve what prompts
-read, but take two rows of tiles and most of the time of the reading.
+"""On a GPU as many as one instruction of Hopper's tensor cores takes (wgmma). A library then has a single row of tiles,
+so a row's place cannot change the order of its sum. Up to 64 sequences read each weight once, as they do without; the
+arithmetic, a third of what hides behind that reading, costs no time. 128 rows would halve what prompts read, but take
+two rows of tiles and most of the time of the reading.
 
 On a CPU, where arithmetic does not hide, as few as fill the vectors."""
 

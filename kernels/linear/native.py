@@ -1,7 +1,7 @@
-"""Products by compiled code, on the very weights that oneDNN packed: nothing is in memory twice.
+"""Products by compiled code, on the weights that oneDNN packed, so that no weight is in memory twice.
 
-The layout is oneDNN's secret, so it is read back: it must be panels of some outputs each, in which the outputs of one
-input lie side by side. Where it is not, or where there is no compiled code, oneDNN computes few rows too.
+oneDNN does not document its layout, so it is verified: it must be panels of some outputs each, in which the outputs of
+one input are contiguous. If it differs, or there is no compiled code, oneDNN computes few rows too.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ FEW_ROWS = 64
 """From here on oneDNN is as fast, or faster: with AVX2, with AMX, or where a panel is large; measured over shapes of
 models."""
 MANY_ROWS = 4096
-"""The same with AVX-512, where panels are small."""
+"""The same with AVX-512, if panels are small."""
 ANY_ROWS = 2**31 - 1
-"""What the compiled code says where no number of rows is too many."""
+"""The compiled code's value for no limit on the number of rows."""
 PANEL_BYTES = 768 * 1024
-"""Of a small panel: three quarters of what a core's own cache holds on servers, since rows have to go there too."""
+"""Size of a small panel: three quarters of a core's own cache on servers, since rows have to fit there too."""
 PANELS = (64, 48, 32, 16)
 PADS = (1, 4, 16, 64)
 LANES = 16
@@ -37,29 +37,34 @@ class Functions:
     linear: native.Function
     gated: native.Function
     many_rows: int
-    """With how many rows they are as fast as oneDNN, where panels are small."""
+    """The number of rows with which they are as fast as oneDNN, if panels are small."""
     split_rows: int
-    """The same of weights that may be split, whatever their panels; 0 where the processor has no tiles."""
+    """The same for weights that may be split, for any panels; 0 if the processor has no tiles (AMX)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     panel: int
     padded: int
-    """in_features and what was added to them."""
+    """in_features plus padding."""
 
 
 class NativeWeight:
-    """What the compiled code is told of a weight: `FloatWeight` of parts.h."""
+    """A weight in the form of compiled code: `FloatWeight` of parts.h."""
 
     __slots__ = (
         "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
     )  # fmt: skip
 
     def __init__(
-        self, functions: Functions, packed: Tensor, layout: Layout, shape: tuple[int, int], bias: Tensor | None,
+        self,
+        functions: Functions,
+        packed: Tensor,
+        layout: Layout,
+        shape: tuple[int, int],
+        bias: Tensor | None,
         splits: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.out_features, self.in_features = shape
         size = -(-self.out_features // layout.panel) * layout.panel * layout.padded
         found = torch.ops.mkldnn._nbytes(packed) // 4
@@ -67,7 +72,7 @@ class NativeWeight:
         self.most_rows = most_rows(layout, functions, splits)
         """More are left to oneDNN."""
         self.gates = self.out_features % (2 * LANES) == 0
-        """Whether the halves can be multiplied by each other on the way."""
+        """True if the compiled code can multiply the two halves of the outputs by each other."""
         if bias is not None:
             bias = bias.contiguous()
             checks.check("bias", bias, torch.float32, self.out_features)
@@ -93,9 +98,18 @@ class NativeWeight:
         source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.linear(
-                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, adds, factor,
-                target + 4 * out_step * begin, out_step, threads,
-            )  # fmt: skip
+                self._pointer,
+                source + 4 * step * begin,
+                step,
+                end - begin,
+                gain,
+                eps,
+                adds,
+                factor,
+                target + 4 * out_step * begin,
+                out_step,
+                threads,
+            )
         return out
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
@@ -108,14 +122,22 @@ class NativeWeight:
         source, target = x.data_ptr(), out.data_ptr()
         for begin, end in tiles(rows, self.most_rows):
             self._functions.gated(
-                self._pointer, source + 4 * step * begin, step, end - begin, gain, eps, _ACTIVATIONS[activation],
-                target + 4 * size * begin, size, threads,
-            )  # fmt: skip
+                self._pointer,
+                source + 4 * step * begin,
+                step,
+                end - begin,
+                gain,
+                eps,
+                _ACTIVATIONS[activation],
+                target + 4 * size * begin,
+                size,
+                threads,
+            )
         return out
 
 
 def most_rows(layout: Layout, functions: Functions, splits: bool) -> int:
-    """With how many rows a product of the compiled code is as fast as oneDNN's."""
+    """The number of rows up to which a product of the compiled code is as fast as oneDNN's."""
     whole = functions.many_rows if 4 * layout.panel * layout.padded <= PANEL_BYTES else FEW_ROWS
     return max(whole, functions.split_rows) if splits else whole
 
@@ -128,10 +150,10 @@ def tiles(rows: int, most: int) -> tuple[tuple[int, int], ...]:
 
 
 def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: bool) -> NativeWeight | None:
-    """What lets the compiled code use a weight [out, in] that oneDNN packed; None is to do without.
+    """The handle by which compiled code uses a weight [out, in] that oneDNN packed; None if it cannot.
 
     Args:
-        splits: whether products of many rows may be added up in another order than those of few, if that is faster.
+        splits: products of many rows may be added in another order than those of few, if that is faster.
     """
     functions = load()
     if functions is None or not packed.is_mkldnn:
@@ -143,13 +165,13 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: b
     else:
         found = _layouts_of(packed, weight)
         layout = found[0] if found else None
-        if len(found) < 2:  # a weight of one number lies in many of them alike, and tells nothing of the next one
+        if len(found) < 2:  # a weight of one value fits many layouts, and says nothing about the next weight's
             _layouts[packing] = layout
     return None if layout is None else NativeWeight(functions, packed, layout, shape, bias, splits)
 
 
 _layouts: dict[tuple[int, int, int], Layout | None] = {}
-"""By shape and number of threads: oneDNN's choice depends on nothing else, on AVX2 also on the latter."""
+"""By shape and number of threads: oneDNN's choice depends only on the shape, on AVX2 also on the threads."""
 
 
 def _layouts_of(packed: Tensor, weight: Tensor) -> list[Layout]:

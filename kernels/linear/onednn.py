@@ -14,7 +14,7 @@ from torch.nn import functional
 from troupellm.kernels.linear.huge_pages import prefer_huge_pages
 
 FEWEST_ROWS = 4
-"""One or two rows take longer than four: oneDNN then leaves its blocked kernels."""
+"""One or two rows take longer than four: oneDNN does not use its blocked kernels for them."""
 _SIZES_PER_DOUBLING = 8
 
 
@@ -47,7 +47,7 @@ def onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def onednn_supports(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights there and of that type should take the path of this file."""
+    """True if weights of this device and type should take the path of this file."""
     return device.type == "cpu" and dtype == torch.float32 and _works()
 
 

@@ -1,10 +1,11 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over a paged cache of latent vectors.
 
-The cache holds one vector per token: a latent one, from which each head's key and value are products with the head's
-own weights, and the rotated part of the key, which all heads share. There are two orders to compute in:
+The cache holds one vector per token. It consists of a latent vector, and of the rotated part of the key, which all
+heads share. Each head's key and value are products of the latent vector with the head's own weights. There are two
+orders to compute in:
 
-- absorbed: the key's weights are multiplied into the query and the value's into the result, so that all heads attend to
-  the cache as it is, as if it were one KV head. A token reads each vector once: right for decoding.
+- absorbed: the key's weights are multiplied into the query and the value's into the result. All heads then attend to
+  the cache itself, as if it were one KV head. A token reads each vector once: right for decoding.
 - expanded: keys and values of all heads are made for a row's whole context. Each head then works with its own small
   vectors, which is less work where many tokens of a row share what was made: right for long pieces of a prompt.
 """
@@ -24,10 +25,16 @@ MOST_MASKED = 1 << 26
 
 
 def mla_attention(
-    query: Tensor, cache: Tensor, plan: Plan, key_weight: Tensor, value_weight: Tensor, scale: float, *,
+    query: Tensor,
+    cache: Tensor,
+    plan: Plan,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    scale: float,
+    *,
     batch_invariant: bool = False,
-) -> Tensor:  # fmt: skip
-    """Attend to what the plan names. The step's own vectors have been written before.
+) -> Tensor:
+    """Attend to the keys that the plan names. The step's own vectors have been written before.
 
     Args:
         query: [tokens, heads, plain + rotated], contiguous; as many tokens as the plan has.
@@ -70,9 +77,15 @@ def expanding_tokens(plain: int, value: int, latent: int, rotated: int) -> int:
 
 
 def _absorbed(
-    query: Tensor, cache: Tensor, plan: Plan, key_weight: Tensor, value_weight: Tensor, scale: float, *,
+    query: Tensor,
+    cache: Tensor,
+    plan: Plan,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    scale: float,
+    *,
     batch_invariant: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """As `mla_attention`, all rows in the first order."""
     parts = torch.split(query, 1) if batch_invariant else (query,)
     mixed = paged_attention(torch.cat([_absorb(part, key_weight) for part in parts]), cache, cache, plan, scale)
@@ -91,9 +104,14 @@ def _values(mixed: Tensor, value_weight: Tensor) -> Tensor:
 
 
 def _with_long_rows(
-    query: Tensor, cache: Tensor, plan: DevicePlan, others: Tensor, key_weight: Tensor, value_weight: Tensor,
+    query: Tensor,
+    cache: Tensor,
+    plan: DevicePlan,
+    others: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
     scale: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     out = query.new_empty(query.shape[0], *value_weight.shape[:2])
     for row in plan.long:
         held = dense.gather(cache, row.blocks, 1, query.dtype)[0, 0, : row.keys]
@@ -113,7 +131,7 @@ def _expanded(query: Tensor, held: Tensor, key_weight: Tensor, value_weight: Ten
     """
     (heads, _, latent), (tokens, keys) = key_weight.shape, (query.shape[0], held.shape[0])
     past = keys - tokens
-    # 0 times a value that is no finite number is no 0: nobody multiplies it, and who sees it becomes NaN.
+    # 0 times a value that is not finite is not 0: it is never multiplied, and a query that sees it becomes NaN.
     bad = ~held.isfinite().all(dim=1)
     held = held.masked_fill(bad[:, None], 0)
     out = query.new_empty(tokens, heads, value_weight.shape[1])
@@ -128,8 +146,12 @@ def _expanded(query: Tensor, held: Tensor, key_weight: Tensor, value_weight: Ten
             seen = past + first + own.shape[1]
             mask = own.new_ones(own.shape[1], seen, dtype=torch.bool).tril(past + first) if past else None
             attended = functional.scaled_dot_product_attention(
-                own[None], made[None, :, :seen], values[None, :, :seen], attn_mask=mask, is_causal=mask is None,
+                own[None],
+                made[None, :, :seen],
+                values[None, :, :seen],
+                attn_mask=mask,
+                is_causal=mask is None,
                 scale=scale,
-            )  # fmt: skip
+            )
             out[first : first + some_tokens, these] = attended[0].transpose(0, 1)
     return out.masked_fill_((bad.cumsum(0)[past:] > 0)[:, None, None], float("nan"))

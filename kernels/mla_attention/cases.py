@@ -52,7 +52,7 @@ class Inputs:
 
 
 def make_inputs(case: Case, device: str, seed: int, *, by_token: bool = False) -> Inputs:
-    """Random blocks in random order; what no token may read is NaN."""
+    """Random blocks in random order; places that no token may read hold NaN."""
     generator = torch.Generator().manual_seed(seed)
     starts, counts = np.array(case.contexts, dtype=np.int64), np.array(case.counts, dtype=np.int64)
     ends, size, width = starts + counts, case.block_size, case.latent + case.rotated

@@ -5,9 +5,14 @@ from torch import Tensor
 
 
 def mla_attention_reference(
-    query: Tensor, cache: Tensor, block_tables: Tensor, items: Tensor, key_weight: Tensor, value_weight: Tensor,
+    query: Tensor,
+    cache: Tensor,
+    block_tables: Tensor,
+    items: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
     scale: float,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Keys and values of every head are made from the latent vectors, then attended to, in float32.
 
     Args:

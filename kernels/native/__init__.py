@@ -1,31 +1,30 @@
 """Compiled code for a CPU: built once by the machine's own compiler, or not used.
 
-All `.cpp` files of this folder become one library. What it computes goes further than attention and products of a few
-rows: all decoder layers of a step in one call (`kernels.decoder_layers`), float32 products (`kernels.linear`), those
-with int8 and other coded weights (`kernels.quantized`), masks and draws (`kernels.sampling`). Float32 products take any
-number of rows with tiles (AMX), 4,096 with AVX-512 where panels are small, else 64; int8 ones any number with tiles or
-AVX-512's VNNI, else 32. The layers take any number where their products do, else 64. Nothing depends on it being there:
-without a compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or where an operation's answer
-differs from its reference, torch does the work, and draws the same tokens from the same logits, up to the last bit of a
-logarithm.
+All `.cpp` files of this folder become one library. Beyond attention and products of a few rows, it computes all decoder
+layers of a step in one call (`kernels.decoder_layers`), float32 products (`kernels.linear`), those with int8 and other
+coded weights (`kernels.quantized`), masks and draws (`kernels.sampling`). Float32 products take any number of rows with
+tiles (AMX), 4,096 with AVX-512 where panels are small, else 64; int8 ones any number with tiles or AVX-512's VNNI, else
+32. The layers take any number where their products do, else 64. The library is optional. Torch does the work without a
+compiler, with an unusual one, with `TROUPE_NATIVE=0` in the environment, or where an operation's result differs from
+its reference. It draws the same tokens from the same logits, up to the last bit of a logarithm.
 
 How an operation is added:
 
 * `<operation>.cpp` here, with its functions `extern "C"`, returning null or a `Refusal`. Arguments are pointers,
   `int64_t` and `double` alone. Tensors come as the address of their first number; sizes and strides count numbers, not
-  bytes. What files share is in headers, and all else in an unnamed namespace. `parts.h` has what `layers.cpp` calls of
-  other files from within its team of threads: an operation that it needs is a function there and a parallel region
-  around that.
-* Nothing that a function is given may lead it out of its memory. The binding checks type, shape and strides of tensors
-  (`checks.py`); the function checks each number that says where to read or write, before it computes (`refusal.h`).
-  Memory that it keeps is `Memory`, and results come from `guard.empty`: `TROUPE_GUARD=1` puts guard bytes around both.
+  bytes. Shared code is in headers, and all else in an unnamed namespace. `parts.h` declares the functions of other
+  files that `layers.cpp` calls from within its team of threads: such an operation is a function there and a
+  parallel region around that.
+* No argument may make a function access memory outside of its arrays. The binding checks type, shape and strides of
+  tensors (`checks.py`); the function checks each index and offset before it computes (`refusal.h`). Memory that it
+  keeps is `Memory`, and results come from `guard.empty`: `TROUPE_GUARD=1` puts guard bytes around both.
 * Work is shared out by `#pragma omp parallel num_threads(threads)`, with `threads` the last argument: the caller gives
   `torch.get_num_threads()`. The pool is torch's own, since the library is linked to the OpenMP that torch has loaded.
   A second pool would spin against the first one after every operation.
 * Which thread computes a number must not change how it is computed: sums are never split by the number of threads.
 * `kernels/<operation>/` binds it: `library.function("name", "pip")` with one letter per argument, compares it once with
-  the reference on a small case, and keeps to torch where it differs (`checked`). `x.data_ptr()` of a temporary is a
-  mistake, and so is a new tensor without a `dtype`: what it has then is the host's to say.
+  the reference on a small case, and keeps to torch where it differs (`checked`). Two mistakes to avoid: `x.data_ptr()`
+  of a temporary, and a new tensor without a `dtype`, which gets the default that the host application has set.
 """
 
 import ctypes
@@ -132,7 +131,7 @@ def load() -> Library | None:
 
 
 def checked(functions: Bound, agrees: bool, what: str) -> Bound | None:
-    """What an operation binds; None where its answers differ from the reference, which the log then says."""
+    """The operation's functions; None, with a warning in the log, if their results differ from the reference."""
     if agrees:
         return functions
     logger.warning("compiled code for %s differs from its reference, torch computes instead", what)

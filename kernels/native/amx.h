@@ -29,7 +29,7 @@ struct alignas(64) TileShapes {
 // A constant: of what lies in a local variable, compilers take only the first 8 bytes to be read by the instruction.
 inline constexpr TileShapes kWholeTiles;
 
-// All tiles of this thread in full size, for as long as it lives. Nobody else may use tiles meanwhile.
+// Configures all tiles of this thread in full size, for its lifetime. No other code may use tiles meanwhile.
 class AmxScope {
 public:
     AmxScope() { _tile_loadconfig(&kWholeTiles); }

@@ -30,7 +30,7 @@ inline Floats power_of_two(Floats x) {
     return (Floats)_mm512_scalef_ps((__m512)(p * r + 1.0f), (__m512)x);
 }
 
-// What is known of 16 queries: best score, sum of weights, and totals [size, 16] of weights times values.
+// The state of 16 queries: best score, sum of weights, and totals [size, 16] of weights times values.
 struct Column {
     float *best, *weight, *total;
     int64_t size;
@@ -57,8 +57,8 @@ inline void finish(float* scores, int64_t keys, const float* scales, const Visib
     }
 }
 
-// What weights are relative to from now on: while the best score rises by less than 2^8, it stays as it is. Else what
-// was summed before is made to fit.
+// Returns the score that weights are relative to from now on. While the best score rises by less than 2^8, it stays as
+// it is; otherwise earlier sums are rescaled.
 inline Floats fit(const Column& column, Floats top) {
     const float slack = 8.0f, least = -1e30f;  // of a query that has seen nothing yet
     const Floats before = load(column.best), best = top > before + slack ? top : before;

@@ -97,7 +97,7 @@ inline void multiply(Operand left, Operand right, int64_t steps, bool adds, floa
         if constexpr (columns > 1) _tile_zero(2);
         if constexpr (rows > 1 && columns > 1) _tile_zero(3);
     }
-    // What is left out is below 24 bits. A part that stays is not loaded again.
+    // The omitted products are below 24 bits. A part that is used again is not loaded again.
     constexpr int kLeft[] = {0, 0, 1, 1, 0, 2}, kRight[] = {2, 1, 1, 0, 0, 0}, products = parts == 1 ? 1 : 6;
     for (int64_t step = 0; step < steps; ++step)
 #pragma GCC unroll 6

@@ -12,7 +12,7 @@ namespace {
 constexpr int kMaxChunks = 16;  // head_dim up to 256
 const float kNone = -std::numeric_limits<float>::infinity();
 
-// What happens to scores: times `scale`, then `softcap` * tanh(score / softcap) where it is above 0; `sinks`, one per
+// The rule for scores: times `scale`, then `softcap` * tanh(score / softcap) if softcap is above 0; `sinks`, one per
 // head or none, are scores of keys without a value.
 struct Scores {
     float scale, softcap;

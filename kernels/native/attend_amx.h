@@ -1,15 +1,15 @@
 // Attention of a block of queries with the processor's tiles: as `attend_block` of attention.cpp, in less time.
 //
 // All is computed the other way round, so that a lane is a query from the scores to the end: keys times queries are
-// scores [keys, 16 queries], and values times weights are totals [head_dim, 16 queries]. What is known of 16 queries is
-// then a vector, and no vector is ever folded.
+// scores [keys, 16 queries], and values times weights are totals [head_dim, 16 queries]. A property of 16 queries is
+// then a vector, and no vector needs a horizontal sum.
 //
 // Of a cache in eight bits each code is a bfloat16 number, and its scale is applied to scores and weights. Queries and
 // weights are rounded to bfloat16: an error of 2^-9, below that of the codes. Of a cache in float32 everything is in
 // three parts, and float32 is what comes out.
 //
 // Keys are taken in chunks that begin at multiples of kChunk, and a finite key that a query does not see adds exactly nothing:
-// its result is the same whatever lies beside it in the block.
+// the query's result is the same for any other queries in the block.
 
 #pragma once
 
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kChunk = 64;  // keys
 
-// What a thread needs for a block, `columns` of 16 queries each.
+// A thread's memory for a block, `columns` of 16 queries each.
 struct TileMemory {
     Memory<uint16_t> query{"queries"}, keys{"keys"}, values{"values"}, weights{"weights"};
     Memory<float> scores{"scores"}, total{"totals"}, best{"best scores"}, weight{"sums of weights"};

@@ -45,7 +45,7 @@ void multiply(const float* x, int64_t x_stride, int64_t rows, const float* weigh
     }
 }
 
-// What a thread needs for a block of queries: `rows` is tokens times heads of the group.
+// A thread's memory for a block of queries: `rows` is tokens times heads of the group.
 struct Workspace {
     Memory<float> query{"queries"}, scores{"scores"}, total{"totals"}, keys{"keys"}, values{"values"};
     Memory<float> decoded{"decoded keys"}, best{"best scores"}, weight{"sums of weights"};
@@ -64,8 +64,8 @@ struct Seen {
     int64_t first, end;
 };
 
-// Scores of up to 16 rows from `row` on become weights relative to the best score of each so far; what was summed before
-// is made to fit. What has to be known of a whole row is worked out for all of them at once, a lane each.
+// Turns scores of up to 16 rows from `row` on into weights relative to each row's best score so far, and rescales
+// earlier sums. Values per row are computed for all 16 rows at once, one lane each.
 template <typename SeenBy>
 void weigh(float* scores, int64_t row, int64_t count, SeenBy seen_by, int64_t rows, int64_t strips, Workspace& work,
            const Scores& rule) {

@@ -4,8 +4,8 @@
 // A job is some consecutive query tokens of one row; it is computed for every KV head, whose query heads share what is
 // read. A few tokens read keys and values straight from their blocks (attend.h); more go through tiles of 64 keys that
 // are copied once for all of them (attend_block.h; attend_amx.h where the processor multiplies matrices). Softmax is
-// computed online, in the order of the keys. What else lies in a block than keys that a query may see, NaN included, has
-// no influence: tiles give values that only others see a weight of 0, and are not used where one of these is no number.
+// computed online, in the order of the keys. Other content of a block, NaN included, has no influence on a query: tiles
+// give values that only other queries see a weight of 0, and are not used if one of these values is NaN or infinite.
 
 #include "attend_amx.h"
 #include "attend_block.h"
@@ -16,8 +16,8 @@ namespace {
 constexpr int64_t kFewTokens = 16;
 constexpr int64_t kLeastHeads = 8;  // of a token that are worth the reading of its keys
 
-// What a head's values go through before they are used: a root-mean-square norm where `norm` is given, then a rotation
-// of the first 2 * `half` of them, the first half with the second one.
+// Operations on a head's values before attention: a root-mean-square norm if `norm` is given, then a rotation of the
+// first 2 * `half` of them, the first half with the second one.
 struct Turn {
     float eps;
     const float *cosines, *sines;  // [tokens, half]
@@ -63,14 +63,13 @@ bool all_finite(const Cache<Cell>& cache, int64_t kv_head, const int32_t* table,
 // As `attention_part`, of heads that are too wide for the registers of a single token: latent vectors, one for all heads,
 // which are in the cache. Where there are fewer jobs than threads, a job's heads are shared out.
 template <typename Cell>
-void run_wide(const Attention& given, const Cache<Cell>& cache, const Scores& rule) {
+void run_wide(const Attention& given, const Cache<Cell>& cache, const Scores& rule, Team& team) {
     const Heads& layer = *given.layer;
     const Plan& plan = *given.plan;
-    const int64_t size = layer.head_dim, group = layer.heads / layer.kv_heads, threads = omp_get_num_threads();
+    const int64_t size = layer.head_dim, group = layer.heads / layer.kv_heads, threads = team.size();
     const int64_t each = plan.num_jobs < threads ? (group * plan.num_jobs + threads - 1) / threads : group;
     const int64_t some = std::max(each, kLeastHeads), pieces = (group + some - 1) / some;
-#pragma omp for schedule(dynamic) nowait
-    for (int64_t index = 0; index < plan.num_jobs * layer.kv_heads * pieces; ++index) {
+    team.each_in_turn(plan.num_jobs * layer.kv_heads * pieces, 1, [&](int64_t index) {
         const int64_t job_index = index / pieces / layer.kv_heads, kv_head = index / pieces % layer.kv_heads;
         const Job& job = plan.jobs[job_index];
         const int64_t head = kv_head * group + index % pieces * some, heads = std::min(some, (kv_head + 1) * group - head);
@@ -91,12 +90,12 @@ void run_wide(const Attention& given, const Cache<Cell>& cache, const Scores& ru
         } else {
             for (int64_t token = 0; token < job.count; ++token) attend_tokens(token, 1, 0, nullptr);
         }
-    }
+    });
 }
 
 // As `attention_part`, of a cache of this kind.
 template <typename Cell>
-void run(const Attention& given) {
+bool run(const Attention& given, Team& team) {
     typedef typename Cell::Number Number;
     const Heads& layer = *given.layer;
     const Plan& plan = *given.plan;
@@ -104,9 +103,12 @@ void run(const Attention& given) {
     const Cache<Cell> cache{static_cast<Number*>(given.key_cache), static_cast<Number*>(given.value_cache), kv_heads,
                             plan.block_size, size, Cell::width(size)};
     const Scores rule{static_cast<float>(layer.scale), static_cast<float>(layer.softcap), layer.sinks};
-    if (size > kLanes * kMaxChunks) return run_wide(given, cache, rule);
+    if (size > kLanes * kMaxChunks) {
+        run_wide(given, cache, rule, team);
+        return true;
+    }
     const Turn turn{static_cast<float>(layer.eps), given.cosines, given.sines, layer.half};
-    const int64_t window = plan.window, num_work = plan.num_jobs * kv_heads, threads = omp_get_num_threads();
+    const int64_t window = plan.window, num_work = plan.num_jobs * kv_heads, threads = team.size();
     const auto write = [&](int64_t token, int64_t kv_head) {
         float* q = given.query + token * given.query_stride;
         float *k = q + (heads + kv_head) * size, *v = k + kv_heads * size;
@@ -118,13 +120,12 @@ void run(const Attention& given) {
         Cell::write(cache.value + to, v, size);
     };
     if (given.rows && !plan.alone) {
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < given.tokens * kv_heads; ++index) write(index / kv_heads, index % kv_heads);
+        team.each(given.tokens * kv_heads, [&](int64_t index) { write(index / kv_heads, index % kv_heads); });
+        if (!team.meet()) return false;
     }
     // The heads of a row lie beside each other: one thread takes them all, unless there would be too few parts.
     const int64_t part = plan.num_jobs >= 4 * threads ? kv_heads : 1;
-#pragma omp for schedule(dynamic, part) nowait
-    for (int64_t index = 0; index < num_work; ++index) {
+    team.each_in_turn(num_work, part, [&](int64_t index) {
         const Job& job = plan.jobs[index / kv_heads];
         const int64_t kv_head = index % kv_heads, end = job.position + 1;
         const int32_t* table = plan.tables + job.row * plan.width;
@@ -148,7 +149,7 @@ void run(const Attention& given) {
         };
         if (job.count == 1) {
             attend_one(0, plan.trees ? plan.trees + index / kv_heads : nullptr);
-            continue;
+            return;
         }
         if (!all_finite(cache, kv_head, table, job, window)) {
             for (int64_t token = 0; token < job.count; ++token) attend_one(token, nullptr);
@@ -159,7 +160,8 @@ void run(const Attention& given) {
             chosen(q, given.query_stride, cache, kv_head, table, job.position, job.count, window, group, rule, to,
                    given.out_stride);
         }
-    }
+    });
+    return true;
 }
 
 // Whether a token of a tree at `position` sees a key in each run that `next_run` looks for, itself at the end.
@@ -200,9 +202,9 @@ const Refusal* troupe::check_attention(const Plan& plan, int64_t tokens, const i
     return any_outside("cache row", rows, tokens * cache.kv_heads, cache.blocks * cache.kv_heads * cache.block_size);
 }
 
-void troupe::attention_part(const Attention& given) {
+bool troupe::attention_part(const Attention& given, Team& team) {
     const auto chosen = given.cells == 0 ? run<PlainCell> : given.cells == 1 ? run<Int8Cell> : run<Fp8Cell>;
-    chosen(given);
+    return chosen(given, team);
 }
 
 // Attention of all jobs. query [tokens, heads + 2 * kv_heads, head_dim] holds the queries, then keys, then values of each
@@ -219,7 +221,11 @@ extern "C" const Refusal* paged_attention(const Heads* layer, const Plan* plan, 
     if (const Refusal* refusal = check_attention(*plan, tokens, rows, size)) return refusal;
     const Attention given{layer, plan,    query,   query_stride, tokens, key_cache, value_cache, cells,
                           rows,  nullptr, cosines, sines,        out,    out_stride};
+    Team team(threads);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    attention_part(given);
+    {
+        team.enter();
+        attention_part(given, team);
+    }
     return nullptr;
 }

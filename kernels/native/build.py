@@ -1,4 +1,4 @@
-"""Building the library: every source by a compiler of its own at the same time, then one link."""
+"""Builds the library: one compiler process per source, all at the same time, then one link."""
 
 import contextlib
 import functools
@@ -26,14 +26,14 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-Wno-psabi"
 SANITIZER_FLAGS = ("-O2", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 """Further flags of the build that reports each access outside of memory and ends the process."""
 COMPILE_SECONDS = 120.0
-"""For all sources and the link together."""
+"""Limit for all sources and the link together."""
 SANITIZED_SECONDS = 1200.0
-"""The same with the sanitizers, which only tests wait for."""
+"""The same for the build with sanitizers, which only tests use."""
 RETRY_SECONDS = 3600.0
 """A build that failed, took too long, or gave what cannot be loaded, is not tried again before: every process of the
 machine would wait for it anew."""
 LAST_LINES = 5
-"""Of what a compiler says that fails."""
+"""Limit of the compiler's error output."""
 SWITCH = "TROUPE_NATIVE"
 """A variable of the environment: 0 leaves everything to torch, as on a machine without a compiler; asan is the build
 with AddressSanitizer and UBSan, whose runtime the process must have loaded first (`make asan`)."""
@@ -81,7 +81,7 @@ def library(broken: Collection[Path] = ()) -> tuple[Path, bool] | None:
 
 
 def to_be_built() -> bool:
-    """Whether `library` would compile: up to `COMPILE_SECONDS` on a busy machine."""
+    """True if `library` would compile, which takes up to `COMPILE_SECONDS` on a busy machine."""
     compiler = _compiler()
     if compiler is None:
         return False
@@ -90,17 +90,17 @@ def to_be_built() -> bool:
 
 
 def compiler_is_missing() -> bool:
-    """Whether compiled code is wanted and there is no compiler for it."""
+    """True if compiled code is wanted and there is no compiler for it."""
     return not _switched_off() and _compiler() is None
 
 
 def sanitized() -> bool:
-    """Whether the environment asks for the build with sanitizers."""
+    """True if the environment asks for the build with sanitizers."""
     return os.environ.get(SWITCH, "").lower() == "asan"
 
 
 def file_name(compiler: str) -> str:
-    """Of the library."""
+    """File name of the library."""
     return f"native-{'asan-' if sanitized() else ''}{fingerprint(compiler)}.so"
 
 
@@ -119,9 +119,9 @@ def _switched_off() -> bool:
 
 
 def _is_there(target: Path) -> bool:
-    """Whether it is there as a whole: who loads what was cut short is not told so, but dies.
+    """True if the whole file is there: loading a truncated library kills the process without an error.
 
-    False where nobody lets us look: HOME may name another user's folder, as in many containers.
+    False if access is denied: HOME may name another user's folder, as in many containers.
     """
     try:
         with target.open("rb") as file:
@@ -135,7 +135,7 @@ def _is_there(target: Path) -> bool:
 
 
 def _given_up(target: Path) -> bool:
-    """Whether a build was given up of late."""
+    """True if a build was given up recently."""
     try:
         return time.time() - target.with_suffix(".slow").stat().st_mtime < RETRY_SECONDS
     except OSError:
@@ -149,7 +149,7 @@ def give_up(target: Path) -> None:
 
 
 def folders() -> tuple[Path, ...]:
-    """Where the library may lie; beside the source it goes where compiled Python goes."""
+    """Candidate folders of the library; beside the source it is in the folder of compiled Python files."""
     beside = FOLDER / "__pycache__"
     try:
         return beside, Path.home() / ".cache" / "troupellm"
@@ -173,24 +173,24 @@ def fingerprint(compiler: str) -> str:
 
 @functools.cache
 def openmp() -> tuple[str, ...]:
-    """What to link for OpenMP: the very file that torch has loaded, so that there is one pool of threads."""
+    """The argument that links OpenMP: the very file that torch has loaded, so that there is one pool of threads."""
     loaded = loaded_openmp()
     ours = [path for path in loaded if Path(torch.__file__).parent.parent in Path(path).parents]
     return tuple((ours or loaded)[:1]) or ("-fopenmp",)
 
 
 def loaded_openmp() -> list[str]:
-    """The OpenMP libraries of this process, where the system tells."""
+    """The OpenMP libraries of this process, if the system lists them."""
     return _loaded(OPENMP_NAMES)
 
 
 def sanitizer_is_missing() -> bool:
-    """Whether the build with sanitizers is asked for in a process without their runtime, which it would end."""
+    """True if the build with sanitizers is requested in a process without their runtime, which would end it."""
     return sanitized() and not _loaded(("libasan",))
 
 
 def _loaded(names: tuple[str, ...]) -> list[str]:
-    """Shared libraries of this process whose names begin so, where the system tells."""
+    """Shared libraries of this process whose names begin so, if the system lists them."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:

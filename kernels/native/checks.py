@@ -1,4 +1,4 @@
-"""Checks of what compiled functions are given: they read and write by addresses and trust sizes, types and strides."""
+"""Checks the arguments of compiled functions, which read and write by addresses and trust sizes, types and strides."""
 
 from typing import NoReturn
 

@@ -4,8 +4,8 @@
 // [units][depth][16] bytes, or [units][depth / 2][16] with the even input in the low half of a byte. A weight is
 // decoded(code) * scale + offset, with a scale and an offset per output and group of inputs: [units][groups][16].
 //
-// Every output is a sum over the inputs in their order, group by group, whatever the number of rows, the thread or the
-// tile: a row's result does not depend on its neighbours, to the bit.
+// Every output is a sum over the inputs in their order, group by group, for any number of rows, thread or tile: a row's
+// result does not depend on its neighbours, to the bit.
 
 #include "refusal.h"
 #include "registers.h"
@@ -58,7 +58,7 @@ inline void decode(const uint8_t* codes, Bytes table, Register* first, Register*
 template <int64_t kind>
 constexpr int64_t kPair = kind == kTable ? kLanes : 2 * kLanes;
 
-// What a tile reads: rows of x, and of each of them the sums over groups.
+// The inputs of a tile: rows of x, and the sums over groups of each row.
 struct TileRows {
     const float* const* x;
     const float* const* sums;

@@ -1,4 +1,4 @@
-// Numbers in eight bits, and what they stand for.
+// Numbers in eight bits, and their decoding.
 
 #pragma once
 
@@ -87,8 +87,8 @@ inline int64_t largest_bits(const float* x, int64_t size, int32_t* top) {
     return whole;
 }
 
-// Division takes long. What a product with the inverse lacks is added to it, which gives the very same whole numbers
-// unless something is so small or so large that parts of it get lost.
+// Division is slow. A multiplication by the inverse plus a correction gives exactly the same whole numbers, unless a
+// number is so small or so large that parts of it get lost.
 inline int64_t divided(const float* x, int64_t size, float by, int offset, uint8_t* to) {
     if (!(by > 1e-30f && by < 1e30f)) return 0;
     const __m512 divisor = _mm512_set1_ps(by), inverse = _mm512_set1_ps(1.0f / by), magic = _mm512_set1_ps(12582912.0f);
@@ -150,8 +150,8 @@ inline uint8_t fp8_of(float x) {
     return static_cast<uint8_t>(sign | ((bits >> 20) - (120 << 3)));
 }
 
-// What a cache keeps of one token and KV head, after kernels/kv_codes: `width` numbers for `size` of them, each read as
-// load(..) * scale(row). `exact_in_half`: what load(..) gives is a bfloat16 number, too.
+// The cache's form of one token and KV head, as in kernels/kv_codes: `width` numbers for `size` of them, each read as
+// load(..) * scale(row). `exact_in_half`: each result of load(..) is a bfloat16 number, too.
 
 struct PlainCell {
     typedef float Number;

@@ -1,8 +1,8 @@
 // A whole decoding step in one call: each row's last token goes through embedding, layers and head, and the next one is
-// chosen and written behind it. What a CUDA graph is on a GPU.
+// chosen and appended to the row. It is the counterpart of a CUDA graph on a GPU.
 //
-// The operations are those of the other files, to the bit. Rows are told by their slots in the tables that the worker
-// keeps of them; these are read and written where they lie.
+// The operations are those of the other files, to the bit. Rows are given by their slots in the worker's tables; these
+// are read and written in place.
 
 #include <vector>
 
@@ -10,8 +10,9 @@
 
 namespace {
 
-// What a model is beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times `factor`;
-// norm [hidden] before the head. Each of `num_views` views of the cache is of a group and has a window, where 0 is none.
+// A model's parts beside its layers, in fields of 8 bytes each. embedding [embedded, hidden], each number times
+// `factor`; norm [hidden] before the head. Each of `num_views` views of the cache has a group and a window; window 0 is
+// none.
 struct Model {
     Layers layers;
     const float* embedding;
@@ -24,8 +25,8 @@ struct Model {
     const int64_t *groups, *windows;
 };
 
-// What is known of rows, by slot: tokens [slots, longest], lengths [slots], blocks [groups, slots, width], and how many of
-// these there are, counts [groups, slots].
+// The rows' state, by slot: tokens [slots, longest], lengths [slots], blocks [groups, slots, width], and their number,
+// counts [groups, slots].
 struct Table {
     int32_t* tokens;
     int64_t longest;
@@ -70,7 +71,7 @@ bool fits(const Model& model, const Table& table, int64_t slot, int64_t start) {
     return true;
 }
 
-// What all layers are told of the step, and where its numbers lie.
+// The parts of a step that all layers share, and the memory of its numbers.
 struct Step {
     Memory<Job> jobs{"jobs"};
     Memory<int64_t> rows{"cache rows"}, positions{"positions"};  // rows [groups, count, kv_heads], where keys and values go
@@ -105,15 +106,15 @@ struct Step {
     }
 };
 
-// What enters the first layer.
-void embed(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count, float* to) {
+// Writes the input of the first layer.
+void embed(const Model& model, const Table& table, const int64_t* slots, const int64_t* starts, int64_t count, float* to,
+           const Team& team) {
     const int64_t hidden = model.layers.hidden;
     const float factor = static_cast<float>(model.factor);
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < count; ++i) {
+    team.each(count, [&](int64_t i) {
         const float* const from = model.embedding + table.tokens[slots[i] * table.longest + starts[i]] * hidden;
         for (int64_t c = 0; c < hidden; ++c) to[i * hidden + c] = factor == 1.0f ? from[c] : from[c] * factor;
-    }
+    });
 }
 
 }  // namespace
@@ -137,18 +138,20 @@ extern "C" const Refusal* decode_step(const Model* model, const Table* table, co
     step.prepare(*model, *table, slots, starts, count);
     const int64_t hidden = model->layers.hidden, vocab = model->head.outs();
     float* const residual = step.residual.data();
-    LayersPart layers(model->layers, count, {}, step.activations, threads);
+    Team team(threads);
+    LayersPart layers(model->layers, count, {}, step.activations, team);
     if (const int64_t row_bytes = model->head.row_bytes()) step.quantized.fit(count, row_bytes);
-    Part head(model->head, false, count, threads, step.quantized);
+    Part head(model->head, false, count, team, step.quantized);
     const Choosing choosing{logits, vocab, count, vocab, option_slots, options->streams, options->scales,
                             options->floors, step.positions.data(), options->codes, nullptr, 0, nullptr, 0,
                             tokens, peaks};
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     {
-        embed(*model, *table, slots, starts, count, residual);
-        layers.run(residual, starts, step.views.data(), nullptr);
-        head.run({residual, hidden, count, model->norm, model->eps}, {logits, vocab, false, 1.0f});
-        choose_part(choosing);
+        team.enter();
+        embed(*model, *table, slots, starts, count, residual, team);
+        if (team.meet() && layers.run(residual, starts, step.views.data(), nullptr) &&
+            head.run({residual, hidden, count, model->norm, model->eps}, {logits, vocab, false, 1.0f}))
+            choose_part(choosing, team);
     }
     for (int64_t i = 0; i < count; ++i) {
         int64_t& length = table->lengths[slots[i]];

@@ -1,4 +1,4 @@
-// What products in float32 begin and end with: rows behind a norm, and what becomes of sums.
+// First and last operations of float32 products: rows behind a norm, and the use of sums.
 
 #pragma once
 

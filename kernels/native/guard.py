@@ -17,7 +17,7 @@ ON = os.environ.get(SWITCH, "").lower() not in ("", "0", "false", "no", "off")
 NUM_BYTES, BYTE = 64, 0xA5
 
 _outputs: dict[int, tuple[str, Tensor]] = {}
-"""By the address of a result: its name and its memory with the guard bytes, for as long as the result is used."""
+"""By address of a result: its name, and its memory with the guard bytes, for as long as the result is used."""
 
 
 class MemoryOverrun(RuntimeError):

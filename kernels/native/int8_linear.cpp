@@ -150,10 +150,10 @@ struct Into {
 
 // Calls write(row, column, value) for 16 outputs at a time: of the product, or of activation(first half) * second half.
 template <bool gated, typename Write>
-void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quantized& memory, Shares& shares,
-             const Write& write) {
+bool product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quantized& memory, Shares& shares,
+             Team& team, const Write& write) {
     static thread_local Quantized own;
-    if (x.rows < 1) return;  // of a chunk of a prompt, behind which nothing is sampled
+    if (x.rows < 1) return true;  // of a chunk of a prompt, behind which nothing is sampled
     const int64_t rows = x.rows, units = ((gated ? weight.outs / 2 : weight.outs) + kLanes - 1) / kLanes;
     const bool in_tiles = takes_tiles(rows);
     Quantized* inputs = &memory;
@@ -162,11 +162,14 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
         inputs->fit(1, weight.padded);
         take(*inputs, x, weight, 0, false);
     } else {
-#pragma omp for schedule(static)
-        for (int64_t row = 0; row < rows; ++row) take(memory, x, weight, row, in_tiles);
+        team.each(rows, [&](int64_t row) { take(memory, x, weight, row, in_tiles); });
+        if (!team.meet()) return false;
     }
 #if defined(TROUPE_AMX)
-    if (in_tiles) return multiply_shares<gated>(weight, memory, rows, activation, shares, write);
+    if (in_tiles) {
+        multiply_shares<gated>(weight, memory, rows, activation, shares, write);
+        return true;
+    }
 #endif
     alignas(64) int32_t first[kMostRows * kMostColumns * kLanes], second[kMostRows * kMostColumns * kLanes];
     for (int64_t share = shares.first(); shares.has(share); share = shares.next(share)) {
@@ -196,6 +199,7 @@ void product(const Int8Weight& weight, const Inputs& x, int64_t activation, Quan
             }
         }
     }
+    return true;
 }
 
 Quantized& fitting(int64_t rows, const Int8Weight& weight) {
@@ -206,22 +210,22 @@ Quantized& fitting(int64_t rows, const Int8Weight& weight) {
 
 }  // namespace
 
-troupe::Shares troupe::shares_of(const Int8Weight& weight, bool gated, int64_t rows, int64_t threads) {
+troupe::Shares troupe::shares_of(const Int8Weight& weight, bool gated, int64_t rows, const Team& team) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
     const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
-    const int64_t rounds = takes_tiles(rows) ? blocks_of(weight, rows, threads) : rounds_of(rows, threads);
-    if (rows > kFewRows) return {units, panel, rounds};
-    return {units, panel, weight.outs * weight.padded, threads};
+    const int64_t rounds = takes_tiles(rows) ? blocks_of(weight, rows, team.threads()) : rounds_of(rows, team.threads());
+    if (rows > kFewRows) return {team, units, panel, rounds};
+    return {team, units, panel, weight.outs * weight.padded, 1};
 }
 
-void troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory,
-                       Shares& shares) {
-    product<false>(weight, x, 0, memory, shares, Into{out, weight.outs});
+bool troupe::int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory,
+                       Shares& shares, Team& team) {
+    return product<false>(weight, x, 0, memory, shares, team, Into{out, weight.outs});
 }
 
-void troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
-                             Quantized& memory, Shares& shares) {
-    product<true>(weight, x, activation, memory, shares, Into{out, weight.outs / 2});
+bool troupe::int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
+                             Quantized& memory, Shares& shares, Team& team) {
+    return product<true>(weight, x, activation, memory, shares, team, Into{out, weight.outs / 2});
 }
 
 // x [rows, depth] with its stride to values [rows, padded] and scales [rows], offset added to each value.
@@ -249,9 +253,13 @@ extern "C" const Refusal* int8_linear(const Int8Weight* weight, const float* x, 
     some_at_a_time(rows, *weight, [=](int64_t first, int64_t count, Quantized& memory) {
         const Inputs inputs{x + first * x_stride, x_stride, count, norm, eps};
         const Output output{out + first * out_stride, out_stride, adds != 0, static_cast<float>(factor)};
-        Shares shares = shares_of(*weight, false, count, threads);
+        Team team(threads);
+        Shares shares = shares_of(*weight, false, count, team);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-        int8_part(*weight, inputs, output, memory, shares);
+        {
+            team.enter();
+            int8_part(*weight, inputs, output, memory, shares, team);
+        }
     });
     return nullptr;
 }
@@ -263,9 +271,13 @@ extern "C" const Refusal* int8_linear_gated(const Int8Weight* weight, const floa
     some_at_a_time(rows, *weight, [=](int64_t first, int64_t count, Quantized& memory) {
         const Inputs inputs{x + first * x_stride, x_stride, count, norm, eps};
         const Output output{out + first * out_stride, out_stride, false, 1.0f};
-        Shares shares = shares_of(*weight, true, count, threads);
+        Team team(threads);
+        Shares shares = shares_of(*weight, true, count, team);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-        int8_gated_part(*weight, inputs, activation, output, memory, shares);
+        {
+            team.enter();
+            int8_gated_part(*weight, inputs, activation, output, memory, shares, team);
+        }
     });
     return nullptr;
 }

@@ -1,4 +1,4 @@
-// What sums of products of eight-bit numbers stand for, whoever computes them.
+// Turns sums of products of eight-bit numbers into floats; all paths share it.
 
 #pragma once
 

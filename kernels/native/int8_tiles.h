@@ -1,8 +1,8 @@
 // Products of rows in eight bits by the processor's tiles (AMX). A tile of inputs is 16 rows of 64 bytes, one of the
 // weight is 16 groups of four inputs of 16 outputs; a product of two of them adds 64 inputs to 16 * 16 sums.
 //
-// Rows are taken 32 at a time, and lie as they are loaded: [rows / 32][padded / 64][2][16][64]. The weight stays as it
-// lies. What is made of sums is made while the tiles compute the next ones.
+// Rows are taken 32 at a time, in the layout that tiles load: [rows / 32][padded / 64][2][16][64]. The weight keeps its
+// layout. Sums are converted while the tiles compute the next ones.
 
 #pragma once
 
@@ -100,8 +100,8 @@ void multiply(const uint8_t* x, const TileColumns& weight, int32_t* sums, Betwee
     if constexpr (row_tiles * columns == 4) _tile_stored(3, second + kLanes, line);
 }
 
-// What is made of sums of up to 32 rows and 4 * 16 outputs, while the next ones are computed. Calls
-// write(row, column, value) as `product` does.
+// Converts the sums of up to 32 rows and 4 * 16 outputs while the next ones are computed. Calls write(row, column,
+// value) as `product` does.
 template <bool gated, typename Write>
 class Finish {
 public:

@@ -14,8 +14,12 @@ extern "C" const Refusal* decoder_layers(const Layers* model, float* residual, i
     if (!refusal && keep) refusal = any_outside("kept row", keep, num_kept, rows);
     if (refusal) return refusal;
     static thread_local Activations memory;
-    LayersPart layers(*model, rows, {keep, num_kept}, memory, threads);
+    Team team(threads);
+    LayersPart layers(*model, rows, {keep, num_kept}, memory, team);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
-    layers.run(residual, positions, views, out);
+    {
+        team.enter();
+        layers.run(residual, positions, views, out);
+    }
     return nullptr;
 }

@@ -34,7 +34,7 @@ struct Layer {
     double eps, multiplier;
 };
 
-// What the layers of one view of the cache read and write: see `paged_attention` of attention.cpp.
+// Arguments of the layers of one view of the cache: see `paged_attention` of attention.cpp.
 struct View {
     const Plan* plan;
     const int64_t* rows;
@@ -64,35 +64,38 @@ struct Layers {
 // A product within a larger operation, with what its threads share: `memory` has room for its rows in eight bits.
 class Part {
 public:
-    Part(const Product& product, bool gated, int64_t rows, int64_t threads, Quantized& memory)
-        : product_(product), memory_(memory), shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, threads)
-                                                                        : shares_of(product.int8(), gated, rows, threads)) {}
+    Part(const Product& product, bool gated, int64_t rows, Team& team, Quantized& memory)
+        : product_(product), memory_(memory), team_(team),
+          shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, team)
+                                    : shares_of(product.int8(), gated, rows, team)) {}
 
-    // Every thread calls it, and nobody goes on before all are done.
-    void run(const Inputs& x, const Output& out) {
+    // Every thread calls it, and none goes on before all are done. False: the calling thread is to leave.
+    bool run(const Inputs& x, const Output& out) {
         if (product_.kind == 0)
             float_part(product_.floats(), x, out, shares_);
-        else
-            int8_part(product_.int8(), x, out, memory_, shares_);
-#pragma omp barrier
+        else if (!int8_part(product_.int8(), x, out, memory_, shares_, team_))
+            return false;
+        return team_.meet();
     }
 
-    void run_gated(const Inputs& x, int64_t activation, const Output& out) {
+    bool run_gated(const Inputs& x, int64_t activation, const Output& out) {
         if (product_.kind == 0)
             float_gated_part(product_.floats(), x, activation, out, shares_);
-        else
-            int8_gated_part(product_.int8(), x, activation, out, memory_, shares_);
-#pragma omp barrier
+        else if (!int8_gated_part(product_.int8(), x, activation, out, memory_, shares_, team_))
+            return false;
+        return team_.meet();
     }
 
 private:
     const Product& product_;
     Quantized& memory_;
+    Team& team_;
     Shares shares_;
 };
 
-// What lies between the products of one layer, for all layers. wide: what leaves the first product, and later the gated
-// one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer goes on with.
+// Memory between the products of one layer, used by all layers. wide: the result of the first product, and later the
+// gated one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer continues
+// with.
 struct Activations {
     Memory<float> wide{"wide"}, attended{"attended"}, kept{"kept"};
     Quantized quantized;
@@ -125,75 +128,77 @@ struct Keep {
 // The layers of one step, made by the thread that then calls for its team.
 class LayersPart {
 public:
-    LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, int64_t threads)
-        : model_(model), rows_(rows), keep_(keep), memory_(memory) {
+    LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, Team& team)
+        : model_(model), rows_(rows), keep_(keep), memory_(memory), team_(team) {
         memory.fit(model, rows, keep.places ? keep.count : 0);
         for (int64_t number = 0; number < model.count; ++number) {
             const Layer& layer = model.layers[number];
             const int64_t after = keeps(number) ? keep.count : rows;
-            parts_.emplace_back(layer.qkv, false, rows, threads, memory.quantized);
-            parts_.emplace_back(layer.out, false, after, threads, memory.quantized);
-            parts_.emplace_back(layer.gate_up, true, after, threads, memory.quantized);
-            parts_.emplace_back(layer.down, false, after, threads, memory.quantized);
+            parts_.emplace_back(layer.qkv, false, rows, team, memory.quantized);
+            parts_.emplace_back(layer.out, false, after, team, memory.quantized);
+            parts_.emplace_back(layer.gate_up, true, after, team, memory.quantized);
+            parts_.emplace_back(layer.down, false, after, team, memory.quantized);
         }
     }
 
-    // Every thread calls it. residual [rows, hidden] becomes what leaves the last layer, before the final norm; with
+    // Every thread calls it; false: the calling thread is to leave. residual [rows, hidden] becomes what leaves the last layer, before the final norm; with
     // `keep`, that is `out` [count, hidden]. positions [rows]; views as the layers name them.
-    void run(float* residual, const int64_t* positions, const View* views, float* out) {
+    bool run(float* residual, const int64_t* positions, const View* views, float* out) {
         for (int64_t number = 0; number < model_.count; ++number) {
             const Layer& layer = model_.layers[number];
-            attend(number, residual, positions, views[layer.view]);
+            if (!attend(number, residual, positions, views[layer.view])) return false;
             if (keeps(number)) {
-                if (keep_.count == 0) return;
+                if (keep_.count == 0) return true;
                 gather(residual, model_.hidden, out);
                 gather(memory_.attended.data(), layer.heads->heads * layer.heads->head_dim, memory_.kept.data());
-                feed(number, keep_.count, memory_.kept.data(), out);
-            } else {
-                feed(number, rows_, memory_.attended.data(), residual);
+                if (!team_.meet() || !feed(number, keep_.count, memory_.kept.data(), out)) return false;
+            } else if (!feed(number, rows_, memory_.attended.data(), residual)) {
+                return false;
             }
         }
+        return true;
     }
 
 private:
     bool keeps(int64_t number) const { return keep_.places && number == model_.count - 1; }
 
     // Up to what is attended to.
-    void attend(int64_t number, const float* residual, const int64_t* positions, const View& view) {
+    bool attend(int64_t number, const float* residual, const int64_t* positions, const View& view) {
         const Layer& layer = model_.layers[number];
         const Heads& heads = *layer.heads;
         const Rotation angles = heads.half ? model_.rotations[layer.rotation] : Rotation{};
         const int64_t width = layer.qkv.outs();
-        parts_[4 * number].run({residual, model_.hidden, rows_, layer.attention_norm, layer.eps},
-                               {memory_.wide.data(), width, false, 1.0f});
-        attention_part({&heads, view.plan, memory_.wide.data(), width, rows_, model_.caches[number].keys,
+        if (!parts_[4 * number].run({residual, model_.hidden, rows_, layer.attention_norm, layer.eps},
+                                    {memory_.wide.data(), width, false, 1.0f}))
+            return false;
+        return attention_part({&heads, view.plan, memory_.wide.data(), width, rows_, model_.caches[number].keys,
                         model_.caches[number].values, model_.cells, view.rows, positions, angles.cosines, angles.sines,
-                        memory_.attended.data(), heads.heads * heads.head_dim});
-#pragma omp barrier
+                        memory_.attended.data(), heads.heads * heads.head_dim}, team_) && team_.meet();
     }
 
     // From there on.
-    void feed(int64_t number, int64_t rows, const float* attended, float* residual) {
+    bool feed(int64_t number, int64_t rows, const float* attended, float* residual) {
         const Layer& layer = model_.layers[number];
         const int64_t inner = layer.gate_up.outs() / 2, hidden = model_.hidden;
         const Output sum{residual, hidden, true, static_cast<float>(layer.multiplier)};
-        parts_[4 * number + 1].run({attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum);
-        parts_[4 * number + 2].run_gated({residual, hidden, rows, layer.feed_forward_norm, layer.eps}, layer.activation,
-                                         {memory_.wide.data(), inner, false, 1.0f});
-        parts_[4 * number + 3].run({memory_.wide.data(), inner, rows, nullptr, 0.0}, sum);
+        return parts_[4 * number + 1].run({attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum) &&
+               parts_[4 * number + 2].run_gated({residual, hidden, rows, layer.feed_forward_norm, layer.eps}, layer.activation,
+                                         {memory_.wide.data(), inner, false, 1.0f}) &&
+               parts_[4 * number + 3].run({memory_.wide.data(), inner, rows, nullptr, 0.0}, sum);
     }
 
     // to [kept, width] = the rows of `from` that are kept.
     void gather(const float* from, int64_t width, float* to) const {
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < keep_.count; ++i)
+        team_.each(keep_.count, [&](int64_t i) {
             std::memcpy(to + i * width, from + keep_.places[i] * width, sizeof(float) * width);
+        });
     }
 
     const Layers& model_;
     const int64_t rows_;
     const Keep keep_;
     Activations& memory_;
+    Team& team_;
     std::deque<Part> parts_;
 };
 

@@ -1,4 +1,4 @@
-// Products with a constant weight, float32: one walk through the weight, at the speed of the memory where rows are few.
+// Products with a constant weight, float32: one pass over the weight, at the speed of the memory where rows are few.
 // They are products of some rows each; where there are more rows, each piece of the weight, which fits in a core's cache,
 // is used for all such products before the next piece is read. Many rows are cut into rounds (`rounds_of`), each with a
 // walk of its own; or the processor's tiles multiply them (split.h).
@@ -6,8 +6,8 @@
 // The weight lies as oneDNN packs it for its own products of many rows, so that it is in memory once: panels of `panel`
 // outputs, in each of which the outputs of one input lie side by side, [out / panel][padded depth][panel].
 //
-// Every output is one sum over the inputs in their order, in one accumulator, whatever the number of rows, the thread
-// or the tile: a row's result does not depend on its neighbours, to the bit.
+// Every output is one sum over the inputs in their order, in one accumulator, for any number of rows, thread or tile: a
+// row's result does not depend on its neighbours, to the bit.
 
 #include "finish.h"
 #include "split.h"
@@ -138,13 +138,13 @@ struct Units {
 
 }  // namespace
 
-troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads) {
+troupe::Shares troupe::shares_of(const FloatWeight& weight, bool gated, int64_t rows, const Team& team) {
     const int64_t outs = gated ? weight.outs / 2 : weight.outs;
     const int64_t units = (outs + kLanes - 1) / kLanes, panel = weight.panel / kLanes;
     const bool split = splits(weight, rows), many = split && rows > kRowsOfTiles;
-    const int64_t rounds = kManyRows > kFewRows && !split ? rounds_of(rows, threads) : 1;
-    if (rounds > 1) return {units, panel, rounds};
-    return {units, panel, weight.outs * weight.padded * 4, threads,
+    const int64_t rounds = kManyRows > kFewRows && !split ? rounds_of(rows, team.threads()) : 1;
+    if (rounds > 1) return {team, units, panel, rounds};
+    return {team, units, panel, weight.outs * weight.padded * 4,
             many ? blocks_of(rows) : 1, many ? kPanels * weight.panel * weight.padded * 4 : kShareBytes};
 }
 
@@ -211,7 +211,8 @@ void troupe::float_gated_part(const FloatWeight& weight, const Inputs& x, int64_
 extern "C" const Refusal* linear(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
                                  const float* norm, double eps, int64_t adds, double factor, float* out,
                                  int64_t out_stride, int64_t threads) {
-    Shares shares = shares_of(*weight, false, rows, threads);
+    const Team team(threads);
+    Shares shares = shares_of(*weight, false, rows, team);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_part(*weight, {x, x_stride, rows, norm, eps}, {out, out_stride, adds != 0, static_cast<float>(factor)}, shares);
     return nullptr;
@@ -222,7 +223,8 @@ extern "C" const Refusal* linear(const FloatWeight* weight, const float* x, int6
 extern "C" const Refusal* linear_gated(const FloatWeight* weight, const float* x, int64_t x_stride, int64_t rows,
                                        const float* norm, double eps, int64_t activation, float* out,
                                        int64_t out_stride, int64_t threads) {
-    Shares shares = shares_of(*weight, true, rows, threads);
+    const Team team(threads);
+    Shares shares = shares_of(*weight, true, rows, team);
 #pragma omp parallel num_threads(static_cast<int>(threads)) if (threads > 1)
     float_gated_part(*weight, {x, x_stride, rows, norm, eps}, activation, {out, out_stride, false, 1.0f}, shares);
     return nullptr;

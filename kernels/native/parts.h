@@ -1,5 +1,6 @@
 // Operations as parts of a larger one. Every thread of a team calls the same function with the same arguments and does
-// its part of the work. Nobody waits at the end: before anything reads what was written, the team has to meet.
+// its part of the work. No thread waits at the end: before anything reads what was written, the team has to meet. Where an
+// operation gives back false, the calling thread is to leave the region.
 
 #pragma once
 
@@ -81,8 +82,8 @@ inline int64_t rounds_of(int64_t rows, int64_t threads) {
 }
 
 // How outputs of a weight are dealt out in one product.
-Shares shares_of(const FloatWeight& weight, bool gated, int64_t rows, int64_t threads);
-Shares shares_of(const Int8Weight& weight, bool gated, int64_t rows, int64_t threads);
+Shares shares_of(const FloatWeight& weight, bool gated, int64_t rows, const Team& team);
+Shares shares_of(const Int8Weight& weight, bool gated, int64_t rows, const Team& team);
 
 // The shares are for this one product. `gated` is activation(first half) * second half.
 void float_part(const FloatWeight& weight, const Inputs& x, const Output& out, Shares& shares);
@@ -93,11 +94,12 @@ void split_part(const FloatWeight& weight, const Inputs& x, const Output& out, S
 void split_gated_part(const FloatWeight& weight, const Inputs& x, int64_t activation, const Output& out, Shares& shares);
 
 // `memory` fits the weight; the threads use it together.
-void int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares);
-void int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
-                     Quantized& memory, Shares& shares);
+bool int8_part(const Int8Weight& weight, const Inputs& x, const Output& out, Quantized& memory, Shares& shares,
+               Team& team);
+bool int8_gated_part(const Int8Weight& weight, const Inputs& x, int64_t activation, const Output& out,
+                     Quantized& memory, Shares& shares, Team& team);
 
-// What the attention of a layer is, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
+// The attention of a layer, in fields of 8 bytes each. sinks [heads], query_norm and key_norm [head_dim] or null.
 struct Heads {
     int64_t heads, kv_heads, head_dim, half;
     double scale, softcap, eps;
@@ -108,14 +110,14 @@ struct Job {
     int32_t token, count, row, position;
 };
 
-// What a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j where bit j of
-// `seen` is set. Keys behind those of a token without a tree count as `base`, too.
+// The keys that a token of a tree of drafts sees: all keys from `first` on before `base`, and the one at `base` + j if
+// bit j of `seen` is set. For a token without a tree, its first unseen key counts as `base`.
 struct Tree {
     int64_t first, base;
     uint64_t seen;
 };
 
-// What a step is, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
+// A step's plan, in fields of 8 bytes each. tables [rows, width]; window 0 is none; alone: no job reads keys that
 // another one writes; trees [jobs], or null.
 struct Plan {
     const int32_t* tables;
@@ -140,7 +142,7 @@ struct Attention {
     int64_t out_stride;
 };
 
-void attention_part(const Attention& given);
+bool attention_part(const Attention& given, Team& team);
 
 // A cache of `blocks` blocks of `block_size` positions for each of `kv_heads` heads.
 struct CacheSize {
@@ -168,7 +170,7 @@ struct Choosing {
     float* peaks;
 };
 
-void choose_part(const Choosing& given);
+void choose_part(const Choosing& given, const Team& team);
 
 }  // namespace troupe
 

@@ -138,25 +138,24 @@ extern "C" const Refusal* draw_tokens(
     return nullptr;
 }
 
-void troupe::choose_part(const Choosing& given) {
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < given.rows; ++i) {
+void troupe::choose_part(const Choosing& given, const Team& team) {
+    team.each(given.rows, [&](int64_t i) {
         Row row{given.logits + i * given.stride, nullptr, given.vocab};
         float peak = given.peaks[i] = peak_of(row);
         given.tokens[i] = -1;
-        if (!std::isfinite(peak)) continue;
+        if (!std::isfinite(peak)) return;
         const int64_t* const guided_end = given.guided + given.num_guided;
         const int64_t* const mask = std::lower_bound(given.guided, guided_end, i);
         if (mask != guided_end && *mask == i) {
             row.allowed = given.bits + (mask - given.guided) * given.words;
             peak = peak_of(row);
-            if (!std::isfinite(peak)) continue;
+            if (!std::isfinite(peak)) return;
         }
         const int64_t slot = given.slots[i];
         const float scale = given.scales[slot], floor = given.floors[slot];
         if (scale == 0.0f) {
             given.tokens[i] = find(row, peak);
-            continue;
+            return;
         }
         const uint64_t key = key_of(given.streams[slot], given.positions[i]);
         Race race{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};
@@ -165,7 +164,7 @@ void troupe::choose_part(const Choosing& given) {
             race.run(scores < floor ? Floats{} - kInfinity : scores, codes_at(given.codes, at, given.vocab), at);
         }
         given.tokens[i] = race.winner;
-    }
+    });
 }
 
 // Each row's next token: the likeliest where its scale is 0, else one from softmax((logits - largest) * scale), where
@@ -183,11 +182,11 @@ extern "C" const Refusal* choose_tokens(
     for (int64_t i = 1; !refusal && i < num_guided; ++i)
         refusal = outside("row of a mask", i, guided[i], guided[i - 1] + 1, rows);
     if (refusal) return refusal;
-    const int64_t team = team_for(rows * vocab, threads);
+    const Team team(team_for(rows * vocab, threads));
     const Choosing given{logits, stride, rows, vocab, slots, streams, scales, floors, positions, codes,
                          guided, num_guided, bits, words, tokens, peaks};
-#pragma omp parallel num_threads(static_cast<int>(team)) if (team > 1)
-    choose_part(given);
+#pragma omp parallel num_threads(static_cast<int>(team.threads())) if (team.threads() > 1)
+    choose_part(given, team);
     return nullptr;
 }
 

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include <omp.h>
+#include "team.h"
 
 namespace troupe {
 
@@ -19,20 +19,22 @@ static_assert(kMostShares <= 2 * kPanelsPerThread,
 class Shares {
 public:
     // All of it is dealt out `rounds` times, one round after the other. A share has `least` bytes or so.
-    Shares(int64_t units, int64_t per_panel, int64_t bytes, int64_t threads, int64_t rounds = 1,
+    Shares(const Team& team, int64_t units, int64_t per_panel, int64_t bytes, int64_t rounds,
            int64_t least = kShareBytes)
-        : units_(units),
+        : team_(team),
+          units_(units),
           per_panel_(per_panel),
-          count_(threads),
+          count_(team.threads()),
           rounds_(rounds),
-          whole_(units >= kPanelsPerThread * threads * per_panel) {
-        const int64_t each = bytes / least / threads, most = (kMostShares + rounds - 1) / rounds;
-        if (threads > 1 && each > 1) count_ *= each < most ? each : most;
+          whole_(units >= kPanelsPerThread * team.threads() * per_panel) {
+        const int64_t each = bytes / least / team.threads(), most = (kMostShares + rounds - 1) / rounds;
+        if (team.threads() > 1 && each > 1) count_ *= each < most ? each : most;
     }
     // A share for each panel or so, in each of up to kMostRounds rounds, which are of rows of their own: every thread begins
     // with its own, so that rows stay in the cache of a core, and then helps with those of others.
-    Shares(int64_t units, int64_t per_panel, int64_t rounds)
-        : units_(units),
+    Shares(const Team& team, int64_t units, int64_t per_panel, int64_t rounds)
+        : team_(team),
+          units_(units),
           per_panel_(per_panel),
           count_((units + per_panel - 1) / per_panel),
           rounds_(rounds),
@@ -41,7 +43,7 @@ public:
     // All of this thread's: for (share = first(); has(share); share = next(share)). Or the next one is taken early, so that
     // what it reads can be fetched: for (share = first(); has(share); share = settled(share, following)), where
     // `following` is early(share): none but of the same round, for another round's last share may be its own thread's.
-    int64_t first() { return apart_ ? next_from(own_round()) : omp_get_thread_num(); }
+    int64_t first() { return apart_ ? next_from(own_round()) : team_.number(); }
     bool has(int64_t share) const { return share >= 0 && share < count_ * rounds_; }
     int64_t next(int64_t share) { return apart_ ? next_from(round(share)) : next(); }
     int64_t early(int64_t share) {
@@ -50,7 +52,7 @@ public:
         return following < count_ ? round(share) * count_ + following : kLater;
     }
     int64_t settled(int64_t share, int64_t following) { return following == kLater ? next_from(round(share)) : following; }
-    int64_t next() { return omp_get_num_threads() + taken_[0].fetch_add(1, std::memory_order_relaxed); }
+    int64_t next() { return team_.size() + taken_[0].fetch_add(1, std::memory_order_relaxed); }
 
     int64_t rounds() const { return rounds_; }
     int64_t round(int64_t share) const { return share / count_; }
@@ -66,7 +68,7 @@ public:
 private:
     static constexpr int64_t kLater = -1;
 
-    int64_t own_round() const { return rounds_ * omp_get_thread_num() / omp_get_num_threads(); }
+    int64_t own_round() const { return rounds_ * team_.number() / team_.size(); }
     int64_t next_from(int64_t round) {
         const int64_t own = own_round();
         do {
@@ -77,6 +79,7 @@ private:
         return count_ * rounds_;
     }
 
+    const Team& team_;
     int64_t units_, per_panel_, count_, rounds_;
     bool whole_, apart_ = false;
     std::atomic<int64_t> taken_[kMostRounds]{};

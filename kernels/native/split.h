@@ -50,9 +50,9 @@ inline void split(__m512 low, __m512 high, uint32_t* to) {
     }
 }
 
-// The tiles 0 to 3 += 32 rows times 16 * tiles outputs, of a depth of 32. What is multiplied lies as [parts] tiles for each
-// 16 rows, `apart` words from the next 16, and as [tiles, parts] for the outputs. between(0) to between(5) are called on
-// the way: the products take their time, in which other work is done.
+// The tiles 0 to 3 += 32 rows times 16 * tiles outputs, of a depth of 32. Rows are given as [parts] tiles for each 16
+// rows, `apart` words from the next 16, and outputs as [tiles, parts]. between(0) to between(5) are called while the
+// tiles compute, so that their time is used for other work.
 template <int tiles, typename Between>
 inline void multiply_step(const uint32_t* rows, int64_t apart, const uint32_t* outs, Between between) {
     asm volatile("" ::: "memory");  // the compiler does not know that tiles are loaded from memory
@@ -141,7 +141,7 @@ struct Segment {
     Fetch fetch;
 };
 
-// What a weight is at 16 * tiles outputs from `from` on.
+// A weight's part for 16 * tiles outputs from `from` on.
 struct Columns {
     const float* from;
     int64_t panel, depth;

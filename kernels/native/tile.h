@@ -1,4 +1,5 @@
-// The heart of float32 products and of attention: a few rows times a few vectors of columns, all sums in registers.
+// The inner loop of float32 products and of attention: a few rows times a few vectors of columns, all sums in
+// registers.
 
 #pragma once
 
@@ -40,7 +41,7 @@ struct Ahead {
 };
 
 // sums [rows, 64] += x [rows, depth] times weight [depth, columns], whose rows are `stride` apart. Every sum is one
-// chain of fused multiply-adds in the order of the depth, whatever the shape of the tile.
+// chain of fused multiply-adds in the order of the depth, for any shape of the tile.
 template <int rows, int columns>
 void tile(const float* x, int64_t x_stride, const float* weight, int64_t stride, int64_t depth, Ahead ahead,
           float* sums) {

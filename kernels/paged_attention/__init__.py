@@ -9,7 +9,7 @@ from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 
 Plan = AttentionPlan | DevicePlan | Planned
-"""What the rows of a step attend to; its kind says who computes it, see `backends`."""
+"""The keys of a step's rows; the plan's type selects the back end, see `backends`."""
 
 
 def prepare() -> str:
@@ -22,9 +22,15 @@ def prepare() -> str:
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: Plan, scale: float, *, softcap: float = 0.0,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: Plan,
+    scale: float,
+    *,
+    softcap: float = 0.0,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attend to the keys that the plan names. The step's own keys and values have been written before.
 
     Args:

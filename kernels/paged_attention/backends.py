@@ -1,7 +1,7 @@
-"""Who computes attention: an ordered list, of which the first that can is taken, or the one that is asked for.
+"""Attention back ends: an ordered list, from which the first suitable one or the requested one is taken.
 
-What a back end cannot do is known before the first step, from the shapes and features of the model's layers, and said
-by name: a model is never served by an attention that leaves out its soft cap.
+Unsupported features are found before the first step, from the shapes and features of the model's layers, and reported
+by name: a model is never served with an attention that leaves out its soft cap.
 """
 
 from abc import ABC, abstractmethod
@@ -26,13 +26,13 @@ Ints = NDArray[np.int64]
 
 WIDEST_HEAD = 256
 WIDEST_LATENT = 512
-"""What the Triton kernels' tiles are made for."""
+"""Limits of the Triton kernels' tiles."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the attention layers of a model ask for, all of them together."""
+    """The combined requirements of a model's attention layers."""
 
     device: torch.device
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class Needs:
     head_dim: int
     block_size: int
     kv_dtype: torch.dtype | None = None
-    """Of the cache, where it is not that of the queries."""
+    """Type of the cache, if it differs from that of the queries."""
     softcap: bool = False
     sinks: bool = False
     latent: int = 0
@@ -62,10 +62,15 @@ class Backend(ABC):
 
     @abstractmethod
     def plan(
-        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        self,
+        tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        needs: Needs,
+        window: int | None,
         tree: TreeMask | None = None,
-    ) -> Any:  # fmt: skip
-        """What `paged_attention` is to be given, for a step as of `plan.AttentionPlan`."""
+    ) -> Any:
+        """The plan that `paged_attention` takes, for a step as of `plan.AttentionPlan`."""
 
 
 class Triton(Backend):
@@ -101,14 +106,24 @@ class Triton(Backend):
         return None
 
     def plan(
-        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        self,
+        tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        needs: Needs,
+        window: int | None,
         tree: TreeMask | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         kv_dtype = needs.kv_dtype or needs.dtype
         shape = AttentionShape(
-            needs.num_heads, needs.num_kv_heads, needs.head_dim, needs.block_size, window, kv_dtype,
+            needs.num_heads,
+            needs.num_kv_heads,
+            needs.head_dim,
+            needs.block_size,
+            window,
+            kv_dtype,
             needs.latent,
-        )  # fmt: skip
+        )
         return DevicePlan.from_host(
             tables, starts, counts, shape=shape, device=needs.device, invariant=needs.batch_invariant, tree=tree
         )
@@ -125,13 +140,25 @@ class Torch(Backend):
         return None if needs.device.type == "cpu" else f"runs on a CPU, and the device is {needs.device.type}"
 
     def plan(
-        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        self,
+        tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        needs: Needs,
+        window: int | None,
         tree: TreeMask | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         return AttentionPlan(
-            tables, starts, counts, block_size=needs.block_size, num_kv_heads=needs.num_kv_heads, window=window,
-            compiled=self.native, by_token=needs.batch_invariant, tree=tree,
-        )  # fmt: skip
+            tables,
+            starts,
+            counts,
+            block_size=needs.block_size,
+            num_kv_heads=needs.num_kv_heads,
+            window=window,
+            compiled=self.native,
+            by_token=needs.batch_invariant,
+            tree=tree,
+        )
 
 
 class Native(Torch):
@@ -162,17 +189,29 @@ class RowByRow(Backend):
         return None
 
     def plan(
-        self, tables: NDArray[np.int32], starts: Ints, counts: Ints, needs: Needs, window: int | None,
+        self,
+        tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        needs: Needs,
+        window: int | None,
         tree: TreeMask | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         rows = RowPlan(
             tables, starts, counts, block_size=needs.block_size, window=window, device=needs.device, tree=tree
-        )  # fmt: skip
+        )
         return Planned(self, rows)
 
-    def attend(self, query: Tensor, caches: tuple[Tensor, Tensor], plan: RowPlan, scale: float, softcap: float,
-               sinks: Tensor | None) -> Tensor:  # fmt: skip
-        """Of tokens [tokens, heads, head_dim], the same; tokens of no row are zeros."""
+    def attend(
+        self,
+        query: Tensor,
+        caches: tuple[Tensor, Tensor],
+        plan: RowPlan,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """The attention of tokens [tokens, heads, head_dim], in the same shape; tokens of no row get zeros."""
         out = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         for span in plan.rows:
             keys, values = (span.gather(cache, query.dtype) for cache in caches)
@@ -181,8 +220,16 @@ class RowByRow(Backend):
         return out
 
     @abstractmethod
-    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-            sinks: Tensor | None) -> Tensor:  # fmt: skip
+    def row(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        span: RowSpan,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
         """As `row_by_row.sdpa`."""
 
 
@@ -196,8 +243,16 @@ class Sdpa(RowByRow):
             return "has no soft cap of scores, which this model needs"
         return super().refuses(needs)
 
-    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-            sinks: Tensor | None) -> Tensor:  # fmt: skip
+    def row(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        span: RowSpan,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
         return row_by_row.sdpa(query, keys, values, span, scale, softcap, sinks)
 
 
@@ -211,13 +266,21 @@ class Flex(RowByRow):
             return "is compiled for GPUs only: elsewhere torch has it as a definition, too slow to serve with"
         return super().refuses(needs)
 
-    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-            sinks: Tensor | None) -> Tensor:  # fmt: skip
+    def row(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        span: RowSpan,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
         return row_by_row.flex(query, keys, values, span, scale, softcap, sinks)
 
 
 class Reference(RowByRow):
-    """The definition, token by token in float32: to find out who is wrong."""
+    """The definition, token by token in float32: a reference to check the others against."""
 
     name, also = "reference", ()
 
@@ -226,29 +289,44 @@ class Reference(RowByRow):
             return f"reads caches of the type of the model, not of {needs.kv_dtype}"
         return None
 
-    def attend(self, query: Tensor, caches: tuple[Tensor, Tensor], plan: RowPlan, scale: float, softcap: float,
-               sinks: Tensor | None) -> Tensor:  # fmt: skip
+    def attend(
+        self,
+        query: Tensor,
+        caches: tuple[Tensor, Tensor],
+        plan: RowPlan,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
         out = paged_attention_reference(
             query, *caches, plan.tables, plan.items, scale=scale, softcap=softcap, sinks=sinks, tree=plan.tree
-        )  # fmt: skip
+        )
         out[plan.num_tokens :] = 0
         return out
 
-    def row(self, query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-            sinks: Tensor | None) -> Tensor:  # fmt: skip
+    def row(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        span: RowSpan,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
         raise NotImplementedError("computed for all rows together")
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A step's rows and who computes them."""
+    """A step's rows and the back end that computes them."""
 
     backend: RowByRow
     rows: RowPlan
 
 
 BACKENDS: tuple[Backend, ...] = (Triton(), Native(), Torch(), Sdpa(), Flex(), Reference())
-"""In the order in which they are tried."""
+"""All back ends, in the order in which they are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,17 +339,17 @@ class Planner:
     def __call__(
         self, tables: NDArray[np.int32], starts: Ints, counts: Ints, window: int | None, tree: TreeMask | None = None
     ) -> Any:
-        """What `paged_attention` is to be given; arguments as of `plan.AttentionPlan`."""
+        """The plan that `paged_attention` takes; arguments as of `plan.AttentionPlan`."""
         return self.backend.plan(tables, starts, counts, self.needs, window, tree)
 
     @property
     def compiled(self) -> bool:
-        """Whether our C++ computes it."""
+        """True if our C++ computes it."""
         return isinstance(self.backend, Native)
 
 
 def choose(needs: Needs, name: str = "auto") -> Backend:
-    """The back end of that name, or the first that can.
+    """The back end of that name, or the first suitable one.
 
     Raises:
         ConfigError: there is none of that name, or it, or none at all, can do what the model needs; `param` is

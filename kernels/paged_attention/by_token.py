@@ -1,4 +1,4 @@
-"""Every query token by itself with torch's operators: slow, but the same to the bit whatever stands beside it."""
+"""Each query token by itself with torch's operators: slow, but equal to the bit in any batch."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,15 @@ from troupellm.kernels.paged_attention.tree import TreeMask
 
 
 def attend(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, plan: AttentionPlan, scale: float, softcap: float,
-    sinks: Tensor | None, out: Tensor,
-) -> None:  # fmt: skip
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    softcap: float,
+    sinks: Tensor | None,
+    out: Tensor,
+) -> None:
     """Write the attention of a plan's tokens to `out`; arguments as those of `paged_attention`.
 
     One call of the reference per token, since the operators order their sums by the shapes that they are given.
@@ -24,7 +30,14 @@ def attend(
         if tree is not None:
             tree = TreeMask(tree.bases, tree.seen[token : token + 1], tree.positions[token : token + 1])
         found = paged_attention_reference(
-            query[token : token + 1], key_cache, value_cache, plan.block_tables, alone, scale=scale, softcap=softcap,
-            sinks=sinks, tree=tree,
-        )  # fmt: skip
+            query[token : token + 1],
+            key_cache,
+            value_cache,
+            plan.block_tables,
+            alone,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            tree=tree,
+        )
         out[token] = found[0]

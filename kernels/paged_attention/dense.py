@@ -1,4 +1,4 @@
-"""Paged attention with torch's own operators: blocks are gathered, then attended to as dense tensors."""
+"""Paged attention with torch's own operators: blocks are gathered, then used as dense tensors."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,14 @@ from troupellm.kernels.paged_attention.plan import Bucket, PrefillSpan
 
 
 def prefill(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, span: PrefillSpan, scale: float, softcap: float = 0.0,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    span: PrefillSpan,
+    scale: float,
+    softcap: float = 0.0,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of one row's consecutive query tokens.
 
     Args:
@@ -32,16 +37,26 @@ def prefill(
         return mixed.view(heads, tokens, size).transpose(0, 1)
     grouped = query.shape[1] != keys.shape[1]
     attended = functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], keys, values, attn_mask=span.mask, is_causal=span.mask is None, scale=scale,
+        query.transpose(0, 1)[None],
+        keys,
+        values,
+        attn_mask=span.mask,
+        is_causal=span.mask is None,
+        scale=scale,
         enable_gqa=grouped,
-    )  # fmt: skip
+    )
     return attended[0].transpose(0, 1)
 
 
 def decode(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, bucket: Bucket, scale: float, softcap: float = 0.0,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    bucket: Bucket,
+    scale: float,
+    softcap: float = 0.0,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Attention of single query tokens; the heads of a KV head's group become its query rows.
 
     Args:
@@ -52,7 +67,7 @@ def decode(
     """
     items, heads, size = query.shape
     kv_heads = key_cache.shape[1]
-    # What a block holds beyond a row's keys may be anything, NaN included, and 0 * NaN is NaN.
+    # Beyond a row's keys a block may hold anything, NaN included, and 0 * NaN is NaN.
     keys, values = (
         gather(cache, bucket.gather, items, query.dtype).masked_fill_(bucket.hidden, 0)
         for cache in (key_cache, value_cache)
@@ -70,7 +85,7 @@ def decode(
 def _softmax_product(
     query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, scale: float, softcap: float, sinks: Tensor | None
 ) -> Tensor:
-    """What torch's fused operator cannot: scores in float32, capped, with a sink per head.
+    """Attention that torch's fused operator lacks: scores in float32, capped, with a sink per head.
 
     Args:
         query: [items, kv_heads, rows, head_dim]; the rows of each KV head are those of its first query head, then of

@@ -38,7 +38,7 @@ SMALL_EXTEND = Launch(warps=4, stages=2, constants={"ROWS": 32, "TILE": 16})
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Of one case, on a device."""
+    """The tensors of one case, on a device."""
 
     query: Tensor
     keys: Tensor
@@ -52,9 +52,15 @@ def shape_of(case: Case, kv_dtype: torch.dtype) -> AttentionShape:
 
 
 def make_device_inputs(
-    case: Case, device: torch.device, seed: int, *, small: bool = True, programs: int | None = None,
-    quantized: torch.dtype | None = None, invariant: bool = False,
-) -> Inputs:  # fmt: skip
+    case: Case,
+    device: torch.device,
+    seed: int,
+    *,
+    small: bool = True,
+    programs: int | None = None,
+    quantized: torch.dtype | None = None,
+    invariant: bool = False,
+) -> Inputs:
     """The inputs of a case for the kernels.
 
     Args:
@@ -72,10 +78,16 @@ def make_device_inputs(
     if quantized is not None:
         keys, values = poisoned_codes(keys, quantized), poisoned_codes(values, quantized)
     device_plan = DevicePlan.from_host(
-        tables, np.asarray(case.starts), np.asarray(case.counts), device=device,
-        shape=shape_of(case, keys.dtype), decode=SMALL_DECODE if small else None,
-        extend=SMALL_EXTEND if small else None, programs=programs, invariant=invariant,
-    )  # fmt: skip
+        tables,
+        np.asarray(case.starts),
+        np.asarray(case.counts),
+        device=device,
+        shape=shape_of(case, keys.dtype),
+        decode=SMALL_DECODE if small else None,
+        extend=SMALL_EXTEND if small else None,
+        programs=programs,
+        invariant=invariant,
+    )
     return Inputs(
         query.to(device), keys.to(device), values.to(device), device_plan, None if sinks is None else sinks.to(device)
     )
@@ -91,7 +103,7 @@ def poisoned_codes(cache: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def give_back(case: Case, tables: NDArray[np.int32], keys: Tensor, values: Tensor) -> None:
-    """Blocks that lie whole behind a row's window become -1 in its table, and what they held becomes NaN."""
+    """Blocks that are wholly outside of a row's window become -1 in its table, and their content becomes NaN."""
     assert case.window is not None
     for row, start in enumerate(case.starts):
         for column in range(max(0, start + 1 - case.window) // case.block_size):

@@ -1,7 +1,7 @@
-"""What the rows of a step attend to, for kernels on a GPU: tensors only, shared out among programs on the device.
+"""The attention plan of a step for kernels on a GPU: tensors only, divided among programs on the device.
 
-Nothing here waits for the device or reads from it, and `refresh` launches kernels alone: a plan over static tensors can
-live in a CUDA graph, whose replays read what the tensors hold by then.
+Nothing here waits for the device or reads from it, and `refresh` only launches kernels. So a plan over static tensors
+can be part of a CUDA graph, whose replays read the tensors' current content.
 """
 
 import threading
@@ -20,14 +20,14 @@ Ints = NDArray[np.int64]
 MOST_PACKED = 64
 """Rows of a product of the decode kernel (query tokens times heads of a group), beyond which rows are prefilled."""
 LATENT_HEADS = 32
-"""Heads that read a tile of latent vectors together: what their sums leave of the registers."""
+"""Heads that read a tile of latent vectors together: as many as their sums leave registers for."""
 SMALLEST_PRODUCT = 16
 """Rows of a product that tensor cores take."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What does not change from step to step."""
+    """The properties of attention that are the same in every step."""
 
     num_heads: int
     num_kv_heads: int
@@ -36,18 +36,18 @@ class AttentionShape:
     window: int | None = None
     """Keys that a token sees, itself included; None is all before it."""
     kv_dtype: torch.dtype = torch.bfloat16
-    """Of the cache."""
+    """Type of the cache."""
     latent: int = 0
-    """Of a cache of latent vectors (MLA), which is one KV head: how many of a row's values are the latent vector."""
+    """For a cache of latent vectors (MLA), which is one KV head: size of the latent vector within a row; 0 is none."""
 
     @property
     def group(self) -> int:
-        """Heads of one KV head; of those that read latent vectors, as many as go into one product."""
+        """Query heads per KV head; of heads that read latent vectors, as many as fit into one product."""
         return min(self.num_heads, LATENT_HEADS) if self.latent else self.num_heads // self.num_kv_heads
 
     @property
     def task_heads(self) -> int:
-        """How often the tiles of a row are read: by its KV heads, or by blocks of heads."""
+        """The number of times a row's tiles are read: once per KV head, or per block of heads."""
         return -(-self.num_heads // self.group) if self.latent else self.num_kv_heads
 
     @property
@@ -61,7 +61,7 @@ class AttentionShape:
 
 
 def decode_launch(shape: AttentionShape, queries: int) -> Launch:
-    """Chosen by what compiles without spills and with two tiles on their way (see tests/kernels/triton/checks)."""
+    """Sizes that compile without spills and with two tiles in flight (see tests/kernels/triton/checks)."""
     if shape.latent:
         stages = 3 if shape.kv_dtype.itemsize == 2 else 2
         return Launch(warps=8, stages=stages, constants={"TILE": 32 if shape.kv_dtype.itemsize <= 2 else 16})
@@ -110,11 +110,11 @@ class ExtendPart:
     context_lens: Tensor
     launch: Launch
     tokens: int
-    """Of one row, in one program."""
+    """Query tokens of one row, in one program."""
     blocks: Tensor
     """int32 [programs, 2], see `triton_plan.map_extend`."""
     tree: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None]
-    """Of these rows and all tokens, what `DeviceTree` has; None where no row has a tree."""
+    """The `DeviceTree` of these rows and all tokens; None if no row has a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,11 @@ class LongRow:
     """A row of latent vectors whose keys and values are worth making, for it has many query tokens."""
 
     tokens: slice
-    """Of the flat batch."""
+    """Place in the flat batch."""
     blocks: Tensor
     """int64 [blocks]."""
     keys: int
-    """The first so many of the blocks; its last tokens are those of this step."""
+    """Number of the row's keys in the blocks; the last ones belong to the tokens of this step."""
 
 
 class DevicePlan:
@@ -211,7 +211,7 @@ class DevicePlan:
         device: torch.device, invariant: bool = False, decode: Launch | None = None, extend: Launch | None = None,
         programs: int | None = None, tree: TreeMask | None = None,
     ) -> "DevicePlan":  # fmt: skip
-        """Plan one step from what the host knows, as `AttentionPlan` does: two copies to the device, no wait.
+        """Plan one step from the host's numbers, as `AttentionPlan` does: two copies to the device, no wait.
 
         Args:
             block_tables: [rows, width].
@@ -278,7 +278,7 @@ def _upload(values: NDArray[np.int32] | NDArray[np.int64], device: torch.device)
 
 
 class _Workspaces(threading.local):
-    """Of one thread."""
+    """The work space of one thread."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[torch.device, int, int, int], tuple[Tensor, Tensor]] = {}

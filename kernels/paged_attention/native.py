@@ -1,4 +1,4 @@
-"""The compiled path of paged attention: alone, or with all that lies between a layer's two products."""
+"""The compiled path of paged attention: alone, or with all operations between a layer's two products."""
 
 import functools
 import weakref
@@ -21,36 +21,44 @@ from troupellm.kernels.rope.reference import rope_reference
 
 LANES = 16
 MAX_HEAD_DIM, MAX_LATENT = 256, 1024
-"""Of heads whose keys and values are written on the way, and of others: latent vectors."""
+"""Limits for heads whose keys and values are written in the same call, and for latent vectors."""
 CELLS = {torch.float32: 0, torch.int8: 1, kv_codes.FP8: 2}
 """Types of caches, see `kernels.kv_codes`."""
 
 ROUNDED = 0.006
-"""How far from the reference a block's result over a cache in eight bits may be, beside the largest one: queries and
-weights may be rounded to bfloat16 (`kernels.kv_codes`), each by up to 2^-9, so that scores near 1 add as much again."""
+"""Largest difference from the reference over a cache in eight bits, relative to the largest result. Queries and weights
+may be rounded to bfloat16 (`kernels.kv_codes`), each by up to 2^-9; scores near 1 add as much again."""
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What queries and keys go through. norms: of queries and keys, each [head_dim], or None."""
+    """Norm and rotation of queries and keys. norms: of queries and keys, each [head_dim], or None."""
 
     norms: Pair | None
     eps: float
     rotary_dim: int
-    """How many of a head's values are rotated, the first half of them with the second; 0 is none."""
+    """Number of a head's values that are rotated, the first half of them with the second; 0 is none."""
 
 
 class NativeAttention:
-    """What compiled code is told of a layer: `Heads` of parts.h."""
+    """A layer's attention in the form of compiled code: `Heads` of parts.h."""
 
     __slots__ = ("_caches", "_function", "_held", "_told", "half", "head_dim", "num_heads", "num_kv_heads", "pointer")
 
     def __init__(
-        self, function: native.Function, num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *,
-        softcap: float = 0.0, sinks: Tensor | None = None, turn: Turn | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        function: native.Function,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        scale: float,
+        *,
+        softcap: float = 0.0,
+        sinks: Tensor | None = None,
+        turn: Turn | None = None,
+    ) -> None:
         """
         Args:
             sinks: float32 [heads].
@@ -135,20 +143,38 @@ class NativeAttention:
         return out
 
     def _call(
-        self, query: Tensor, stride: int, caches: Pair, plan: AttentionPlan, rows: Tensor | None,
-        angles: Pair | None, out: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        query: Tensor,
+        stride: int,
+        caches: Pair,
+        plan: AttentionPlan,
+        rows: Tensor | None,
+        angles: Pair | None,
+        out: Tensor,
+    ) -> None:
         if self._caches is None or self._caches[0]() is not caches[0] or self._caches[1]() is not caches[1]:
             check_caches(caches, self.num_kv_heads, self.head_dim)
             self._caches = weakref.ref(caches[0]), weakref.ref(caches[1])
         blocks, _, block_size, _ = caches[0].shape
         cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         self._function(
-            self.pointer, told(plan, self.num_heads // self.num_kv_heads).pointer, query.data_ptr(), stride,
-            plan.num_tokens, caches[0].data_ptr(), caches[1].data_ptr(), CELLS[caches[0].dtype], blocks, block_size,
-            None if rows is None else rows.data_ptr(), cosines, sines, out.data_ptr(), out.stride(0),
+            self.pointer,
+            told(plan, self.num_heads // self.num_kv_heads).pointer,
+            query.data_ptr(),
+            stride,
+            plan.num_tokens,
+            caches[0].data_ptr(),
+            caches[1].data_ptr(),
+            CELLS[caches[0].dtype],
+            blocks,
+            block_size,
+            None if rows is None else rows.data_ptr(),
+            cosines,
+            sines,
+            out.data_ptr(),
+            out.stride(0),
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
 
 
 def check_caches(caches: Pair, num_kv_heads: int, head_dim: int) -> None:
@@ -164,7 +190,7 @@ def check_caches(caches: Pair, num_kv_heads: int, head_dim: int) -> None:
 
 
 class Told:
-    """What compiled code is told of a step: `struct Plan`."""
+    """A step's plan in the form of compiled code: `struct Plan`."""
 
     __slots__ = ("_held", "pointer")
 
@@ -190,29 +216,30 @@ def told(plan: AttentionPlan, group: int) -> Told:
 
 
 def supports(query: Tensor, cache: Tensor) -> bool:
-    """Whether the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 1,024."""
+    """True if the compiled path takes these heads: float32 on a CPU, head_dim a multiple of 16 up to 1,024."""
     size = query.shape[-1]
     return (
-        query.device.type == "cpu" and query.dtype == torch.float32 and cache.dtype in CELLS
-        and size % LANES == 0 and size <= MAX_LATENT
-    )  # fmt: skip
+        query.device.type == "cpu"
+        and query.dtype == torch.float32
+        and cache.dtype in CELLS
+        and size % LANES == 0
+        and size <= MAX_LATENT
+    )
 
 
 def takes_compiled(plan: object) -> TypeGuard[AttentionPlan]:
-    """Whether a plan is for this path."""
+    """True if a plan is for this path."""
     return isinstance(plan, AttentionPlan) and plan.compiled
 
 
 def native_attention(
     num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *, softcap: float, sinks: Tensor | None, turn: Turn
 ) -> NativeAttention | None:
-    """For a layer in float32 on a CPU whose queries and keys are turned as `turn` says; None is to do without."""
+    """The compiled attention of a float32 layer on a CPU, with norm and rotation as in `turn`; None if unavailable."""
     function = load()
     if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or turn.rotary_dim > head_dim:
         return None
-    return NativeAttention(
-        function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, turn=turn
-    )  # fmt: skip
+    return NativeAttention(function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, turn=turn)
 
 
 @functools.cache
@@ -227,7 +254,7 @@ def load() -> native.Function | None:
 
 
 def _keeps(function: native.Function, kind: torch.dtype) -> bool:
-    """Whether keys and values of a cache of this type are written to the bit, and attended to."""
+    """True if keys and values of a cache of this type are written exactly, and attended to correctly."""
     generator = torch.Generator().manual_seed(1)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
     starts, counts, size = np.array([19, 6, 20]), np.array([1, 2, 40]), 32
@@ -268,7 +295,8 @@ def _takes_latent(function: native.Function) -> bool:
 
 
 def _agrees(function: native.Function) -> bool:
-    """One row of one token, one of two and one of many, and a batch of single tokens; with all that comes before."""
+    """Compare with the reference: a row of one token, of two and of many, and a batch of single tokens; all
+    operations."""
     generator = torch.Generator().manual_seed(0)
     tables = torch.randperm(30, generator=generator).view(3, 10).to(torch.int32)
     sinks = torch.randn(6, generator=generator, dtype=torch.float32)

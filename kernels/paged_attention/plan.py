@@ -1,4 +1,4 @@
-"""What the rows of a step attend to: worked out once per step on the host, read by every layer."""
+"""The attention plan of a step: computed once per step on the host, read by every layer."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +11,14 @@ from torch import Tensor
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
 
 PREFILL_TOKENS = 16
-"""A row with at least so many query tokens is computed as one dense product, below that as each token is alone."""
+"""A row with at least this many query tokens is computed as one dense product, a shorter one token by token."""
 JOB_QUERIES = 256
 """Query tokens times heads of a KV head's group that compiled code takes together: as many as its caches hold."""
 JOB_HEADS = 8
 """Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS (kMostHeads of attend.h): larger
 groups than half of it would have one token in each call."""
 BUCKET_SLACK = 1.25
-"""How much longer than its shortest member the longest of a bucket may be."""
+"""Largest ratio of the longest to the shortest member of a bucket."""
 
 Ints = NDArray[np.int64]
 
@@ -61,7 +61,7 @@ class Apart:
 
 
 class AttentionPlan:
-    """Query tokens and their keys. What only one path reads is made when it does.
+    """Query tokens and their keys. Parts that only one path needs are computed on first use.
 
     Attributes:
         block_tables: int32 [rows, width].
@@ -70,19 +70,28 @@ class AttentionPlan:
     """
 
     def __init__(
-        self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int, num_kv_heads: int,
-        window: int | None = None, by_token: bool = False, compiled: bool = True, tree: TreeMask | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        block_tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        *,
+        block_size: int,
+        num_kv_heads: int,
+        window: int | None = None,
+        by_token: bool = False,
+        compiled: bool = True,
+        tree: TreeMask | None = None,
+    ) -> None:
         """Plan one step.
 
         Args:
             block_tables: [rows, width] block ids; entries behind a row's keys are never read.
             starts: [rows] position of each row's first query token.
             counts: [rows] query tokens of each row; they follow each other in the flat batch.
-            window: how many keys a token sees, itself included; None sees all before it.
-            by_token: every token is computed as if it were the only one, so that its result is the same, to the bit,
-                whatever is computed beside it.
-            compiled: whether the compiled path may be taken, where there is one.
+            window: the number of keys that a token sees, itself included; None sees all before it.
+            by_token: every token is computed as if it were the only one, so that its result is the same, to the bit, in
+                any batch.
+            compiled: the compiled path may be taken, if there is one.
             tree: of rows whose last tokens are trees of drafts, for this window; `starts` are places in the cache.
         """
         self.block_size, self.window, self.by_token = block_size, window or 0, by_token
@@ -90,7 +99,7 @@ class AttentionPlan:
         self._num_kv_heads, self._starts, self._counts = num_kv_heads, starts, counts
         self._tables = np.ascontiguousarray(block_tables)
         self.told: dict[int, object] = {}
-        """What compiled code was told of this plan, see `native.told`."""
+        """The plan in the form of compiled code, see `native.told`."""
         self._apart: dict[int, Apart | None] = {}
         self._ends = np.cumsum(counts)
         self.num_tokens = int(self._ends[-1])
@@ -104,7 +113,7 @@ class AttentionPlan:
         return torch.from_numpy(self._tables)
 
     def apart(self, least: int) -> "Apart | None":
-        """Rows with many query tokens beside the rest, worked out once; None where there is no such row.
+        """Separates rows with many query tokens from the others, once; None if there is no such row.
 
         Args:
             least: query tokens, more than are computed one by one.
@@ -123,19 +132,25 @@ class AttentionPlan:
         if others.size:
             tree = None if self.tree is None else self.tree.of(others, tokens)
             rest = AttentionPlan(
-                self._tables[others], self._starts[others], self._counts[others], block_size=self.block_size,
-                num_kv_heads=self._num_kv_heads, window=self.window or None, compiled=self.compiled, tree=tree,
-            )  # fmt: skip
+                self._tables[others],
+                self._starts[others],
+                self._counts[others],
+                block_size=self.block_size,
+                num_kv_heads=self._num_kv_heads,
+                window=self.window or None,
+                compiled=self.compiled,
+                tree=tree,
+            )
         return Apart(tuple(self._span(row) for row in long.tolist()), rest, torch.from_numpy(tokens))
 
     @cached_property
     def alone(self) -> bool:
-        """Whether every row has one query token, so that none reads what another one writes."""
+        """True if every row has one query token, so that none reads keys that another one writes."""
         return self.num_tokens == len(self._counts)
 
     def jobs(self, group: int) -> NDArray[np.int32]:
-        """For compiled code, with so many query heads per KV head: [jobs, 4] of first token, tokens, row, and position
-        of the first token. Long ones come first, so that no thread is left with one at the end."""
+        """For compiled code, with `group` query heads per KV head: [jobs, 4] of first token, tokens, row, and position
+        of the first token. Long jobs come first, so that no thread has one left at the end."""
         if self.alone:
             alone = np.ones((self.num_tokens, 4), dtype=np.int32)
             alone[:, 0] = alone[:, 2] = np.arange(self.num_tokens)

@@ -9,9 +9,17 @@ from troupellm.kernels.paged_attention.tree import TreeMask
 
 
 def paged_attention_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, items: Tensor, *, scale: float,
-    softcap: float = 0.0, sinks: Tensor | None = None, tree: TreeMask | None = None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    items: Tensor,
+    *,
+    scale: float,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+    tree: TreeMask | None = None,
+) -> Tensor:
     """Softmax attention in float32 of each item's query token over its keys.
 
     Args:
@@ -22,7 +30,7 @@ def paged_attention_reference(
         items: int32 [items, 4]: token, row, first key position, key position past the last.
         softcap: scores become softcap * tanh(score / softcap); 0 leaves them.
         sinks: float32 [heads], one more score per head, of a key without a value; None is without.
-        tree: what tokens of trees see of the keys of their item.
+        tree: the keys of their item that tokens of trees see.
 
     Returns:
         [tokens, heads, head_dim], the type of `query`; tokens without an item are NaN.

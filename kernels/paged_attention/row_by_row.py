@@ -1,4 +1,4 @@
-"""Attention of one row at a time with what torch has: scaled_dot_product_attention, or flex attention.
+"""Attention of one row at a time with torch's own operators: scaled_dot_product_attention, or flex attention.
 
 A sink is one more key and value of zeros, whose score is replaced: no operator of torch knows sinks.
 """
@@ -16,8 +16,9 @@ from troupellm.kernels.paged_attention.row_plan import RowSpan
 NEVER = float("-inf")
 
 
-def sdpa(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-         sinks: Tensor | None) -> Tensor:  # fmt: skip
+def sdpa(
+    query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
     """By `scaled_dot_product_attention`, which has no soft cap.
 
     Args:
@@ -40,9 +41,10 @@ def sdpa(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: floa
     )[0]
 
 
-def flex(query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float,
-         sinks: Tensor | None) -> Tensor:  # fmt: skip
-    """By flex attention, compiled on a GPU; elsewhere it is torch's own slow definition. Arguments as of `sdpa`."""
+def flex(
+    query: Tensor, keys: Tensor, values: Tensor, span: RowSpan, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """Attention by flex attention, compiled on a GPU; elsewhere torch's own slow definition. Arguments as of `sdpa`."""
     seen, real = span.seen, span.seen.shape[1]
     if sinks is not None:
         keys, values = functional.pad(keys, (0, 0, 0, 1)), functional.pad(values, (0, 0, 0, 1))

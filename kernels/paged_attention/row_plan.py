@@ -1,4 +1,4 @@
-"""What the rows of a step attend to, for back ends that gather each row's keys: row by row, on any device."""
+"""The attention plan of a step for back ends that gather each row's keys: row by row, on any device."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ class RowSpan:
     """One row's query tokens and keys."""
 
     tokens: slice
-    """Of the flat batch."""
+    """Place in the flat batch."""
     blocks: Tensor
     """int64 [blocks], from the one with the first key that any token sees."""
     keys: slice
@@ -42,9 +42,16 @@ class RowPlan:
     """
 
     def __init__(
-        self, block_tables: NDArray[np.int32], starts: Ints, counts: Ints, *, block_size: int,
-        window: int | None = None, device: torch.device, tree: TreeMask | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        block_tables: NDArray[np.int32],
+        starts: Ints,
+        counts: Ints,
+        *,
+        block_size: int,
+        window: int | None = None,
+        device: torch.device,
+        tree: TreeMask | None = None,
+    ) -> None:
         """Arguments as of `plan.AttentionPlan`; the tensors lie on `device`."""
         self._tables, self._block_size, self._window, self._device = block_tables, block_size, window, device
         self.tree = tree

@@ -1,8 +1,8 @@
 """Paged attention of rows with one or a few query tokens: as many programs as the device holds, with equal shares.
 
-Stream-K over the tiles of all rows and KV heads: each program takes an equal run of them, so neither a skewed batch nor
-a short one leaves multiprocessors idle, and the grid does not depend on lengths (it can live in a CUDA graph). Only the
-first and the last row of a run can be cut: their unnormalised sums go to the workspace and are merged afterwards.
+Stream-K over the tiles of all rows and KV heads: each program takes an equal run of them. Skewed and short batches
+therefore keep all multiprocessors busy. The grid does not depend on lengths, so it can be part of a CUDA graph. Only
+the first and the last row of a run can be cut: their unnormalised sums go to the workspace and are merged afterwards.
 (Osama et al., "Stream-K", 2023; Dao et al., "Flash-Decoding", 2023.)
 """
 
@@ -17,12 +17,37 @@ from troupellm.kernels.triton_support.language import LOG2_E, cast
 
 @triton.jit(do_not_specialize=["block_tables", "query_starts", "context_lens"])
 def decode_kernel(
-    query, keys, values, key_scales, value_scales, sinks, block_tables, query_starts, context_lens, tasks,
-    out, part_sums, part_stats, query_stride, out_stride, block_stride, table_stride, pre_scale, post_scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
-    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-):  # fmt: skip
+    query,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    sinks,
+    block_tables,
+    query_starts,
+    context_lens,
+    tasks,
+    out,
+    part_sums,
+    part_stats,
+    query_stride,
+    out_stride,
+    block_stride,
+    table_stride,
+    pre_scale,
+    post_scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+):
     program = tl.program_id(0)
     packed, dims = tl.arange(0, ROWS), tl.arange(0, DIM)
     token, valid = packed // GROUP, packed < QUERIES * GROUP
@@ -40,16 +65,36 @@ def decode_kernel(
         q = tl.load(query + at[:, None] * query_stride + (heads * HEAD_DIM)[:, None] + dims[None, :], kept, 0.0)
         within = head * (PAGE * ROW)
         acc, maximum, total = attend(
-            q, tl.zeros([ROWS, DIM], tl.float32), tl.full([ROWS], NEVER, tl.float32), tl.zeros([ROWS], tl.float32),
-            keys + within, values + within,
+            q,
+            tl.zeros([ROWS, DIM], tl.float32),
+            tl.full([ROWS], NEVER, tl.float32),
+            tl.zeros([ROWS], tl.float32),
+            keys + within,
+            values + within,
             None if key_scales is None else key_scales + within // 4,
             None if value_scales is None else value_scales + within // 4,
-            block_tables + row.to(tl.int64) * table_stride, tile, end,
-            tl.maximum(context - QUERIES + 1 - WINDOW, 0) if WINDOW > 0 else 0, context,
-            context - QUERIES + 1 + token, None, None, None, block_stride, pre_scale, post_scale,
-            ROW=ROW, HEAD_DIM=HEAD_DIM, DIM=DIM, PAGE=PAGE, TILE=TILE, WINDOW=WINDOW,
-            SOFT_CAP=SOFT_CAP, MASKED=True, GUARDED=QUERIES > 1,
-        )  # fmt: skip
+            block_tables + row.to(tl.int64) * table_stride,
+            tile,
+            end,
+            tl.maximum(context - QUERIES + 1 - WINDOW, 0) if WINDOW > 0 else 0,
+            context,
+            context - QUERIES + 1 + token,
+            None,
+            None,
+            None,
+            block_stride,
+            pre_scale,
+            post_scale,
+            ROW=ROW,
+            HEAD_DIM=HEAD_DIM,
+            DIM=DIM,
+            PAGE=PAGE,
+            TILE=TILE,
+            WINDOW=WINDOW,
+            SOFT_CAP=SOFT_CAP,
+            MASKED=True,
+            GUARDED=QUERIES > 1,
+        )
         if (tile == first) & (end == last):
             result = finish(acc, maximum, total, sinks, heads, valid)
             there = out + at[:, None] * out_stride + (heads * HEAD_DIM)[:, None] + dims[None, :]
@@ -68,10 +113,26 @@ def decode_kernel(
 
 @triton.jit(do_not_specialize=["query_starts", "context_lens"])
 def merge_kernel(
-    sinks, query_starts, context_lens, tasks, out, part_sums, part_stats, out_stride, programs,
-    HEADS: tl.constexpr, OUT_ROW: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, WINDOW: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
+    sinks,
+    query_starts,
+    context_lens,
+    tasks,
+    out,
+    part_sums,
+    part_stats,
+    out_stride,
+    programs,
+    HEADS: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PIECES: tl.constexpr,
+):
     """Put together what begins in one program's run and goes on in the next one's: one query token and head.
 
     OUT_ROW is how far apart heads lie in `out`.

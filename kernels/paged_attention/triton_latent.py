@@ -15,10 +15,23 @@ from troupellm.kernels.triton_support.language import cast, dot
 
 @triton.jit
 def attend_latent(
-    query, turned, cache, table, begin, end, context, block_stride, scale,
-    ROWS: tl.constexpr, LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, ROTATED: tl.constexpr,
-    ROTATED_DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    query,
+    turned,
+    cache,
+    table,
+    begin,
+    end,
+    context,
+    block_stride,
+    scale,
+    ROWS: tl.constexpr,
+    LATENT: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    ROTATED_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """Softmax over tiles [begin, end) of queries [ROWS, LATENT_DIM] and [ROWS, ROTATED_DIM]."""
     offsets, dims, others = tl.arange(0, TILE), tl.arange(0, LATENT_DIM), tl.arange(0, ROTATED_DIM)
     acc, total = tl.zeros([ROWS, LATENT_DIM], tl.float32), tl.zeros([ROWS], tl.float32)
@@ -47,12 +60,31 @@ def attend_latent(
 
 @triton.jit
 def latent_kernel(
-    query, cache, block_tables, query_starts, context_lens, tasks, out, part_sums, part_stats,
-    query_stride, out_stride, block_stride, table_stride, scale,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    LATENT: tl.constexpr, LATENT_DIM: tl.constexpr, ROTATED: tl.constexpr, ROTATED_DIM: tl.constexpr,
-    PAGE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+    query,
+    cache,
+    block_tables,
+    query_starts,
+    context_lens,
+    tasks,
+    out,
+    part_sums,
+    part_stats,
+    query_stride,
+    out_stride,
+    block_stride,
+    table_stride,
+    scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    LATENT: tl.constexpr,
+    LATENT_DIM: tl.constexpr,
+    ROTATED: tl.constexpr,
+    ROTATED_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+):
     """One query token per row. KV_HEADS counts blocks of GROUP heads, which all read the same cache."""
     WIDTH: tl.constexpr = LATENT + ROTATED
     program = tl.program_id(0)
@@ -71,9 +103,23 @@ def latent_kernel(
         q = tl.load(mine + dims[None, :], valid[:, None] & (dims[None, :] < LATENT), 0.0)
         turned = tl.load(mine + LATENT + others[None, :], valid[:, None] & (others[None, :] < ROTATED), 0.0)
         acc, maximum, total = attend_latent(
-            q, turned, cache, block_tables + row.to(tl.int64) * table_stride, tile, end, context, block_stride, scale,
-            ROWS, LATENT, LATENT_DIM, ROTATED, ROTATED_DIM, PAGE, TILE,
-        )  # fmt: skip
+            q,
+            turned,
+            cache,
+            block_tables + row.to(tl.int64) * table_stride,
+            tile,
+            end,
+            context,
+            block_stride,
+            scale,
+            ROWS,
+            LATENT,
+            LATENT_DIM,
+            ROTATED,
+            ROTATED_DIM,
+            PAGE,
+            TILE,
+        )
         if (tile == first) & (end == last):
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             there = out + at * out_stride + (heads * WIDTH)[:, None] + dims[None, :]

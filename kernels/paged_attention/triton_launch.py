@@ -1,4 +1,4 @@
-"""Launching the attention kernels on what a device plan says."""
+"""Launches the attention kernels for a device plan."""
 
 import torch
 from torch import Tensor
@@ -23,10 +23,19 @@ Caches = tuple[Tensor, Tensor]
 
 
 class _Call:
-    """One layer's call: what both kernels are given."""
+    """One layer's call: the arguments of both kernels."""
 
-    def __init__(self, query: Tensor, caches: Caches, plan: DevicePlan, out: Tensor, *,
-                 scale: float, softcap: float, sinks: Tensor | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        query: Tensor,
+        caches: Caches,
+        plan: DevicePlan,
+        out: Tensor,
+        *,
+        scale: float,
+        softcap: float,
+        sinks: Tensor | None,
+    ) -> None:
         self.query, self.out, self.plan, self.sinks = query, out, plan, sinks
         scales = tuple(cache.view(torch.float32) if cache.dtype == torch.int8 else None for cache in caches)
         self.caches = (*caches, *scales)
@@ -44,16 +53,45 @@ class _Call:
         sums, stats = workspace(self.query.device, programs, rows, shape.padded_dim)
         packed = {"QUERIES": part.queries, "ROWS": rows}
         decode_kernel[(programs,)](
-            self.query, *self.caches, self.sinks, part.block_tables, part.query_starts, part.context_lens, part.tasks,
-            self.out, sums, stats, *self.strides, part.block_tables.stride(0), *self.factors,
-            KV_HEADS=shape.num_kv_heads, **packed, **self.head, **self.cache, **self.window, **part.launch.options,
-        )  # fmt: skip
+            self.query,
+            *self.caches,
+            self.sinks,
+            part.block_tables,
+            part.query_starts,
+            part.context_lens,
+            part.tasks,
+            self.out,
+            sums,
+            stats,
+            *self.strides,
+            part.block_tables.stride(0),
+            *self.factors,
+            KV_HEADS=shape.num_kv_heads,
+            **packed,
+            **self.head,
+            **self.cache,
+            **self.window,
+            **part.launch.options,
+        )
         merge_kernel[(programs, part.queries * shape.group)](
-            self.sinks, part.query_starts, part.context_lens, part.tasks, self.out, sums, stats, self.strides[1],
-            programs, **packed, **self.head, **self.window, HEADS=shape.num_heads, OUT_ROW=shape.head_dim,
+            self.sinks,
+            part.query_starts,
+            part.context_lens,
+            part.tasks,
+            self.out,
+            sums,
+            stats,
+            self.strides[1],
+            programs,
+            **packed,
+            **self.head,
+            **self.window,
+            HEADS=shape.num_heads,
+            OUT_ROW=shape.head_dim,
             TILE=part.launch.constants["TILE"],
-            PIECES=MERGED_TOGETHER, num_warps=4,
-        )  # fmt: skip
+            PIECES=MERGED_TOGETHER,
+            num_warps=4,
+        )
 
     def decode_latent(self, part: DecodePart) -> None:
         shape, programs = self.plan.shape, part.tasks.shape[0] - 1
@@ -61,30 +99,85 @@ class _Call:
         sums, stats = workspace(self.query.device, programs, rows, dim)
         rotated = shape.head_dim - shape.latent
         latent_kernel[(programs,)](
-            self.query, self.caches[0], part.block_tables, part.query_starts, part.context_lens, part.tasks,
-            self.out, sums, stats, *self.strides, part.block_tables.stride(0), self.factors[0],
-            HEADS=shape.num_heads, KV_HEADS=shape.task_heads, GROUP=shape.group, ROWS=rows, LATENT=shape.latent,
-            LATENT_DIM=dim, ROTATED=rotated, ROTATED_DIM=max(next_power_of_2(rotated), SMALLEST_PRODUCT),
-            PAGE=shape.block_size, **part.launch.options,
-        )  # fmt: skip
+            self.query,
+            self.caches[0],
+            part.block_tables,
+            part.query_starts,
+            part.context_lens,
+            part.tasks,
+            self.out,
+            sums,
+            stats,
+            *self.strides,
+            part.block_tables.stride(0),
+            self.factors[0],
+            HEADS=shape.num_heads,
+            KV_HEADS=shape.task_heads,
+            GROUP=shape.group,
+            ROWS=rows,
+            LATENT=shape.latent,
+            LATENT_DIM=dim,
+            ROTATED=rotated,
+            ROTATED_DIM=max(next_power_of_2(rotated), SMALLEST_PRODUCT),
+            PAGE=shape.block_size,
+            **part.launch.options,
+        )
         merge_kernel[(programs, shape.group)](
-            None, part.query_starts, part.context_lens, part.tasks, self.out, sums, stats, self.strides[1], programs,
-            HEADS=shape.num_heads, OUT_ROW=shape.head_dim, GROUP=shape.group, QUERIES=1, ROWS=rows,
-            HEAD_DIM=shape.latent, DIM=dim, WINDOW=0, TILE=part.launch.constants["TILE"], PIECES=MERGED_TOGETHER,
+            None,
+            part.query_starts,
+            part.context_lens,
+            part.tasks,
+            self.out,
+            sums,
+            stats,
+            self.strides[1],
+            programs,
+            HEADS=shape.num_heads,
+            OUT_ROW=shape.head_dim,
+            GROUP=shape.group,
+            QUERIES=1,
+            ROWS=rows,
+            HEAD_DIM=shape.latent,
+            DIM=dim,
+            WINDOW=0,
+            TILE=part.launch.constants["TILE"],
+            PIECES=MERGED_TOGETHER,
             num_warps=4,
-        )  # fmt: skip
+        )
 
     def extend(self, part: ExtendPart) -> None:
         extend_kernel[(part.blocks.shape[0], self.plan.shape.num_kv_heads)](
-            self.query, *self.caches, self.sinks, part.block_tables, part.query_starts, part.query_stops,
-            part.context_lens, part.blocks, *part.tree, self.out, *self.strides, part.block_tables.stride(0),
+            self.query,
+            *self.caches,
+            self.sinks,
+            part.block_tables,
+            part.query_starts,
+            part.query_stops,
+            part.context_lens,
+            part.blocks,
+            *part.tree,
+            self.out,
+            *self.strides,
+            part.block_tables.stride(0),
             *self.factors,
-            TOKENS=part.tokens, **self.head, **self.cache, **self.window, **part.launch.options,
-        )  # fmt: skip
+            TOKENS=part.tokens,
+            **self.head,
+            **self.cache,
+            **self.window,
+            **part.launch.options,
+        )
 
 
-def run(query: Tensor, caches: Caches, plan: DevicePlan, scale: float, out: Tensor, *, softcap: float = 0.0,
-        sinks: Tensor | None = None) -> None:  # fmt: skip
+def run(
+    query: Tensor,
+    caches: Caches,
+    plan: DevicePlan,
+    scale: float,
+    out: Tensor,
+    *,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
+) -> None:
     """Compute all rows of a plan.
 
     Args:

@@ -14,10 +14,17 @@ ROWS_TOGETHER = (64, 1024)
 
 @triton.jit(do_not_specialize=["context_lens", "rows"])
 def decode_tasks_kernel(
-    context_lens, tasks, rows, kv_heads, queries,
-    window, programs, TILE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Where one program's run of tiles begins. Tiles are counted row by row, head by head."""
+    context_lens,
+    tasks,
+    rows,
+    kv_heads,
+    queries,
+    window,
+    programs,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Find the beginning of one program's run of tiles. Tiles are counted row by row, head by head."""
     program = tl.program_id(0)
     offsets = tl.arange(0, ROWS)
     all_tiles = tl.zeros([], tl.int64)
@@ -48,9 +55,14 @@ def decode_tasks_kernel(
 
 @triton.jit(do_not_specialize=["query_starts", "query_stops", "rows"])
 def extend_blocks_kernel(
-    query_starts, query_stops, blocks, rows, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Which row, and which of its blocks of query tokens, one program computes; row -1 is none."""
+    query_starts,
+    query_stops,
+    blocks,
+    rows,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Find the row, and its block of query tokens, that one program computes; row -1 is none."""
     program = tl.program_id(0)
     offsets = tl.arange(0, ROWS)
     row, before, counted = tl.zeros([], tl.int32), tl.zeros([], tl.int32), tl.zeros([], tl.int32)
@@ -78,9 +90,17 @@ def map_decode(context_lens: Tensor, tasks: Tensor, *, kv_heads: int, queries: i
     """
     rows, entries = context_lens.shape[0], tasks.shape[0]
     decode_tasks_kernel[(entries,)](
-        context_lens, tasks, rows, kv_heads, queries, window, entries - 1,
-        TILE=tile, ROWS=_together(rows), num_warps=4,
-    )  # fmt: skip
+        context_lens,
+        tasks,
+        rows,
+        kv_heads,
+        queries,
+        window,
+        entries - 1,
+        TILE=tile,
+        ROWS=_together(rows),
+        num_warps=4,
+    )
 
 
 def map_extend(query_starts: Tensor, query_stops: Tensor, blocks: Tensor, *, block: int) -> None:

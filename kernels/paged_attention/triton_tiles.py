@@ -1,8 +1,8 @@
 """The inner loop that decode and extend share: online softmax over the tiles of one row's keys.
 
-Rows of a product are (query token, head of one KV head's group) pairs, so that the tensor cores see at least 16 of them
-and a tile of keys is read once for the whole group. The block ids of the next tile are loaded while this one is
-computed: a table load that the tile's own loads wait for would cost the pipeline its stages.
+Rows of a product are (query token, head of one KV head's group) pairs. The tensor cores get at least 16 of them, and a
+tile of keys is read once for the whole group. The block ids of the next tile are loaded while this one is computed: a
+table load that the tile's own loads wait for would cost the pipeline its stages.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -13,7 +13,7 @@ import triton.language as tl
 from troupellm.kernels.triton_support.language import LOG2_E, cast, dot, not_finite, tanh
 
 NEVER = tl.constexpr(-1.0e30)
-"""Where a running maximum begins: finite, because -inf minus -inf is NaN."""
+"""Initial value of a running maximum: finite, because -inf minus -inf is NaN."""
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def row_tiles(context, queries, window, TILE: tl.constexpr):
 
 @triton.jit
 def block_ids(table, tile, oldest, context, PAGE: tl.constexpr, TILE: tl.constexpr):
-    """Of the tile's keys [TILE], or of all of them where a block holds whole tiles; 0 where no key is to be read."""
+    """Block ids of the tile's keys [TILE], or one for all of them if a block holds whole tiles; 0 for unread keys."""
     begin = tile * TILE
     if PAGE % TILE == 0:
         return tl.load(table + begin // PAGE, mask=(begin + TILE > oldest) & (begin < context), other=0)
@@ -40,11 +40,36 @@ def block_ids(table, tile, oldest, context, PAGE: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def attend(
-    query, acc, maximum, total, keys, values, key_scales, value_scales, table, begin, end, oldest, context, limits,
-    floors, base, nodes, block_stride, pre_scale, post_scale,
-    ROW: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr, GUARDED: tl.constexpr,
-):  # fmt: skip
+    query,
+    acc,
+    maximum,
+    total,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    begin,
+    end,
+    oldest,
+    context,
+    limits,
+    floors,
+    base,
+    nodes,
+    block_stride,
+    pre_scale,
+    post_scale,
+    ROW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    GUARDED: tl.constexpr,
+):
     """Go on with a softmax over tiles [begin, end).
 
     Args:

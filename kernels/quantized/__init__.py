@@ -1,4 +1,4 @@
-"""Weights in fewer bits: the kinds, what each of them means, and the ways to compute with them.
+"""Weights in fewer bits: the kinds, their definitions, and the ways to compute with them.
 
 A kind's `dequantize` and `product` are its definition. `kernels.linear.pack` takes any of them and looks here for a
 fast path; where there is none, the weight is dequantized once.

@@ -1,4 +1,4 @@
-"""What all quantized weights have in common."""
+"""The interface of all quantized weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ class QuantizedWeight(ABC):
 
     Attributes:
         shape: of the weight that it stands for.
-        dtype: what products are computed in, and what `dequantize` gives unless it is told otherwise.
+        dtype: type in which products are computed, and the default type of `dequantize`.
     """
 
     kind: ClassVar[str]
-    """What the load log calls it."""
+    """Name in the load log."""
     shape: tuple[int, int]
     dtype: torch.dtype
 
     @property
     @abstractmethod
     def outlines(self) -> tuple[Outline, ...]:
-        """What it looks like; of each part where it has several, one below the other."""
+        """Its outline; if it has several parts, one below the other, one for each."""
 
     @abstractmethod
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The weight that this stands for, [out_features, in_features]; computed in float32, rounded once."""
+        """The weight as plain numbers, [out_features, in_features]; computed in float32, rounded once."""
 
     @classmethod
     @abstractmethod
@@ -66,7 +66,7 @@ class QuantizedWeight(ABC):
 
 
 class Unmergeable(ValueError):
-    """These weights cannot be one."""
+    """These weights cannot be merged into one."""
 
 
 def require(condition: bool, text: str) -> None:

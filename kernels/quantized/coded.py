@@ -1,4 +1,4 @@
-"""All kinds of weights, where inputs keep their type, as codes that products decode on the way.
+"""All kinds of weights whose inputs keep their type, as codes that products decode on the fly.
 
 A weight is decoded(code) * scale + offset, where a code is eight or four bits and scale and offset belong to an output
 and a group of inputs. That is exact: every code stands for the very number that the kind's own definition gives it.
@@ -31,11 +31,11 @@ class Coded:
     Attributes:
         codes: uint8 [out_features, in_features], or [out_features, in_features / 2] of four bits with the even input
             in the low half.
-        kind: what a code is: a signed byte, a place in `table`, or e4m3.
+        kind: of a code: a signed byte, a place in `table`, or e4m3.
         scale: float32 [out_features, groups].
         offset: like `scale`, or None.
-        table: int8 [16], of four bits; on the host, whatever the device of the others.
-        order: int64 [in_features], in which inputs are given; None is as they come.
+        table: int8 [16], for four bits; always on the host.
+        order: int64 [in_features], the order in which inputs are multiplied; None is unchanged.
     """
 
     codes: Tensor
@@ -47,7 +47,7 @@ class Coded:
 
     @cached_property
     def base(self) -> int:
-        """What is added to a code of four bits where the numbers of the table follow each other."""
+        """The number to add to a code of four bits if the table's numbers are consecutive."""
         return 0 if self.table is None else int(self.table[0])
 
 
@@ -67,7 +67,7 @@ def coded(weight: QuantizedWeight) -> Coded | None:
     elif isinstance(weight, GgufBlocks):
         found = _gguf(weight)
     numbers = found is None or found.kind != "fp8" or not bool(((found.codes & 0x7F) == 0x7F).any())
-    return found if numbers else None  # what is not a number is not decoded
+    return found if numbers else None  # NaN is not decoded
 
 
 def _grouped(weight: GroupedWeight) -> Coded | None:

@@ -24,7 +24,7 @@ from troupellm.kernels.quantized.grouped import Int4Group, Int8WeightOnly
 
 MOST_ROWS = 16
 PIECE_UNITS = 32
-"""Of 16 outputs each, decoded together for many rows."""
+"""Number of units of 16 outputs that are decoded together for many rows."""
 KINDS = {"int8": 0, "table": 1, "fp8": 2}
 
 

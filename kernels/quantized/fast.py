@@ -1,4 +1,4 @@
-"""Which quantized weights are computed with as they are, and how."""
+"""Chooses the product of each quantized weight that is used without dequantizing it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,15 +18,15 @@ class FewRows(Protocol):
 
     @property
     def gates(self) -> bool:
-        """Whether there is `gated`."""
+        """True if `gated` is available."""
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """How `kernels.decoder_layers` is told of the weight, kind and address; None where it has no part in that."""
+        """The weight in the form of `kernels.decoder_layers`, kind and address; None if it cannot be used there."""
 
     @property
     def most_rows(self) -> int:
-        """From here on others are as fast."""
+        """From this number of rows on, other products are as fast."""
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """The product of `x` [rows, in], behind a norm where one is given; written to a new tensor, or added to `out`
@@ -41,7 +41,7 @@ class FastProduct(Protocol):
 
     @property
     def native(self) -> FewRows | None:
-        """What few rows are better given to."""
+        """The faster product for few rows."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x @ weight.T + bias: [rows, in_features] to [rows, out_features], contiguous, the type of `x`."""
@@ -86,7 +86,7 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
 
 
 def _mixture_product(weight: GgufMixture, bias: Tensor | None) -> SideBySide | None:
-    """None where any of its parts has none."""
+    """The product of a mixture; None if any of its parts has none."""
     sizes = [part.shape[0] for part in weight.parts]
     biases: Sequence[Tensor | None] = [None] * len(sizes) if bias is None else torch.split(bias, sizes)
     found = [fast_product(part, own) for part, own in zip(weight.parts, biases, strict=True)]

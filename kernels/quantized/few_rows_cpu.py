@@ -1,4 +1,4 @@
-"""Few rows times a weight that compiled code was told of once: the calls, whatever the weight looks like."""
+"""Products of few rows with a weight that compiled code knows; the calls are the same for all kinds of weight."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Functions:
 
 
 class ToldWeight:
-    """What is made of one is set by whoever derives from it."""
+    """A weight in the form of compiled code; its subclasses set the fields."""
 
     __slots__ = ()
     out_features: int
@@ -26,7 +26,7 @@ class ToldWeight:
     gates: bool
     _functions: Functions
     _pointer: int
-    """To what the compiled code is told."""
+    """Address of the compiled code's struct."""
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
         """As `FewRows.linear`."""
@@ -38,9 +38,18 @@ class ToldWeight:
         else:
             out_stride = checks.check_rows("out", out, rows, self.out_features)
         self._functions.linear(
-            self._pointer, x.data_ptr(), stride, rows, gain, eps, adds, factor, out.data_ptr(), out_stride,
+            self._pointer,
+            x.data_ptr(),
+            stride,
+            rows,
+            gain,
+            eps,
+            adds,
+            factor,
+            out.data_ptr(),
+            out_stride,
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return out
 
     def gated(self, x: Tensor, norm: Tensor | None, eps: float, activation: str) -> Tensor:
@@ -50,7 +59,15 @@ class ToldWeight:
         gain = None if norm is None else checks.address_of_norm(norm, self.in_features)
         out = guard.empty("out", rows, self.out_features // 2)
         self._functions.gated(
-            self._pointer, x.data_ptr(), stride, rows, gain, eps, ACTIVATIONS[activation], out.data_ptr(),
-            self.out_features // 2, torch.get_num_threads(),
-        )  # fmt: skip
+            self._pointer,
+            x.data_ptr(),
+            stride,
+            rows,
+            gain,
+            eps,
+            ACTIVATIONS[activation],
+            out.data_ptr(),
+            self.out_features // 2,
+            torch.get_num_threads(),
+        )
         return out

@@ -28,9 +28,14 @@ class Fp8(QuantizedWeight):
     kind = "fp8"
 
     def __init__(
-        self, values: Tensor, scale: Tensor, *, block: tuple[int, int] | None = None,
-        eight_bit_inputs: bool = False, dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+        self,
+        values: Tensor,
+        scale: Tensor,
+        *,
+        block: tuple[int, int] | None = None,
+        eight_bit_inputs: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         """
         Args:
             scale: one number for all, one per row, or one per block.

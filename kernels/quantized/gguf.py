@@ -77,7 +77,7 @@ def mx_of(weight: GgufBlocks) -> Mx:
 
 
 def blocks_outline(layout: str, rows: int, columns: int) -> Outline:
-    """Of a weight in such blocks, as the codes that products compute with."""
+    """Outline of a weight in such blocks, with the codes that products use."""
     code, group, offsets = _form(layout)
     return Outline(code, rows, columns, group, offsets=offsets)
 
@@ -102,7 +102,7 @@ class Layout(NamedTuple):
     size: int
     """Bytes of a block."""
     read: Callable[[Tensor], Fields]
-    """Of blocks uint8 [blocks, size]."""
+    """Reads blocks uint8 [blocks, size]."""
 
 
 LAYOUTS = {

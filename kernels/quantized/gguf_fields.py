@@ -29,7 +29,7 @@ class Fields:
         return (grouped if self.offset is None else grouped + self.offset[..., None]).flatten(1)
 
     def in_rows(self, rows: int) -> "Fields":
-        """The same with one row of all tensors per row of the weight instead of one per block."""
+        """The same tensors with one row per row of the weight instead of one per block."""
         offset = None if self.offset is None else self.offset.reshape(rows, -1)
         return Fields(self.codes.reshape(rows, -1), self.scale.reshape(rows, -1), offset, self.table)
 

@@ -20,7 +20,7 @@ class _Packed(NamedTuple):
     run: int
     """Weights of one entry."""
     pairs: bool
-    """Whether a place has two bits; four otherwise."""
+    """True if a place has two bits; four otherwise."""
     data: str
 
 

@@ -13,13 +13,13 @@ from troupellm.kernels.quantized.gguf_grids import GridName, grid
 NEGATIVE = 8
 """The bit of a code that is the sign."""
 MAGNITUDES_2 = (8, 25, 43, 0, 0, 0, 0, 0)
-"""Of IQ2_XXS, IQ2_XS and IQ2_S; zeros are never chosen."""
+"""Magnitudes of IQ2_XXS, IQ2_XS and IQ2_S; zeros are never chosen."""
 MAGNITUDES_3_XXS = (4, 12, 20, 28, 36, 44, 52, 62)
 MAGNITUDES_3_S = (1, 3, 5, 7, 9, 11, 13, 15)
 RAISED, LOWERED = (-7, 1, 9, 0, 0, 0, 0, 0), (-9, -1, 7, 0, 0, 0, 0, 0)
-"""Of IQ1_S and IQ1_M: eight times -1, 0 and 1, with the 1 that is added or taken away."""
+"""Values of IQ1_S and IQ1_M: eight times -1, 0 and 1, plus or minus 1."""
 SIGN_SHIFTS = (0, 7, 14, 21)
-"""Where the four numbers of seven bits begin that stand for the signs of eight weights each."""
+"""Bit offsets of the four seven-bit numbers that encode the signs of eight weights each."""
 
 
 def iq2_xxs(blocks: Tensor) -> Fields:

@@ -55,7 +55,7 @@ def iq4_xs(blocks: Tensor) -> Fields:
 
 
 def _scales_and_minima(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K, float32 [blocks, 8] each; minima as the offsets that they are."""
+    """Scales and minima of Q4_K and Q5_K, float32 [blocks, 8] each."""
     low, middle, high = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), dim=1)
     minima = torch.cat((middle & 63, (high >> 4) | (middle >> 6 << 4)), dim=1)

@@ -10,12 +10,12 @@ from troupellm.kernels.quantized.int8 import Int8Channel
 from troupellm.kernels.quantized.kept import in_eight_bits
 
 SCALED_MM_ROWS = 64
-"""From so many rows on e4m3 goes to torch's own product: there it is bound by arithmetic, where cuBLAS is ahead, and
-below it by reading the weight, where one launch that also applies the scales is."""
+"""From this number of rows on, e4m3 uses torch's own product. There arithmetic is the limit, and cuBLAS is faster.
+Below, reading the weight is the limit, and one launch that also applies the scales is faster."""
 
 
 class GpuProduct:
-    """What the products here have in common."""
+    """Base of the products on a GPU."""
 
     native = None
 
@@ -38,7 +38,7 @@ class EightBitProduct(GpuProduct):
         return self.of_codes(codes, scale, x.dtype)
 
     def of_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """The same of inputs that are in eight bits already, as norms and gates can give them."""
+        """The product with inputs that are in eight bits already, as norms and gates can make them."""
         from troupellm.kernels.quantized.triton_products import eight_bit_product
 
         if self._to_torch(codes, dtype):

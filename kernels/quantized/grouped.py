@@ -14,7 +14,7 @@ class GroupedWeight(QuantizedWeight):
     """w = (q - zero) * scale, with the scale and zero point of the group that an input belongs to.
 
     Attributes:
-        codes: what `q` is stored as; see the kinds.
+        codes: the stored form of `q`; see the kinds.
         scale: any float type [out_features, groups].
         zero: [out_features, groups], or None for the middle of the range of q.
         group: int32 [in_features], which group an input belongs to, or None: equal runs of inputs.
@@ -25,9 +25,14 @@ class GroupedWeight(QuantizedWeight):
     per_byte: ClassVar[int]
 
     def __init__(
-        self, codes: Tensor, scale: Tensor, *, zero: Tensor | None = None, group: Tensor | None = None,
+        self,
+        codes: Tensor,
+        scale: Tensor,
+        *,
+        zero: Tensor | None = None,
+        group: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Raises:
             ValueError: shapes or types do not fit each other.
@@ -120,9 +125,14 @@ class Int4Group(GroupedWeight):
 
     @classmethod
     def from_values(
-        cls, values: Tensor, scale: Tensor, *, zero: Tensor | None = None, group: Tensor | None = None,
+        cls,
+        values: Tensor,
+        scale: Tensor,
+        *,
+        zero: Tensor | None = None,
+        group: Tensor | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """values: q as whole numbers of 0 to 15, [out_features, in_features], in_features even."""
         require(values.shape[1] % 2 == 0, "in_features must be even")
         pairs = values.to(torch.uint8)

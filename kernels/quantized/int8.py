@@ -36,7 +36,7 @@ class Int8Channel(QuantizedWeight):
 
     @classmethod
     def quantize(cls, weight: Tensor) -> Self:
-        """Round a weight [out, in] to the nearest; its own type is what products are computed in."""
+        """Round a weight [out, in] to the nearest; products are computed in its own type."""
         values, scale = quantize_rows(weight)
         return cls(values, scale, dtype=weight.dtype)
 

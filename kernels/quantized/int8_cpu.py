@@ -1,10 +1,10 @@
 """Products with `Int8Channel` weights on a CPU: compiled ones, and oneDNN's for many rows without VNNI or tiles.
 
-The weight is in memory once, as oneDNN packs it. For few rows the compiled product walks through it at the speed of the
-memory, where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's
-products of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows, since what comes before and
-behind a product costs no further walk through its inputs and outputs. All are exact, so that a row's result depends
-neither on the number of rows nor on who computes it.
+The weight is in memory once, as oneDNN packs it. For few rows the compiled product reads it at the speed of the memory,
+where oneDNN's own takes up to three times as long, and quantizes the inputs in the same call. With AVX-512's products
+of eight bits (VNNI) or the processor's tiles (AMX) it takes any number of rows. There, operations before and after a
+product need no further pass over its inputs and outputs. All products are exact, so a row's result depends neither on
+the number of rows nor on the path.
 """
 
 import ctypes
@@ -25,30 +25,35 @@ from troupellm.kernels.quantized.int8 import Int8Channel
 from troupellm.kernels.row_codes.reference import quantize_rows
 
 FEW_ROWS = 32
-"""What compiled products may take without VNNI or tiles: beyond, oneDNN is as fast."""
+"""Most rows of compiled products without VNNI or tiles: beyond, oneDNN is as fast."""
 FEW_WIDE_ROWS, WIDE = 16, 16384
-"""The same of weights with so many outputs, such as a head: oneDNN writes long rows faster."""
+"""The same for weights with at least this many outputs, such as a head: oneDNN writes long rows faster."""
 EXACT_DEPTH = 1024
-"""Inputs whose products with eight bits float32 adds up without rounding: 127 * 128 * 1024 is below 2^24."""
+"""Number of inputs whose eight-bit products float32 adds without rounding: 127 * 128 * 1024 is below 2^24."""
 ZERO = 128
-"""What oneDNN's unsigned inputs have for zero."""
+"""The zero of oneDNN's unsigned inputs."""
 PANELS = (64, 48, 32, 16)
-"""Outputs that lie side by side in oneDNN's layouts, where the compiled product can read them."""
+"""Outputs that are contiguous in oneDNN's layouts, where the compiled product can read them."""
 INPUT_BLOCK = 64
 LANES = 16
 
 
 class Int8FewRows(ToldWeight):
-    """What the compiled code is told of a weight: `Int8Weight` of parts.h."""
+    """A weight in the form of compiled code: `Int8Weight` of parts.h."""
 
     __slots__ = (
         "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
     )  # fmt: skip
 
     def __init__(
-        self, functions: Functions, values: tuple[int, int], panel: int, weight: Int8Channel, bias: Tensor | None,
+        self,
+        functions: Functions,
+        values: tuple[int, int],
+        panel: int,
+        weight: Int8Channel,
+        bias: Tensor | None,
         held: Tensor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             values: their address, in panels, and how many bytes are there.
@@ -137,8 +142,8 @@ def whole_sums(values: Tensor, weight: Tensor) -> Tensor:
 
 @functools.cache
 def int_mm_is_exact() -> bool:
-    """Whether torch's own product is: on processors with AVX2 and without VNNI oneDNN adds up pairs in 16 bits, where
-    large ones are cut off, and says nothing."""
+    """True if torch's own product is exact. On processors with AVX2 and without VNNI, oneDNN adds pairs in 16 bits,
+    which silently cuts off large ones."""
     weight, x = _small_case()
     values, _ = quantize_rows(x)
     wanted = values.double() @ weight.values.double().t()
@@ -171,14 +176,21 @@ def quantize_unsigned(x: Tensor) -> tuple[Tensor, Tensor]:
     stride = rows_of("x", x, size)[1]
     unsigned, scale = guard.empty("values", rows, size, dtype=torch.uint8), guard.empty("scales", rows)
     quantize(
-        x.data_ptr(), stride, rows, size, unsigned.data_ptr(), size, scale.data_ptr(), ZERO,
+        x.data_ptr(),
+        stride,
+        rows,
+        size,
+        unsigned.data_ptr(),
+        size,
+        scale.data_ptr(),
+        ZERO,
         torch.get_num_threads(),
-    )  # fmt: skip
+    )
     return unsigned, scale
 
 
 def panel_of(address: int, size: int, values: Tensor) -> int:
-    """How many outputs lie side by side in a packed weight; 0 where its layout is another one."""
+    """The number of outputs that are contiguous in a packed weight; 0 if its layout is another one."""
     raw = torch.frombuffer((ctypes.c_int8 * size).from_address(address), dtype=torch.int8)
     for panel in PANELS:
         wanted = in_panels(values, panel)
@@ -206,7 +218,7 @@ def padded(vector: Tensor, size: int) -> Tensor:
 
 @functools.cache
 def onednn_works() -> bool:
-    """Whether torch's private operators are there and give the right answer."""
+    """True if torch's private operators exist and return the right result."""
     weight, x = _small_case()
     try:
         values, scale = quantize_unsigned(x)
@@ -227,9 +239,15 @@ def row_quantizer() -> native.Function | None:
     _, x = _small_case()
     got, got_scale = torch.empty(x.shape, dtype=torch.uint8), torch.empty(x.shape[0], dtype=torch.float32)
     function(
-        x.data_ptr(), x.stride(0), *x.shape, got.data_ptr(), x.shape[1], got_scale.data_ptr(), ZERO,
+        x.data_ptr(),
+        x.stride(0),
+        *x.shape,
+        got.data_ptr(),
+        x.shape[1],
+        got_scale.data_ptr(),
+        ZERO,
         torch.get_num_threads(),
-    )  # fmt: skip
+    )
     values, scale = quantize_rows(x)
     right = torch.equal(got, (values.int() + ZERO).byte()) and torch.equal(got_scale, scale)
     return native.checked(function, right, "int8 inputs")
@@ -237,7 +255,7 @@ def row_quantizer() -> native.Function | None:
 
 @functools.cache
 def many_rows() -> int:
-    """What compiled products take of any weight; 0 without VNNI of AVX-512 and without tiles."""
+    """Most rows of compiled products of any weight; 0 without VNNI of AVX-512 and without tiles."""
     library = native.load()
     rows = np.zeros(1, dtype=np.int64)
     if library is not None:

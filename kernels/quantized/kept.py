@@ -1,8 +1,8 @@
-"""Which quantized weights stay in their codes, where, and what they take: asked by whoever plans memory and by whoever
-makes products.
+"""Decides which quantized weights stay in their codes, on which device, and how much memory they take. Memory planning
+and product selection both ask it.
 
-What an outline does not show may still have a weight dequantized: eight-bit floats that are no numbers, and inputs in
-groups of unequal size.
+Two properties that an outline does not show may still cause a weight to be dequantized: eight-bit floats that are NaN,
+and groups of inputs of unequal size.
 """
 
 from math import ceil
@@ -16,16 +16,16 @@ BYTES: dict[Code, float] = {
     "int8": 1, "int4": 0.5, "table4": 0.5, "fp8": 1, "fp8_e5m2": 1, "mxfp4": 0.5, "mxfp6": 1, "mxfp8": 1,
     "mxfp8_e5m2": 1,
 }  # fmt: skip
-"""Of a weight in its codes; those of six bits are spread out."""
+"""Bytes of a number in its code; six-bit codes are stored in eight bits."""
 SCALE = 4
 """Bytes of a scale, or of an offset."""
 STACKED_SCALE: dict[Code, int] = {"int8": 2 * SCALE, "int4": 2 * SCALE, "mxfp4": 1}
-"""Where experts are stacked: whole numbers always have an offset, too, and powers of two stay exponents."""
+"""Bytes per scale of stacked experts: integers always have an offset, too, and powers of two stay exponents."""
 STACKED_BLOCK = 128
 """Blocks of inputs of stacked eight-bit floats are multiples of it: the largest tile of a product, which has one scale
 per output."""
 CPU_STEP = 64
-"""What a CPU's compiled products pad rows to at most, and those with int8 inputs their inputs, too."""
+"""Largest padding multiple of rows in a CPU's compiled products, and of inputs in those with int8 inputs."""
 CPU_ROW = 16
 """Bytes for each row of an int8 weight on a CPU beside its scale: sums of its codes and zeros."""
 CPU_TABLE = 16
@@ -33,7 +33,7 @@ CPU_TABLE = 16
 
 
 def stays(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts: bool = False) -> bool:
-    """Whether a weight is computed with in its codes; otherwise it is dequantized when it is loaded.
+    """True if products use the weight in its codes; otherwise it is dequantized when it is loaded.
 
     Args:
         dtype: of inputs.
@@ -47,7 +47,7 @@ def stays(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts
 
 
 def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, experts: bool = False) -> int:
-    """What a weight takes once it is loaded, at most; arguments as of `stays`."""
+    """Upper bound of a weight's memory once it is loaded, in bytes; arguments as of `stays`."""
     rows, columns = outline.rows, outline.columns
     if not stays(outline, device, dtype, experts=experts):
         return rows * columns * dtype.itemsize
@@ -63,23 +63,23 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
 
 
 def decodes(outline: Outline) -> bool:
-    """Whether `coded` makes codes of it: pairs of inputs share a scale, and e5m2 is not decoded."""
+    """True if `coded` can convert it: pairs of inputs share a scale, and the type is not e5m2."""
     pairs = outline.group > 0 and outline.group % 2 == 0 and outline.columns % outline.group == 0
     return pairs and not outline.code.endswith("e5m2")
 
 
 def gpu_keeps(outline: Outline) -> bool:
-    """Whether there are products on a GPU. With four bits, values must count up there, which some tables do not."""
+    """True if a GPU has products for it. With four bits, the table's values must be consecutive."""
     return in_eight_bits(outline) or (decodes(outline) and outline.code not in ("mxfp4", "table4"))
 
 
 def in_eight_bits(outline: Outline) -> bool:
-    """Whether a GPU computes products in eight bits: on both sides, with one scale per row of each."""
+    """True if a GPU computes its products in eight bits: on both sides, with one scale per row of each."""
     return outline.eight_bit_inputs and outline.groups == 1 and outline.code in ("int8", "fp8")
 
 
 def stack_keeps(outline: Outline) -> bool:
-    """Whether a GPU's kernels for mixtures of experts take such a weight."""
+    """True if a GPU's kernels for mixtures of experts take such a weight."""
     match outline.code:
         case "int8" | "int4":
             return decodes(outline) and not outline.ordered

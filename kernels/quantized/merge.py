@@ -1,4 +1,4 @@
-"""Several weights with the same input as one."""
+"""Merges several weights with the same input into one."""
 
 from collections.abc import Sequence
 

@@ -26,7 +26,7 @@ class Mx(QuantizedWeight):
         codes: uint8; one code per byte [out_features, in_features], but two for fp4_e2m1 [out_features,
             in_features / 2], even inputs in the low four bits.
         exponents: uint8 [out_features, ceil(in_features / 32)], e8m0; 255 is not a number.
-        element: what a code is.
+        element: type of a code.
     """
 
     kind = "mx"
@@ -80,7 +80,7 @@ def powers_of_two(exponents: Tensor) -> Tensor:
 
 
 def element_values(element: Element, device: torch.device = CPU) -> Tensor:
-    """What each code is, float32 [number of codes]."""
+    """The number of each code, float32 [number of codes]."""
     if element in _TYPES:
         return torch.arange(256, dtype=torch.uint8, device=device).view(_TYPES[element]).float()
     exponent_bits, mantissa_bits = _BITS[element]

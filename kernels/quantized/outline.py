@@ -1,4 +1,4 @@
-"""A quantized weight without its numbers: what decides how products with it are computed, and what it takes."""
+"""A quantized weight without its numbers: the properties that decide its products and its memory."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,11 +17,11 @@ class Outline:
     group: int
     """Inputs that share a scale."""
     offsets: bool = False
-    """Whether groups have a zero point or a minimum, too."""
+    """True if groups also have a zero point or a minimum."""
     ordered: bool = False
-    """Whether inputs lie in other groups than their neighbours."""
+    """True if inputs may be in other groups than their neighbours."""
     eight_bit_inputs: bool = False
-    """Whether products may put their inputs into eight bits as well."""
+    """True if products may also convert their inputs to eight bits."""
 
     @property
     def groups(self) -> int:

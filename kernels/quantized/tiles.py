@@ -1,4 +1,4 @@
-"""Tile sizes of products with quantized weights on a GPU, held to what compiles for sm_90 without spilling."""
+"""Tile sizes of products with quantized weights on a GPU, limited to those that compile for sm_90 without spilling."""
 
 from troupellm.kernels.triton_support import Launch, next_power_of_2
 
@@ -7,24 +7,24 @@ CODED = {16: (32, 128, 4, 4), 32: (64, 128, 4, 3), 64: (64, 64, 4, 3), 128: (64,
 FOUR_BITS = CODED | {32: (64, 64, 4, 3), 64: (64, 64, 8, 3)}  # with more in a warp, Triton 3.6 spills
 """BLOCK_N, BLOCK_K, warps and stages by the rows of a tile."""
 INVARIANT_ROWS = 64
-"""Of a tile whose sums may not depend on the number of rows: as many as `kernels.linear.fixed_tiles` has on a GPU."""
+"""Rows of a tile whose sums may not depend on the number of rows: as in `kernels.linear.fixed_tiles` on a GPU."""
 SUM = Launch(warps=4, stages=1, constants={"BLOCK": 512})
 
 
 def tile_rows(rows: int) -> int:
-    """Of a tile: as few as there are, within what tensor cores take."""
+    """Rows of a tile: just enough for `rows`, within the limits of tensor cores."""
     return min(max(next_power_of_2(rows), 16), 128)
 
 
 def eight_bit_launch(rows: int) -> Launch:
-    """For inputs in eight bits; sums of e4m3 are rounded once a tile, so that they depend on it."""
+    """The launch for inputs in eight bits; sums of e4m3 are rounded once per tile, so they depend on it."""
     block_m = tile_rows(rows)
     block_n, block_k, warps, stages = EIGHT_BIT[block_m]
     return Launch(warps, stages, {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k})
 
 
 def coded_launch(rows: int, kind: str, group: int) -> Launch:
-    """For weights in codes, of which `group` inputs share a scale: a tile within a group has one for each output."""
+    """The launch for weights in codes with a scale per `group` inputs: a tile within a group has one per output."""
     block_m = tile_rows(rows)
     block_n, block_k, warps, stages = (FOUR_BITS if kind == "table" else CODED)[block_m]
     if group < block_k and group in (32, 64):

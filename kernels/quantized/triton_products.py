@@ -23,9 +23,19 @@ KINDS = {"int8": INT8.value, "table": FOUR_BITS.value, "fp8": FP8.value}
 
 @triton.jit(do_not_specialize=["rows"])
 def eight_bit_kernel(
-    inputs, input_scale, weights, weight_scale, bias, out, rows, width, in_features,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    input_scale,
+    weights,
+    weight_scale,
+    bias,
+    out,
+    rows,
+    width,
+    in_features,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One tile of inputs [rows, in_features] times weights [width, in_features], both int8 or both float8_e4m3fn.
 
     Args:
@@ -72,9 +82,26 @@ def decoded(codes, scale, offset, base, KIND: tl.constexpr, dtype: tl.constexpr)
 
 @triton.jit(do_not_specialize=["rows"])
 def coded_kernel(
-    inputs, codes, scales, offsets, bias, out, parts, rows, width, in_features, groups, input_stride, depth, base,
-    KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    inputs,
+    codes,
+    scales,
+    offsets,
+    bias,
+    out,
+    parts,
+    rows,
+    width,
+    in_features,
+    groups,
+    input_stride,
+    depth,
+    base,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """One tile of outputs over `depth` of the inputs.
 
     Args:
@@ -138,15 +165,21 @@ def sum_kernel(parts, bias, out, rows, width, pieces, BLOCK: tl.constexpr):
 
 
 def eight_bit_product(
-    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, dtype: torch.dtype, *,
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    *,
     batch_invariant: bool = False,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """(x * x_scale) @ (weight * weight_scale).T + bias.
 
     Args:
         x: [rows, in_features] and weight [out_features, in_features], contiguous, both int8 or both float8_e4m3fn.
         x_scale, weight_scale: float32 [rows] and [out_features].
-        batch_invariant: the same tiles whatever the number of rows.
+        batch_invariant: the same tiles for any number of rows.
 
     Returns:
         [rows, out_features] of `dtype`.
@@ -166,7 +199,7 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     Args:
         x: [rows, in_features].
         weight: of the kind "table", the table's numbers follow each other.
-        batch_invariant: the same tiles and pieces whatever the number of rows.
+        batch_invariant: the same tiles and pieces for any number of rows.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     (rows, depth), width, groups = x.shape, weight.codes.shape[0], weight.scale.shape[1]
@@ -183,9 +216,24 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     pieces = triton.cdiv(depth, step)
     parts = torch.empty(pieces, rows, width, dtype=torch.float32, device=x.device) if pieces > 1 else None
     coded_kernel[(tiles, pieces)](
-        x, weight.codes, weight.scale, weight.offset, bias, out, parts, rows, width, depth, groups, x.stride(0), step,
-        weight.base, KIND=KINDS[weight.kind], GROUP=depth // groups, **launch.options,
-    )  # fmt: skip
+        x,
+        weight.codes,
+        weight.scale,
+        weight.offset,
+        bias,
+        out,
+        parts,
+        rows,
+        width,
+        depth,
+        groups,
+        x.stride(0),
+        step,
+        weight.base,
+        KIND=KINDS[weight.kind],
+        GROUP=depth // groups,
+        **launch.options,
+    )
     if parts is not None:
         grid = (rows, triton.cdiv(width, SUM.constants["BLOCK"]))
         sum_kernel[grid](parts, bias, out, rows, width, pieces, **SUM.options)

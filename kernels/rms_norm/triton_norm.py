@@ -12,22 +12,36 @@ from troupellm.kernels.triton_support.language import cast
 from troupellm.kernels.triton_support.rows import largest, quantized, row_scale
 
 LARGEST_SIZE = 32768
-"""Of a row that one program holds in its registers."""
+"""Largest row that one program holds in its registers."""
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 TILE = 512
-"""Short rows share a program up to so many numbers."""
+"""Short rows share a program, up to this many numbers together."""
 
 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_kernel(
-    x, residual, weight, out, scales, rows, size, inner, outer_stride, inner_stride, residual_stride, eps, offset,
-    OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    weight,
+    out,
+    scales,
+    rows,
+    size,
+    inner,
+    outer_stride,
+    inner_stride,
+    residual_stride,
+    eps,
+    offset,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """ROWS rows.
 
     Args:
         x: row r begins at r // inner * outer_stride + r % inner * inner_stride.
-        residual: None, or what x is added to and which the sum is written to.
+        residual: None, or the tensor that x is added to, in place.
         out: [rows, size], contiguous; the type of `x`, or an eight-bit one with `scales` float32 [rows].
         OFFSET: the weight is weight + offset, and nothing is rounded before it; so it is with a wider weight, too.
     """
@@ -56,21 +70,26 @@ def rms_norm_kernel(
 
 
 def norm_launch(size: int) -> Launch:
-    """For rows of so many numbers: some 16 to 32 of them in each thread."""
+    """The launch for rows of this size: some 16 to 32 numbers in each thread."""
     block = next_power_of_2(max(size, 16))
     rows = max(TILE // block, 1)
     return Launch(min(max(block * rows // 512, 1), 16), 1, {"ROWS": rows, "BLOCK": block})
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the kernel computes rows of this."""
+    """True if the kernel computes rows of this type and size."""
     return x.dtype in TYPES and x.shape[-1] <= LARGEST_SIZE
 
 
 def rms_norm_triton(
-    x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0, residual: Tensor | None = None,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
+    residual: Tensor | None = None,
     codes: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, Tensor | None]:
     """The norm of x, or of residual + x, which is left in `residual`.
 
     Args:
@@ -91,8 +110,20 @@ def rms_norm_triton(
     if rows:
         launch = norm_launch(size)
         rms_norm_kernel[(triton.cdiv(rows, launch.constants["ROWS"]),)](
-            x, residual, weight, out, scales, rows, size, inner, outer_stride, inner_stride,
-            0 if residual is None else residual.stride(-2) if residual.ndim == 2 else size, eps, offset,
-            OFFSET=offset != 0 or weight.dtype != x.dtype, **launch.options,
-        )  # fmt: skip
+            x,
+            residual,
+            weight,
+            out,
+            scales,
+            rows,
+            size,
+            inner,
+            outer_stride,
+            inner_stride,
+            0 if residual is None else residual.stride(-2) if residual.ndim == 2 else size,
+            eps,
+            offset,
+            OFFSET=offset != 0 or weight.dtype != x.dtype,
+            **launch.options,
+        )
     return out, scales

@@ -8,7 +8,7 @@ from troupellm.kernels.triton_support import by_kernels
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotate each head's first values by the angles of its position; what is behind them stays as it is.
+    """Rotate each head's first values by the angles of its position; the others stay as they are.
 
     Args:
         x: [tokens, heads, head_dim], any float type, any strides; left as it is.

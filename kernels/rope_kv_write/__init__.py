@@ -21,9 +21,15 @@ class HeadNorms(NamedTuple):
 
 
 def rope_kv_write(
-    qkv: Tensor, heads: int, caches: tuple[Tensor, Tensor], rows: Tensor, *, norms: HeadNorms | None = None,
-    angles: tuple[Tensor, Tensor] | None = None, interleaved: bool = False,
-) -> Tensor:  # fmt: skip
+    qkv: Tensor,
+    heads: int,
+    caches: tuple[Tensor, Tensor],
+    rows: Tensor,
+    *,
+    norms: HeadNorms | None = None,
+    angles: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = False,
+) -> Tensor:
     """Norm and rotate queries and keys; write keys and values to the cache.
 
     Args:

@@ -10,9 +10,15 @@ from troupellm.kernels.rope_kv_write import HeadNorms
 
 
 def rope_kv_write_reference(
-    qkv: Tensor, heads: int, caches: tuple[Tensor, Tensor], rows: Tensor, *, norms: HeadNorms | None = None,
-    angles: tuple[Tensor, Tensor] | None = None, interleaved: bool = False,
-) -> Tensor:  # fmt: skip
+    qkv: Tensor,
+    heads: int,
+    caches: tuple[Tensor, Tensor],
+    rows: Tensor,
+    *,
+    norms: HeadNorms | None = None,
+    angles: tuple[Tensor, Tensor] | None = None,
+    interleaved: bool = False,
+) -> Tensor:
     """As `rope_kv_write`."""
     turned = (heads + qkv.shape[1]) // 2
     tokens = rows.shape[0] // (turned - heads)

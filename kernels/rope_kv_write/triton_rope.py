@@ -22,7 +22,7 @@ HEADS_TOGETHER = 8
 
 @triton.jit
 def places(HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Where the left and the right numbers of pairs lie in a head, int32 [HALF_BLOCK] each."""
+    """Places of the left and the right numbers of pairs within a head, int32 [HALF_BLOCK] each."""
     pair = tl.arange(0, HALF_BLOCK)
     if INTERLEAVED:
         return 2 * pair, 2 * pair + 1
@@ -184,7 +184,7 @@ def rope_kv_write_kernel(
 
 
 def head_launch(head_dim: int, half: int) -> Launch:
-    """Tiles for heads of so many numbers, of which 2 * half are turned."""
+    """Tiles for heads of `head_dim` numbers, of which 2 * half are rotated."""
     constants = {
         "HALF_BLOCK": next_power_of_2(max(half, 1)),
         "REST_BLOCK": next_power_of_2(max(head_dim - 2 * half, 1)),

@@ -1,6 +1,6 @@
 """Drawing tokens from logits, for all rows of a step at once.
 
-Everything here depends on a row's own logits and keys only: neighbours, their number and their options do not matter.
+All results depend only on a row's own logits and keys: neighbours, their number and their options do not matter.
 """
 
 import torch
@@ -13,9 +13,9 @@ from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thres
 from troupellm.kernels.triton_support import by_kernels
 
 WIDEST_PREFIX = 2048
-"""Rows that fewer of the largest logits do not decide look at so many before they are sorted."""
+"""Rows that a shorter prefix of largest logits does not decide look at this many before they are sorted."""
 _CHUNK_ELEMENTS = 1 << 20
-"""Rows are drawn so many logits at a time, which keeps the noise in the cache and its memory bounded."""
+"""Logits of a row that are drawn from at a time, which keeps the noise in the cache and bounds its memory."""
 
 
 def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
@@ -41,15 +41,15 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
 
 
 def draw_truncated(scaled: Tensor, nucleus: Nucleus, keys: Tensor, codes: Tensor, prefix: int) -> Tensor:
-    """One token per row from what top_k and top_p leave of softmax(scaled), int64 [rows]; anything for rows without a
-    finite largest logit.
+    """One token per row, drawn from the tokens of softmax(scaled) that top_k and top_p keep, int64 [rows]. The token of
+    a row without a finite largest logit is arbitrary.
 
-    On a GPU kernels find what is kept by pivots, whatever the prefix. Without them this waits for the device, to learn
-    whether a row needs more than its `prefix` largest logits.
+    On a GPU kernels find the kept tokens by pivots, and ignore the prefix. Without kernels this waits for the device,
+    to learn if a row needs more than its `prefix` largest logits.
 
     Args:
         scaled: float32 [rows, vocab] with the largest of each row at 0.
-        nucleus: what to keep.
+        nucleus: limits of top_k and top_p.
         keys, codes: as `draw`.
         prefix: how many of the largest logits to look at before all of them; 0 looks at all at once. Must follow from
             the row's own parameters, so that a row is computed alike in any batch.

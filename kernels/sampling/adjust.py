@@ -1,4 +1,4 @@
-"""Changes to logits before sampling, at listed places, or of whole rows whose options lie on the device.
+"""Changes to logits before sampling, at listed places, or of whole rows whose options are on the device.
 
 A place is row * vocab + token in the flat view of contiguous logits [rows, vocab], int64.
 """
@@ -108,14 +108,14 @@ def penalize(
 def tally(
     texts: Tensor, slots: Tensor, skips: Tensor, prompts: Tensor, ends: Tensor, *, vocab: int, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """What `penalize` is to know of some rows, from what these say.
+    """The counts that `penalize` needs of some rows, from the rows' tokens.
 
     Args:
         texts: int32 [slots, length]; token ids, and anything behind a row's end.
-        slots: int64 [n], where each row's text lies.
-        skips: int64 [n], how many of its first tokens are not looked at.
-        prompts: int64 [n], how many of its first tokens are its prompt.
-        ends: int64 [n], how many tokens it has.
+        slots: int64 [n], the slot of each row's text.
+        skips: int64 [n], the number of its first tokens that are not counted.
+        prompts: int64 [n], the number of its first tokens that are its prompt.
+        ends: int64 [n], its number of tokens.
         longest: no row has more; at most `length`.
 
     Returns:

@@ -16,7 +16,7 @@ class Case(NamedTuple):
 
 
 VOCAB = 600
-"""Of the small cases: wider than a prefix of the largest logits, so that both ways are taken."""
+"""Vocabulary of the small cases: wider than a prefix of the largest logits, so that both paths are taken."""
 
 CASES = (
     Case("greedy", SamplingState(temperature=0.0)),

@@ -7,7 +7,7 @@ from troupellm.kernels.sampling.search import top_values
 from troupellm.kernels.triton_support import by_kernels
 
 FLOOR = -9999.0
-"""What an impossible token reports, because JSON has no infinity."""
+"""The value reported for an impossible token, because JSON has no infinity."""
 
 
 def token_logprobs(logprobs: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,7 +53,7 @@ def listed_logprobs(scores: Tensor, chosen: Tensor, listed: Tensor) -> tuple[Ten
 
 
 def floored(values: Tensor) -> Tensor:
-    """Log-probabilities as they are reported: none below the floor, which stands for what is no number, too."""
+    """Log-probabilities as they are reported: none below the floor, which also replaces NaN."""
     return values.nan_to_num(FLOOR, FLOOR, FLOOR).clamp_(min=FLOOR)
 
 

@@ -16,14 +16,14 @@ from troupellm.kernels.sampling.noise import log_exponential, position_keys, tok
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What `choose` is to know of rows, each in a slot of its own. Arrays are parallel and contiguous."""
+    """The sampling options that `choose` reads, each row in its own slot. Arrays are parallel and contiguous."""
 
     streams: NDArray[np.int64]
     """`noise.stream_key`s."""
     scales: NDArray[np.float32]
-    """Inverse temperatures; 0 where the likeliest token is to be taken."""
+    """Inverse temperatures; 0 takes the likeliest token."""
     floors: NDArray[np.float32]
-    """What lies further below a row's largest logit, over its temperature, is never drawn; -inf allows all."""
+    """Logits further than this below a row's largest one, over its temperature, are never drawn; -inf allows all."""
 
     def __post_init__(self) -> None:
         """
@@ -53,15 +53,27 @@ class Functions:
         check("codes", codes, torch.int32, vocab)
         tokens = guard.empty("tokens", rows, dtype=torch.int64)
         self._draw(
-            logits.data_ptr(), stride, rows, vocab, keys.data_ptr(), codes.data_ptr(), tokens.data_ptr(),
+            logits.data_ptr(),
+            stride,
+            rows,
+            vocab,
+            keys.data_ptr(),
+            codes.data_ptr(),
+            tokens.data_ptr(),
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
         return tokens
 
     def choose(
-        self, logits: Tensor, columns: Columns, slots: NDArray[np.int64], positions: NDArray[np.int64], codes: Tensor,
-        guided: Tensor | None = None, bits: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self,
+        logits: Tensor,
+        columns: Columns,
+        slots: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        codes: Tensor,
+        guided: Tensor | None = None,
+        bits: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Each row's next token, from logits that nothing else is to change.
 
         Args:
@@ -90,10 +102,25 @@ class Functions:
             check("bits", bits, torch.int32, *bits.shape[:2])
             masks, words, mask_of, allowed = *bits.shape, guided.data_ptr(), bits.data_ptr()
         self._choose(
-            logits.data_ptr(), vocab, rows, vocab, slots.ctypes.data, columns.streams.size, columns.streams.ctypes.data,
-            columns.scales.ctypes.data, columns.floors.ctypes.data, positions.ctypes.data, codes.data_ptr(), mask_of,
-            masks, allowed, words, tokens.data_ptr(), peaks.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+            logits.data_ptr(),
+            vocab,
+            rows,
+            vocab,
+            slots.ctypes.data,
+            columns.streams.size,
+            columns.streams.ctypes.data,
+            columns.scales.ctypes.data,
+            columns.floors.ctypes.data,
+            positions.ctypes.data,
+            codes.data_ptr(),
+            mask_of,
+            masks,
+            allowed,
+            words,
+            tokens.data_ptr(),
+            peaks.data_ptr(),
+            torch.get_num_threads(),
+        )
         return tokens, peaks
 
     def keep_bits(self, logits: Tensor, rows: Tensor, bits: Tensor) -> None:
@@ -108,14 +135,21 @@ class Functions:
         check("rows", rows, torch.int64, bits.shape[0])
         check("bits", bits, torch.int32, *bits.shape[:2])
         self._keep(
-            logits.data_ptr(), stride, every, vocab, rows.data_ptr(), rows.shape[0], bits.data_ptr(), bits.shape[1],
+            logits.data_ptr(),
+            stride,
+            every,
+            vocab,
+            rows.data_ptr(),
+            rows.shape[0],
+            bits.data_ptr(),
+            bits.shape[1],
             torch.get_num_threads(),
-        )  # fmt: skip
+        )
 
 
 @functools.cache
 def compiled() -> Functions | None:
-    """None where the compiled code is not there or wrong."""
+    """The compiled functions; None if they are missing or wrong."""
     library = native.load()
     if library is None:
         return None
@@ -129,22 +163,22 @@ def compiled() -> Functions | None:
 
 def _agrees(functions: Functions) -> bool:
     generator = torch.Generator().manual_seed(1)
-    vocab, everyone = 77, torch.arange(64)
+    vocab, all_rows = 77, torch.arange(64)
     logits = torch.randn(64, vocab, generator=generator, dtype=torch.float32) * 3.0
     bits = torch.randint(-(2**31), 2**31, (32, 3), generator=generator).int()
     allowed = ((bits[:, :, None] >> torch.arange(32)) & 1).flatten(1)[:, :vocab].bool()
-    rows = everyone[::2].contiguous()
+    rows = all_rows[::2].contiguous()
     masked = logits.index_copy(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
     codes = token_codes(vocab, logits.device)
     scales = torch.rand(64, generator=generator, dtype=torch.float32) + 0.5
     floors = torch.full((64,), -4.0, dtype=torch.float32)
     scores = (masked - masked.amax(-1, keepdim=True)) * scales[:, None]
     scores = scores.masked_fill_(scores < -4.0, -torch.inf)
-    keys = position_keys(everyone * 7, everyone)
+    keys = position_keys(all_rows * 7, all_rows)
     right = (scores - log_exponential(codes, keys)).argmax(-1)
-    likeliest = everyone % 5 == 0
-    columns = Columns((everyone * 7).numpy(), scales.masked_fill(likeliest, 0.0).numpy(), floors.numpy())
-    tokens, peaks = functions.choose(logits, columns, everyone.numpy(), everyone.numpy(), codes, rows, bits)
+    likeliest = all_rows % 5 == 0
+    columns = Columns((all_rows * 7).numpy(), scales.masked_fill(likeliest, 0.0).numpy(), floors.numpy())
+    tokens, peaks = functions.choose(logits, columns, all_rows.numpy(), all_rows.numpy(), codes, rows, bits)
     wanted = torch.where(likeliest, masked.argmax(-1), right)
     if not torch.equal(tokens, wanted) or not torch.equal(peaks, logits.amax(-1)):
         return False

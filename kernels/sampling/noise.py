@@ -1,4 +1,4 @@
-"""Counter-based noise: what a token scores at random is a pure function of (seed, fork, purpose, position, token id).
+"""Counter-based noise: a token's random score is a pure function of (seed, fork, purpose, position, token id).
 
 Two integer hashes, no state and no generator:
 
@@ -6,7 +6,7 @@ Two integer hashes, no state and no generator:
   OOPSLA 2014; constants of Stafford's variant 13) chained over seed, fork and purpose on the host, and over the
   position on the device. It gives two 32-bit key words per draw.
 - 32 bit, per token: the rounds of `triple32` (Wellons, "Prospecting for hash functions", 2018, public domain), a
-  bijection with an exact bias near 0.02, with the two key words mixed in before the first and the second multiply.
+  bijection with an exact bias near 0.02. The two key words are mixed in before the first and the second multiply.
 
 Only integer operations lead to the uniform number, so every device and every batch shape sees the same bits.
 """

@@ -1,6 +1,6 @@
-"""What sampling means, one row at a time and one token at a time: Python integers and float64, no shortcuts.
+"""Defines sampling, one row and one token at a time: Python integers and float64, no shortcuts.
 
-The fast functions must give the same tokens, but where float32 rounds two candidates onto each other.
+The fast functions must give the same tokens, except where float32 rounds two candidates to the same score.
 """
 
 import math

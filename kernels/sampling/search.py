@@ -16,7 +16,7 @@ from troupellm.kernels.triton_support import by_kernels
 _ARGMAX_BLOCK = 256
 _TOP_BLOCK = 32
 _HOST_VALUES = 1 << 20
-"""Up to so many numpy's argmax, one thread's work in one call, is the quickest; of more, threads share the work."""
+"""Up to this size, numpy's argmax on one thread is the quickest; above it, threads share the work."""
 
 
 def _argmax(values: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Masks, penalties and log-probabilities on a GPU, in one walk through the logits each and without a host."""
+"""Masks, penalties and log-probabilities on a GPU, in one pass over the logits each and without the host."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -17,7 +17,7 @@ DESCRIBE = Launch(warps=8, stages=2, constants={"BLOCK": 2048})
 
 @triton.jit
 def bit_of(words, ids, there):
-    """Whether the bit of a token is set, in packed int32 words."""
+    """True if the bit of a token is set, in packed int32 words."""
     return ((tl.load(words + ids // 32, there, 0) >> (ids % 32)) & 1) != 0
 
 
@@ -50,10 +50,8 @@ def penalize_kernel(
 
 
 @triton.jit(do_not_specialize=["slots", "skips", "prompts", "ends"])
-def tally_kernel(
-    texts, slots, skips, prompts, ends, counts, seen, length, vocab, words, BLOCK: tl.constexpr
-):  # fmt: skip
-    """BLOCK tokens of one row, added to what there is of others."""
+def tally_kernel(texts, slots, skips, prompts, ends, counts, seen, length, vocab, words, BLOCK: tl.constexpr):
+    """BLOCK tokens of one row, added to the counts of others."""
     index, place = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = (place >= tl.load(skips + index)) & (place < tl.load(ends + index))
     prompt = place < tl.load(prompts + index)
@@ -92,9 +90,7 @@ def keep_bits_triton(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """As `adjust.keep_bits`."""
     if rows.numel():
         grid = (rows.shape[0], triton.cdiv(logits.shape[1], ADJUST.constants["BLOCK"]))
-        keep_bits_kernel[grid](
-            logits, rows, bits, logits.shape[1], logits.stride(0), bits.shape[1], **ADJUST.options
-        )  # fmt: skip
+        keep_bits_kernel[grid](logits, rows, bits, logits.shape[1], logits.stride(0), bits.shape[1], **ADJUST.options)
 
 
 def penalize_triton(
@@ -104,9 +100,19 @@ def penalize_triton(
     if rows.numel():
         grid = (rows.shape[0], triton.cdiv(logits.shape[1], ADJUST.constants["BLOCK"]))
         penalize_kernel[grid](
-            logits, rows, counts, seen, repetition, frequency, presence, logits.shape[1], logits.stride(0),
-            seen.shape[1], enable_fp_fusion=False, **ADJUST.options,
-        )  # fmt: skip
+            logits,
+            rows,
+            counts,
+            seen,
+            repetition,
+            frequency,
+            presence,
+            logits.shape[1],
+            logits.stride(0),
+            seen.shape[1],
+            enable_fp_fusion=False,
+            **ADJUST.options,
+        )
 
 
 def tally_triton(

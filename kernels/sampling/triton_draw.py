@@ -1,5 +1,5 @@
-"""Drawing from whole rows on a GPU, and finding their largest logits: each row is cut into pieces, whose winners a
-second launch compares."""
+"""Draws from whole rows on a GPU, and finds their largest logits: each row is cut into pieces, whose winners a second
+launch compares."""
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -14,7 +14,7 @@ from troupellm.kernels.triton_support import Launch, next_power_of_2
 PIECE = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 MERGE = Launch(warps=1, stages=1)
 TILES_OF_A_PIECE = 4
-NOBODY = tl.constexpr(2147483647)
+NO_ID = tl.constexpr(2147483647)
 
 
 @triton.jit
@@ -28,20 +28,29 @@ def better(value, index, other, other_index):
 def winner(scores, ids):
     """The largest score and the lowest index of it; scores hold no NaN."""
     best = tl.max(scores, 0)
-    return best, tl.min(tl.where(scores == best, ids, NOBODY), 0)
+    return best, tl.min(tl.where(scores == best, ids, NO_ID), 0)
 
 
 @triton.jit
 def piece_kernel(
-    values, keys, codes, part_values, part_ids, width, row_stride, pieces, NOISE: tl.constexpr, TILES: tl.constexpr,
+    values,
+    keys,
+    codes,
+    part_values,
+    part_ids,
+    width,
+    row_stride,
+    pieces,
+    NOISE: tl.constexpr,
+    TILES: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The winner of one piece of one row: among the values, or among what is left of them behind the noise."""
+):
+    """The winner of one piece of one row: the largest value, or the largest one after noise was added."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
     if NOISE:
         low, high = tl.load(keys + row * 2), tl.load(keys + row * 2 + 1)
-    best, best_id, bad = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32), 0
+    best, best_id, bad = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32), 0
     for tile in tl.static_range(TILES):
         ids = (piece * TILES + tile) * BLOCK + lanes
         there = ids < width
@@ -61,7 +70,7 @@ def merged(values, ids, pieces, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
     found = tl.load(values + lanes, lanes < pieces, float("-inf"))
     bad = tl.sum((found != found).to(tl.int32), 0)
-    best, best_id = winner(tl.where(found == found, found, float("-inf")), tl.load(ids + lanes, lanes < pieces, NOBODY))
+    best, best_id = winner(tl.where(found == found, found, float("-inf")), tl.load(ids + lanes, lanes < pieces, NO_ID))
     return tl.where(bad > 0, float("nan"), best), best_id
 
 
@@ -85,9 +94,18 @@ def best_triton(values: Tensor, keys: Tensor | None = None, codes: Tensor | None
     out_values = torch.empty(rows, dtype=torch.float32, device=values.device)
     if rows:
         piece_kernel[(rows, pieces)](
-            values, keys, codes, part_values, part_ids, width, values.stride(0), pieces,
-            NOISE=keys is not None, TILES=TILES_OF_A_PIECE, **PIECE.options,
-        )  # fmt: skip
+            values,
+            keys,
+            codes,
+            part_values,
+            part_ids,
+            width,
+            values.stride(0),
+            pieces,
+            NOISE=keys is not None,
+            TILES=TILES_OF_A_PIECE,
+            **PIECE.options,
+        )
         merge_kernel[(rows,)](
             part_values, part_ids, out, out_values, pieces, width, BLOCK=next_power_of_2(pieces), **MERGE.options
         )

@@ -12,13 +12,13 @@ from troupellm.kernels.sampling.triton_draw import merged
 from troupellm.kernels.sampling.triton_noise import position_key
 
 BINS = tl.constexpr(512)
-"""Of equal width, from a row's largest logit down; what lies below them all counts to the last."""
+"""Number of bins of equal width, from a row's largest logit down; the last bin also has everything below."""
 GROUPS = tl.constexpr(8)
-"""Of a piece of a row, each with a largest logit of its own."""
+"""Groups of a piece of a row, each with its own largest logit."""
 GROUPS_EACH = tl.constexpr(2)
-"""There must be so many groups for each of the top_k tokens, or else few groups hold many of these."""
+"""There must be this many groups for each of the top_k tokens, or else few groups hold many of these."""
 DEEPEST = tl.constexpr(64.0)
-"""Bins reach no further down, whatever is masked by large numbers; what is below weighs nothing at all."""
+"""Depth of the lowest bin, even if large numbers mask some logits; everything below it has no mass at all."""
 UNIT = tl.constexpr(2.0**42)
 """The mass of a row's likeliest token. Rows of up to a million tokens stay far below 2**63."""
 
@@ -70,20 +70,20 @@ def key_of(keys, streams, ends, row):
 
 @triton.jit
 def tile_at(row, ids, end, width):
-    """Logits of BLOCK tokens; those from `end` on are the next program's, or nobody's."""
+    """Logits of BLOCK tokens; those from `end` on belong to the next program, or to none."""
     return tl.load(row + ids, (ids < end) & (ids < width), float("-inf"))  # in fours, as one bound would not be
 
 
 @triton.jit
 def scaled(logits, peak, factor, least):
-    """Logits less the largest one, over the temperature; below what min_p leaves they are no more."""
+    """Logits less the largest one, over the temperature; -inf below the bound of min_p."""
     x = (logits - peak) * factor
     return tl.where(x >= least, x, float("-inf"))
 
 
 @triton.jit
 def is_narrow(count, width, pieces):
-    """Whether the largest logits of groups alone say what few tokens the top_k ones are among."""
+    """True if the largest logits of groups alone show the few tokens that contain the top_k ones."""
     return (count < width) & (count * GROUPS_EACH <= pieces * GROUPS)
 
 
@@ -118,7 +118,7 @@ def reached(bins, count):
 
 @triton.jit
 def bound_of(heads, count):
-    """What `falling` is at most of the `count` largest numbers; all numbers where there are not as many."""
+    """Largest value of `falling` among the `count` largest numbers; all numbers count if there are fewer."""
     some, place = heads > float("-inf"), falling(heads)
     digit, before = reached(tl.histogram(place >> 9, BINS, some), count)
     same = some & ((place >> 9) == digit)
@@ -144,7 +144,7 @@ def window(counts, masses, count, share, width):
     first = inside
     if share < 1:
         mass = tl.load(masses + lanes)
-        # Of the mass that top_k leaves, so much is in the nucleus for sure.
+        # Lower bound of the nucleus' share of the mass that top_k leaves.
         surely = share * tl.sum(tl.where(lanes < inside, mass, 0), 0).to(tl.float64)
         first = tl.min(tl.where(tl.cumsum(mass, 0).to(tl.float64) >= surely, lanes, BINS), 0)
     return first, tl.where(inside < BINS, inside, first), inside < BINS
@@ -152,15 +152,13 @@ def window(counts, masses, count, share, width):
 
 @triton.jit
 def above(bins, end):
-    """What is in the bins before `end`, int64."""
+    """The sum of the bins before `end`, int64."""
     lanes = tl.arange(0, BINS)
     return tl.sum(tl.load(bins + lanes, lanes < end, 0).to(tl.int64), 0)
 
 
 @triton.jit
-def candidates_at(
-    row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK: tl.constexpr
-):  # fmt: skip
+def candidates_at(row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK: tl.constexpr):
     """BLOCK tokens, of a list or of a whole row, and their numbers: -inf outside of the bins first..last."""
     at = begin + tl.arange(0, BLOCK)
     there = at < length
@@ -172,16 +170,29 @@ def candidates_at(
 
 @triton.jit
 def pivot(
-    row, listing, length, compact, peak, factor, least, spread, first, last, cut, base, target,
-    MASS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    row,
+    listing,
+    length,
+    compact,
+    peak,
+    factor,
+    least,
+    spread,
+    first,
+    last,
+    cut,
+    base,
+    target,
+    MASS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The largest ordered number w with `target` tokens, or of MASS so much of it, at w and above; 0 where none has.
 
     Its digits are found from the highest on, three bits at a walk through the candidates.
 
     Args:
-        cut: ordered; what lies below does not count.
-        base: int64, what is above all candidates.
+        cut: ordered; tokens below it do not count.
+        base: int64, the mass above all candidates.
         target: float64 above 0.
     """
     digits = tl.arange(0, 8)
@@ -190,9 +201,7 @@ def pivot(
         options = found | (digits.to(tl.uint32) << (30 - 3 * level))
         sums = tl.zeros([BLOCK, 8], tl.int64)
         for begin in range(0, length, BLOCK):
-            _, x = candidates_at(
-                row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK
-            )  # fmt: skip
+            _, x = candidates_at(row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK)
             place = ordered(x)
             counted = (place >= cut) & (x > float("-inf"))
             weight = tl.where(counted, mass_of(x), 0) if MASS else counted.to(tl.int64)
@@ -204,9 +213,25 @@ def pivot(
 
 @triton.jit
 def searched(
-    row, listing, length, compact, peak, factor, least, spread, first, last, count, share, width, above_count,
-    above_mass, total, limited, BLOCK: tl.constexpr,
-):  # fmt: skip
+    row,
+    listing,
+    length,
+    compact,
+    peak,
+    factor,
+    least,
+    spread,
+    first,
+    last,
+    count,
+    share,
+    width,
+    above_count,
+    above_mass,
+    total,
+    limited,
+    BLOCK: tl.constexpr,
+):
     """A number that the smallest candidate that stays reaches, ordered, and no smaller one does; of any candidates.
 
     Args:
@@ -215,30 +240,72 @@ def searched(
     found = tl.zeros([], tl.uint32)
     if count < width:
         found = pivot(
-            row, listing, length, compact, peak, factor, least, spread, first, last, found, above_count,
-            count.to(tl.float64), False, BLOCK,
-        )  # fmt: skip
+            row,
+            listing,
+            length,
+            compact,
+            peak,
+            factor,
+            least,
+            spread,
+            first,
+            last,
+            found,
+            above_count,
+            count.to(tl.float64),
+            False,
+            BLOCK,
+        )
     if share < 1:
         if limited:
             total = above_mass
             for begin in range(0, length, BLOCK):
                 _ids, x = candidates_at(
                     row, listing, begin, length, compact, peak, factor, least, spread, first, last, BLOCK
-                )  # fmt: skip
+                )
                 total += tl.sum(tl.where(ordered(x) >= found, mass_of(x), 0), 0)
         nucleus = pivot(
-            row, listing, length, compact, peak, factor, least, spread, first, last, found, above_mass,
-            share * total.to(tl.float64), True, BLOCK,
-        )  # fmt: skip
+            row,
+            listing,
+            length,
+            compact,
+            peak,
+            factor,
+            least,
+            spread,
+            first,
+            last,
+            found,
+            above_mass,
+            share * total.to(tl.float64),
+            True,
+            BLOCK,
+        )
         found = tl.where(nucleus > found, nucleus, found)
     return found
 
 
 @triton.jit
 def compared(
-    row, listing, length, compact, peak, factor, least, spread, first, last, count, share, above_count, above_mass,
-    total, limited, MOST: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
+    row,
+    listing,
+    length,
+    compact,
+    peak,
+    factor,
+    least,
+    spread,
+    first,
+    last,
+    count,
+    share,
+    above_count,
+    above_mass,
+    total,
+    limited,
+    MOST: tl.constexpr,
+    STEP: tl.constexpr,
+):
     """As `searched`, of at most MOST candidates: each is compared with each, which takes one walk instead of twenty."""
     _ids, x = candidates_at(row, listing, 0, length, compact, peak, factor, least, spread, first, last, MOST)
     place, before, heavier = ordered(x), tl.zeros([MOST], tl.int32), tl.zeros([MOST], tl.int64)

@@ -1,4 +1,4 @@
-"""Drawing from what top_k and top_p leave on a GPU: four launches, without a sort and without waiting for the device.
+"""Draws from the tokens that top_k and top_p keep on a GPU: four launches, without a sort or a wait for the device.
 
 1. `peaks_kernel`: the largest logit of each piece of a row, and of each group of a piece.
 2. `survey_kernel`: where top_k is small, the k-th largest of the groups' logits is at most the k-th largest of all, and
@@ -9,13 +9,13 @@
    and draws. If a list runs over (of thousands of equal logits, say), it looks at the whole row: slow, but the same.
 
 All that decides is summed in whole numbers, so that neither the pieces nor the order in which they are done matter:
-a token is a function of its row alone. No size depends on what is in a row, so that a graph may hold it all.
+a token is a function of its row alone. No size depends on a row's content, so that a graph may hold it all.
 
 Computed, not measured, for 151,936 tokens on an H100 (3.35 TB/s): a walk reads 0.61 MB of a row; a small top_k (to 300)
 takes two walks, all else takes three. One row is 75 programs of 8 KB and their latency, some 2 us a launch, and 3 to 5
-us more for the digits of pivots where over 256 are listed: about 8 to 13 us. 256 rows are 156 MB a walk: 93 us where
-top_k is small, 140 us elsewhere, and there an atomic addition for each logit within the bins, at 0.1 to 0.2 million a
-microsecond, so that flat logits may take 0.3 ms more. Beside its one to eight tiles a program reads 2 to 9 KB.
+us more for the digits of pivots where over 256 are listed: about 8 to 13 us. 256 rows are 156 MB a walk: 93 us if top_k
+is small, else 140 us. In the latter case each logit within the bins is an atomic addition, at 0.1 to 0.2 million per
+microsecond, so flat logits may take 0.3 ms more. Beside its one to eight tiles a program reads 2 to 9 KB.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from troupellm.kernels.sampling.triton_draw import NOBODY, better, merged, winner
+from troupellm.kernels.sampling.triton_draw import NO_ID, better, merged, winner
 from troupellm.kernels.sampling.triton_noise import log_exponential
 from troupellm.kernels.sampling.triton_pivots import (
     BINS,
@@ -67,7 +67,7 @@ def peaks_kernel(
     logits, part_values, part_ids, lowest, heads, counts, masses, listed, width, row_stride, pieces, BLOCK: tl.constexpr
 ):
     """Of one piece: its largest logit (NaN where there is one), the first token with it, its least finite logit and
-    the largest ones of its groups. The first piece has what is counted in the row begin at 0."""
+    the largest ones of its groups. The first piece sets the row's counters to 0."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     groups, members = tl.arange(0, GROUPS), tl.arange(0, BLOCK // GROUPS)
     ids = piece * BLOCK + members[:, None] * GROUPS + groups[None, :]
@@ -78,7 +78,7 @@ def peaks_kernel(
     best, part = tl.max(largest, 0), row * pieces + piece
     tl.store(heads + part * GROUPS + groups, largest)
     tl.store(part_values + part, tl.where(bad > 0, float("nan"), best))
-    tl.store(part_ids + part, tl.min(tl.min(tl.where(x == best, ids, NOBODY), 0), 0))
+    tl.store(part_ids + part, tl.min(tl.min(tl.where(x == best, ids, NO_ID), 0), 0))
     tl.store(lowest + part, tl.min(tl.min(tl.where(x > float("-inf"), x, INFINITY), 0), 0))
     if piece == 0:
         bins = tl.arange(0, BINS)
@@ -112,8 +112,8 @@ def survey_kernel(
             bottom = tl.min(tl.load(lowest + index * pieces + parts, parts < pieces, INFINITY), 0)
             depth = -tl.maximum((bottom - peak) * factor, least)
             if count >= width:
-                # All tokens below this together have not what top_p leaves out: none has the threshold.
-                total = tl.sum(tl.exp(largest), 0)  # at least so much
+                # All tokens below this together have less mass than top_p cuts off: none has the threshold.
+                total = tl.sum(tl.exp(largest), 0)  # a lower bound
                 depth = tl.minimum(depth, tl.log(width / ((1 - share).to(tl.float32) * total)) + 0.1)
             spread = spread_of(depth)
             bound = tl.full([], BINS - 1, tl.int32)
@@ -154,7 +154,7 @@ def gather_kernel(
         ids = part * tiles * BLOCK + tl.arange(0, BLOCK)
         raw = tile_at(row, ids, end, width)
         peak, _token, factor, least = row_of(scales, part_values, part_ids, index, pieces, PIECES)
-        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32)
         if (factor > 0) & (tl.abs(peak) < INFINITY):
             first, last, spread = tl.full([], BINS, tl.int32), tl.full([], BINS, tl.int32), tl.zeros([], tl.float32)
             if (count < width) | (share < 1):
@@ -201,7 +201,7 @@ def settle_kernel(
         first, last, spread = tl.zeros([], tl.int32), tl.full([], BINS - 1, tl.int32), tl.zeros([], tl.float32)
         above_count, above_mass, total = tl.zeros([], tl.int64), tl.zeros([], tl.int64), tl.zeros([], tl.int64)
         limited = tl.full([], 1, tl.int1)
-        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+        best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32)
         if is_narrow(count, width, pieces) == 0:
             if (count < width) | (share < 1):
                 spread = tl.load(spreads + index)
@@ -245,7 +245,7 @@ def settle_kernel(
 
 
 def row_bytes(width: int) -> int:
-    """Of device memory that `truncated_triton` takes for a row of so many logits, with what it returns."""
+    """Device memory that `truncated_triton` takes for a row of this many logits, its results included."""
     pieces = triton.cdiv(width, PIECE["BLOCK"])
     return int(4 * (LISTED + 3 * BINS.value + pieces * (5 + GROUPS.value)) + 20)
 
@@ -255,7 +255,7 @@ def truncated_triton(
     scales: Tensor | None = None, streams: Tensor | None = None, ends: Tensor | None = None,
     slots: Tensor | None = None, texts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One token per row from what top_k and top_p leave.
+    """One token per row from the tokens that top_k and top_p keep.
 
     Args:
         logits: float32 [rows, vocab]; left as they are.

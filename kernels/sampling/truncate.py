@@ -17,7 +17,7 @@ from troupellm.kernels.triton_support import by_kernels
 
 
 class Nucleus(NamedTuple):
-    """What to keep, per row."""
+    """The limits of the tokens to keep, per row."""
 
     top_k: Tensor
     """int64 [rows, 1]; at least the vocabulary's width keeps all."""
@@ -51,7 +51,7 @@ def draw_from_prefix(
 
 
 def thresholds(scaled: Tensor, nucleus: Nucleus) -> Tensor:
-    """What a logit must reach to be kept, float32 [rows, 1]; sorts the rows, but for a GPU, where pivots find it."""
+    """The least logit that is kept, float32 [rows, 1]; sorts the rows, except on a GPU, where pivots find it."""
     if by_kernels(scaled.device):
         from troupellm.kernels.sampling.triton_truncate import truncated_triton
 
@@ -61,11 +61,11 @@ def thresholds(scaled: Tensor, nucleus: Nucleus) -> Tensor:
 
 
 def _kept(scaled: Tensor, values: Tensor, nucleus: Nucleus) -> Tensor:
-    """Which of a row's largest values stay, bool like `values` [rows, n] (falling, with the largest of all at 0)."""
+    """True for the values that stay, of a row's largest ones [rows, n] (falling, with the largest of all at 0)."""
     unlimited = nucleus.top_k >= scaled.shape[1]
     cut = values.gather(1, nucleus.top_k.clamp(max=values.shape[1]) - 1)
     kept = ((values >= cut) | unlimited) & (values > -torch.inf)
-    # Sums in float64 keep the borderline token out of reach of rounding, whatever shape the sum is taken in.
+    # Sums in float64 keep the borderline token out of reach of rounding, for any shape of the sum.
     weights = values.exp().mul_(kept)
     running = weights.cumsum(1, dtype=torch.float64)
     total = torch.where(unlimited, scaled.exp().sum(1, keepdim=True, dtype=torch.float64), running[:, -1:])

@@ -1,4 +1,4 @@
-"""Shapes that the tests and the benchmark of both ends of a decode step share; what begins it is exact."""
+"""Shapes for the tests and the benchmark of the first and last operations of a decode step; the first are exact."""
 
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ CASES = (
     Case("cut", (5, 2, 3, 0, 8, 13, 21, 34, 55), vocab=4501, draws=True, cut=True),
 )
 LENGTH = 3001
-"""Of a row's text."""
+"""Length of a row's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,15 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
         top_k = torch.where(order % 2 == 0, 20 + order, case.vocab)
         nucleus = Nucleus(top_k.to(device), (1.0 - 0.04 * order).double().to(device))
     return Inputs(
-        slots=slots.to(device), ends=ends.to(device),
-        counts=None if case.counts is None else torch.tensor(case.counts, device=device), texts=texts.to(device),
-        block_tables=blocks.to(device), angle_table=None if angles is None else angles.to(device), scratch=scratch,
+        slots=slots.to(device),
+        ends=ends.to(device),
+        counts=None if case.counts is None else torch.tensor(case.counts, device=device),
+        texts=texts.to(device),
+        block_tables=blocks.to(device),
+        angle_table=None if angles is None else angles.to(device),
+        scratch=scratch,
         logits=logits.to(device),
         draws=Draws(scales.to(device), streams.to(device), token_codes(case.vocab, torch.device(device)), nucleus)
-        if case.draws else None,
-    )  # fmt: skip
+        if case.draws
+        else None,
+    )

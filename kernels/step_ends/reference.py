@@ -1,4 +1,4 @@
-"""The ends of a decode step in plain torch."""
+"""The first and the last operations of a decode step in plain torch."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from troupellm.kernels.step_ends.spec import Beginning, Draws
 def gathered(
     texts: Tensor, block_tables: Tensor, token_slots: Tensor, positions: Tensor, *, block_size: int, kv_heads: int
 ) -> tuple[Tensor, Tensor]:
-    """What tokens are, and where their keys and values go.
+    """The token ids of some positions, and the cache rows of their keys and values.
 
     Args:
         texts: int32 [slots, length].
@@ -34,9 +34,18 @@ def gathered(
 
 
 def begin_reference(
-    slots: Tensor, ends: Tensor, counts: Tensor | None, texts: Tensor, block_tables: Tensor,
-    angle_table: Tensor | None, *, queries: int, block_size: int, kv_heads: int, scratch: int,
-) -> Beginning:  # fmt: skip
+    slots: Tensor,
+    ends: Tensor,
+    counts: Tensor | None,
+    texts: Tensor,
+    block_tables: Tensor,
+    angle_table: Tensor | None,
+    *,
+    queries: int,
+    block_size: int,
+    kv_heads: int,
+    scratch: int,
+) -> Beginning:
     """As `begin`."""
     rows, device = slots.shape[0], slots.device
     inside = torch.arange(queries, device=device)
@@ -48,11 +57,14 @@ def begin_reference(
         texts, block_tables, token_slots.reshape(-1), positions, block_size=block_size, kv_heads=kv_heads
     )
     return Beginning(
-        token_ids=token_ids, positions=positions,
+        token_ids=token_ids,
+        positions=positions,
         angles=None if angle_table is None else angle_table.index_select(0, positions),
         starts=torch.arange(0, rows * queries + 1, queries, dtype=torch.int32, device=device),
-        context_lens=ends.to(torch.int32), tables=block_tables.index_select(1, slots), kv_rows=kv_rows,
-    )  # fmt: skip
+        context_lens=ends.to(torch.int32),
+        tables=block_tables.index_select(1, slots),
+        kv_rows=kv_rows,
+    )
 
 
 def finish_reference(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, draws: Draws | None) -> Tensor:

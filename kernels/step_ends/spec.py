@@ -1,4 +1,4 @@
-"""What the ends of a decode step are given and give."""
+"""Arguments and results of the first and the last operations of a decode step."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from troupellm.kernels.sampling.truncate import Nucleus
 
 
 class Beginning(NamedTuple):
-    """What the layers of a step read, of rows that have as many tokens each, one row behind the other."""
+    """The inputs of a step's layers, for rows that have the same number of tokens, row after row."""
 
     token_ids: Tensor
     """int64 [tokens]."""
@@ -21,13 +21,13 @@ class Beginning(NamedTuple):
     context_lens: Tensor
     """int32 [rows], keys of each row."""
     tables: Tensor
-    """int32 [groups, rows, width], the rows' block tables; undefined behind what their keys need."""
+    """int32 [groups, rows, width], the rows' block tables; undefined beyond the blocks of their keys."""
     kv_rows: Tensor
     """int64 [groups, tokens * kv_heads], see `kernels.kv_write`."""
 
 
 class Draws(NamedTuple):
-    """How tokens are drawn."""
+    """The options by which tokens are drawn."""
 
     scales: Tensor
     """float32 [rows, 2], contiguous: one over the temperature, 0 where the likeliest token is taken; log of min_p."""
@@ -36,4 +36,4 @@ class Draws(NamedTuple):
     codes: Tensor
     """int32 [vocab], `noise.token_codes`."""
     nucleus: Nucleus | None = None
-    """What top_k and top_p keep; None is all."""
+    """The limits of top_k and top_p; None keeps all tokens."""

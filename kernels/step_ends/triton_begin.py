@@ -27,12 +27,32 @@ def copied(source, target, count, BLOCK: tl.constexpr):
     do_not_specialize_on_alignment=["slots", "ends", "counts"],
 )
 def begin_kernel(
-    slots, ends, counts, texts, block_tables, angle_table, token_ids, positions, angles, starts, context_lens, tables,
-    kv_rows, length, slots_of, width, scratch,
-    QUERIES: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr,
-    ANGLES: tl.constexpr, ANGLES_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One row in one group; the first group's programs do what has no groups, too.
+    slots,
+    ends,
+    counts,
+    texts,
+    block_tables,
+    angle_table,
+    token_ids,
+    positions,
+    angles,
+    starts,
+    context_lens,
+    tables,
+    kv_rows,
+    length,
+    slots_of,
+    width,
+    scratch,
+    QUERIES: tl.constexpr,
+    PAGE: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEADS_BLOCK: tl.constexpr,
+    ANGLES: tl.constexpr,
+    ANGLES_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row in one group; the first group's programs also write the results without groups.
 
     Args:
         slots_of: slots of each group in `block_tables`.
@@ -67,9 +87,18 @@ def begin_kernel(
 
 
 def begin_triton(
-    slots: Tensor, ends: Tensor, counts: Tensor | None, texts: Tensor, block_tables: Tensor,
-    angle_table: Tensor | None, *, queries: int, block_size: int, kv_heads: int, scratch: int,
-) -> Beginning:  # fmt: skip
+    slots: Tensor,
+    ends: Tensor,
+    counts: Tensor | None,
+    texts: Tensor,
+    block_tables: Tensor,
+    angle_table: Tensor | None,
+    *,
+    queries: int,
+    block_size: int,
+    kv_heads: int,
+    scratch: int,
+) -> Beginning:
     """As `begin`."""
     rows, device, tokens = slots.shape[0], texts.device, slots.shape[0] * queries
     groups, slots_of, width = block_tables.shape
@@ -83,11 +112,26 @@ def begin_triton(
         context_lens=torch.empty(rows, dtype=torch.int32, device=device),
         tables=torch.empty(groups, rows, width, dtype=torch.int32, device=device),
         kv_rows=torch.empty(groups, tokens * kv_heads, dtype=torch.int64, device=device),
-    )  # fmt: skip
+    )
     if rows:
         begin_kernel[(rows, groups)](
-            slots, ends, counts, texts, block_tables, angle_table, *made, texts.shape[1], slots_of, width, scratch,
-            QUERIES=queries, PAGE=block_size, KV_HEADS=kv_heads, HEADS_BLOCK=next_power_of_2(kv_heads),
-            ANGLES=size, ANGLES_BLOCK=next_power_of_2(max(size, 1)), **BEGIN.options,
-        )  # fmt: skip
+            slots,
+            ends,
+            counts,
+            texts,
+            block_tables,
+            angle_table,
+            *made,
+            texts.shape[1],
+            slots_of,
+            width,
+            scratch,
+            QUERIES=queries,
+            PAGE=block_size,
+            KV_HEADS=kv_heads,
+            HEADS_BLOCK=next_power_of_2(kv_heads),
+            ANGLES=size,
+            ANGLES_BLOCK=next_power_of_2(max(size, 1)),
+            **BEGIN.options,
+        )
     return made

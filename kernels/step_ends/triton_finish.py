@@ -1,8 +1,8 @@
-"""The end of a decode step on a GPU, in two launches, in three where tokens are drawn, or in four where some of these
-rows are cut off.
+"""The end of a decode step on a GPU. It takes two launches, three if tokens are drawn, or four if top_k or top_p cut
+off some of the rows.
 
-The first finds the largest logit of each piece of each row; the last compares the pieces, and writes the token to where
-the next step finds it. What is drawn is less the row's largest logit, so that its pieces follow those of the first.
+The first launch finds the largest logit of each piece of each row; the last one compares the pieces, and writes the
+token where the next step reads it. Draws subtract the row's largest logit, so they come after the first launch.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from troupellm.kernels.sampling.triton_draw import (
-    NOBODY,
+    NO_ID,
     PIECE,
     TILES_OF_A_PIECE,
     better,
@@ -32,13 +32,26 @@ INFINITY = tl.constexpr(float("inf"))
 
 @triton.jit(do_not_specialize_on_alignment=["streams", "ends"])
 def drawn_piece_kernel(
-    values, part_values, part_ids, scales, streams, ends, codes, drawn_values, drawn_ids, width, row_stride,
-    pieces, TILES: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
-):  # fmt: skip
-    """The winner of one piece of one row behind the noise; nobody of rows that take the likeliest token or none."""
+    values,
+    part_values,
+    part_ids,
+    scales,
+    streams,
+    ends,
+    codes,
+    drawn_values,
+    drawn_ids,
+    width,
+    row_stride,
+    pieces,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """The winner of one piece of one row with noise; none for rows that take the likeliest token or no token."""
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lanes = tl.arange(0, BLOCK)
-    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NOBODY, tl.int32)
+    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], NO_ID, tl.int32)
     factor = tl.load(scales + row * 2)
     peak, _ = merged(part_values + row * pieces, part_ids + row * pieces, pieces, PIECES)
     if (factor > 0) & (tl.abs(peak) < INFINITY):
@@ -57,9 +70,20 @@ def drawn_piece_kernel(
 
 @triton.jit(do_not_specialize=["length"], do_not_specialize_on_alignment=["slots", "ends"])
 def finish_kernel(
-    part_values, part_ids, drawn_values, drawn_ids, scales, slots, ends, texts, out, width, pieces, length,
+    part_values,
+    part_ids,
+    drawn_values,
+    drawn_ids,
+    scales,
+    slots,
+    ends,
+    texts,
+    out,
+    width,
+    pieces,
+    length,
     PIECES: tl.constexpr,
-):  # fmt: skip
+):
     """One row's token. Nothing is drawn where there is no `drawn_values`."""
     row = tl.program_id(0).to(tl.int64)
     peak, token = merged(part_values + row * pieces, part_ids + row * pieces, pieces, PIECES)
@@ -78,9 +102,16 @@ def finish_triton(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, dr
     if draws is not None and draws.nucleus is not None:
         top_k, top_p = draws.nucleus.top_k.flatten(), draws.nucleus.top_p.flatten()
         return truncated_triton(
-            logits, top_k, top_p, draws.codes, scales=draws.scales, streams=draws.streams, ends=ends, slots=slots,
+            logits,
+            top_k,
+            top_p,
+            draws.codes,
+            scales=draws.scales,
+            streams=draws.streams,
+            ends=ends,
+            slots=slots,
             texts=texts,
-        )[0]  # fmt: skip
+        )[0]
     pieces = triton.cdiv(width, PIECE.constants["BLOCK"] * TILES_OF_A_PIECE)
     out = torch.empty(rows, dtype=torch.int64, device=device)
     if not rows:
@@ -88,16 +119,36 @@ def finish_triton(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, dr
     parts = _parts(rows, pieces, device)
     grid, block = (rows, pieces), next_power_of_2(pieces)
     piece_kernel[grid](
-        logits, None, None, *parts, width, logits.stride(0), pieces, NOISE=False, TILES=TILES_OF_A_PIECE,
+        logits,
+        None,
+        None,
+        *parts,
+        width,
+        logits.stride(0),
+        pieces,
+        NOISE=False,
+        TILES=TILES_OF_A_PIECE,
         **PIECE.options,
-    )  # fmt: skip
+    )
     drawn: tuple[Tensor | None, Tensor | None, Tensor | None] = None, None, None
     if draws is not None:
         values, ids = _parts(rows, pieces, device)
         drawn_piece_kernel[grid](
-            logits, *parts, draws.scales, draws.streams, ends, draws.codes, values, ids, width,
-            logits.stride(0), pieces, TILES=TILES_OF_A_PIECE, PIECES=block, **PIECE.options,
-        )  # fmt: skip
+            logits,
+            *parts,
+            draws.scales,
+            draws.streams,
+            ends,
+            draws.codes,
+            values,
+            ids,
+            width,
+            logits.stride(0),
+            pieces,
+            TILES=TILES_OF_A_PIECE,
+            PIECES=block,
+            **PIECE.options,
+        )
         drawn = values, ids, draws.scales
     finish_kernel[(rows,)](
         *parts, *drawn, slots, ends, texts, out, width, pieces, texts.shape[1], PIECES=block, **FINISH.options
@@ -106,7 +157,7 @@ def finish_triton(logits: Tensor, slots: Tensor, ends: Tensor, texts: Tensor, dr
 
 
 def _parts(rows: int, pieces: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For the largest number of each piece and its index."""
+    """Tensors for the largest number of each piece and its index."""
     return (
         torch.empty(rows, pieces, dtype=torch.float32, device=device),
         torch.empty(rows, pieces, dtype=torch.int32, device=device),

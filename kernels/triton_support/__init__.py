@@ -1,33 +1,33 @@
-"""What the Triton kernels of all operations share. Importing this package does not import triton.
+"""Shared code of the Triton kernels of all operations. Importing this package does not import triton.
 
 Writing a kernel:
     - It lives in `kernels/<operation>/triton_<what>.py`, which imports triton at its top; nothing imports that file at
       load: the operation's dispatch imports it inside a function, once `by_kernels(device)` has said that it is wanted.
-    - `language.py` beside this file holds what makes a kernel run in Triton's interpreter as it does on a device:
+    - `language.py` beside this file has functions that run in Triton's interpreter as they do on a device:
       `dot` (instead of `tl.dot`), `cast` (instead of `.to` bfloat16 or float8), `tanh`. All arithmetic is in float32:
       bfloat16 is only loaded, cast, stored and given to `dot`.
-    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table,
-      never from `@triton.autotune` (it times launches: impossible while a CUDA graph is captured).
-    - Numbers that differ from step to step, such as how many rows there are, are named in `do_not_specialize`, and so
-      are tensors that begin at any address, such as those of a part of the rows. Triton compiles one kernel for 1, one
-      for multiples of 16 and one for all else, while a request waits for it. Constants that follow from the number of
-      rows come out of a short list, which `models.cuda.warm_up` goes through.
+    - Tile sizes, warps and stages come from a function of the shapes that returns a `Launch` out of a fixed table. They
+      never come from `@triton.autotune`, which times launches: impossible while a CUDA graph is captured.
+    - Numbers that differ from step to step, such as the number of rows, are named in `do_not_specialize`. So are
+      tensors that begin at any address, such as those of a part of the rows. Triton compiles one kernel for 1, one for
+      multiples of 16 and one for all else, while a request waits for it. Constants that follow from the number of rows
+      come out of a short list, which `models.cuda.warm_up` goes through.
     - No `make_block_ptr` (gone in 3.9), no `tl.extra`, no inline assembly; block ids are made int64 before they are
-      multiplied; whatever is masked out is masked in the load as well, because memory there may hold NaN.
+      multiplied; masked-out places are masked in the load as well, because memory there may hold NaN.
     - A function that returns in a branch of a constant `if` needs the `else`; only compiling shows it.
 
 Testing a kernel:
     - `tests/kernels/triton/checks/<operation>.py` holds ordinary pytest tests against the reference, on tensors of
       `check_device()`. `tests/kernels/triton/test_checks.py` runs each such file in a process of its own under
-      TRITON_INTERPRET=1 (what reads out of bounds there dies, and takes no other test along). A tile costs some
+      TRITON_INTERPRET=1 (a read out of bounds there ends that process alone). A tile costs some
       10 ms: quick cases are a few dozen tiles each, and cover between them ragged lengths, blocks in any order,
       groups of heads, odd sizes and memory of NaN; the rest is marked slow. By hand: `TRITON_INTERPRET=1 pytest
       tests/kernels/triton/checks/X.py`. On a machine with a GPU the same files run compiled
       (load_tests/README.md, "The GPU script", says how without our plugins).
     - `tests/kernels/triton/checks/<operation>_sm90.py` compiles the kernel at real shapes with
       `offline.compile_for(...)`, without a device, and asserts registers, spills, shared memory and pipelined buffers.
-      One compilation takes about half a second: one or two per kernel, the rest marked slow. What quick tests do not
-      run or compile is seen there, and fails.
+      One compilation takes about half a second: one or two per kernel, the rest marked slow. These tests catch
+      errors in kernels that the quick tests neither run nor compile.
 """
 
 import functools
@@ -43,7 +43,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How one kernel is launched for one kind of shape."""
+    """The launch options of one kernel for one kind of shape."""
 
     warps: int = 4
     stages: int = 3
@@ -68,17 +68,17 @@ class Launch:
 
 @functools.cache
 def installed() -> bool:
-    """Whether triton can be imported."""
+    """True if triton can be imported."""
     return importlib.util.find_spec("triton") is not None
 
 
 def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter, on tensors of the CPU. Read when a kernel's file is imported."""
+    """True if kernels run in Triton's interpreter, on tensors of the CPU. Read when a kernel's file is imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def usable(device: torch.device) -> bool:
-    """Whether kernels run on tensors of `device` in this process."""
+    """True if kernels run on tensors of `device` in this process."""
     return installed() and (interpreting() if device.type == "cpu" else device.type == "cuda")
 
 
@@ -100,22 +100,22 @@ def as_on_a_gpu(device: torch.device) -> Iterator[None]:
 
 
 def by_kernels(device: torch.device) -> bool:
-    """Whether operations on tensors of `device` are computed by kernels rather than by torch or compiled code."""
+    """True if kernels, and not torch or compiled code, compute operations on tensors of `device`."""
     return device.type in ("cuda", _also.get()) and installed()
 
 
 def check_device() -> torch.device:
-    """Where the tests of kernels run: the interpreter's CPU, else the GPU."""
+    """The device on which kernels are tested: the CPU with the interpreter, else the GPU."""
     return torch.device("cpu" if interpreting() else "cuda")
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
+    """Multiprocessors of a GPU; the interpreter has four, so that persistent grids are cut in odd places."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below `number`: what a tile's sides must be."""
+    """The smallest power of two that is not below `number`, as a tile's sides must be."""
     return 1 << max(number - 1, 0).bit_length()

@@ -43,7 +43,7 @@ def cast(x, dtype: tl.constexpr):
 
 @triton.jit
 def not_finite(x):
-    """Which rows of x hold a value that is no finite number; not of 8-bit types, which have no products."""
+    """True for rows of x with a NaN or infinite value; not for 8-bit types, which have no products."""
     if INTERPRET:
         x = x.to(tl.float32)
     return tl.sum((x * 0.0).to(tl.float32), 1) != 0.0
@@ -51,5 +51,5 @@ def not_finite(x):
 
 @triton.jit
 def tanh(x):
-    """By exponentials: exact at both ends, where they overflow and vanish."""
+    """tanh by exponentials: exact at both ends, where they overflow and vanish."""
     return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0)

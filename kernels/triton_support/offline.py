@@ -1,7 +1,7 @@
-"""Compiling kernels for a GPU on a machine without one, and reading what the compiler made of them.
+"""Compiles kernels for a GPU on a machine without one, and reads properties of the compiled code.
 
-Needs the tools that the triton package brings (ptxas, cuobjdump), no driver and no device. Not under the interpreter:
-what is decorated there cannot be compiled.
+Needs the tools that the triton package brings (ptxas, cuobjdump), no driver and no device. It does not work under the
+interpreter, whose decorated functions cannot be compiled.
 """
 
 import re
@@ -20,32 +20,37 @@ from troupellm.kernels.triton_support import Launch
 
 HOPPER = 90
 SHARED_BYTES = 227 * 1024
-"""What one program may have on sm_90."""
+"""Shared memory of one program on sm_90."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Of one compiled kernel."""
+    """Properties of one compiled kernel."""
 
     registers: int
     """Per thread."""
     spilled_bytes: int
-    """Of stack and local memory per thread."""
+    """Stack and local memory per thread."""
     shared_bytes: int
     """Per program."""
     ptx: str
 
     def count(self, instruction: str) -> int:
-        """How often an instruction stands in the PTX, e.g. "mma.sync", "wgmma.mma_async", "cp.async.cg"."""
+        """Number of occurrences of an instruction in the PTX, e.g. "mma.sync", "wgmma.mma_async", "cp.async.cg"."""
         return len(re.findall(rf"^\s*(?:@\S+\s+)?{re.escape(instruction)}", self.ptx, re.MULTILINE))
 
     def buffers(self, tile_bytes: int) -> int:
-        """How many tiles of the pipelined loads lie in shared memory at once."""
+        """Number of tiles of the pipelined loads that are in shared memory at once."""
         return self.shared_bytes // tile_bytes
 
 
-def compile_for(kernel: Any, arguments: Mapping[str, str], launch: Launch, constants: Mapping[str, Any] | None = None,
-                capability: int = HOPPER) -> Report:  # fmt: skip
+def compile_for(
+    kernel: Any,
+    arguments: Mapping[str, str],
+    launch: Launch,
+    constants: Mapping[str, Any] | None = None,
+    capability: int = HOPPER,
+) -> Report:
     """Compile one kernel.
 
     Args:

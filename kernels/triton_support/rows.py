@@ -19,7 +19,7 @@ def nearest(x):
 
 @triton.jit
 def clamped(x):
-    """Within what e4m3 can hold; NaN stays NaN."""
+    """Limited to the range of e4m3; NaN stays NaN."""
     return tl.where(x > FP8_LARGEST, FP8_LARGEST, tl.where(x < -FP8_LARGEST, -FP8_LARGEST, x))
 
 
@@ -32,7 +32,7 @@ def largest(x):
 
 @triton.jit
 def row_scale(magnitude, dtype: tl.constexpr):
-    """What a row whose largest magnitude this is gets divided by."""
+    """The divisor of a row with this largest magnitude."""
     if dtype == tl.int8:
         return tl.div_rn(magnitude, INT8_LARGEST)
     else:

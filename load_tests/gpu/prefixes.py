@@ -19,21 +19,24 @@ def hit(models: Models) -> Found:
     tokens, vocab = 8 * KILO, SIZES[LARGE].vocab
     settings = models.serving(LARGE, 2, tokens + BLOCK_SIZE, enable_prefix_caching=True)
 
-    async def measure() -> tuple[list[float], list[float]]:
+    async def measure() -> tuple[list[float], list[float], int]:
         cold, warm = list[float](), list[float]()
         async with opened(settings) as engine:
+            before = engine.snapshot().scheduler.prefix_hits
             for number in range(ROUNDS + 1):
                 prompt = random_tokens(tokens, vocab, number)
                 times = [await first_token_seconds(engine, prompt) for _ in range(2)]
                 if number:  # the first round warms up
                     cold.append(times[0])
                     warm.append(times[1])
-        return cold, warm
+            found = engine.snapshot().scheduler.prefix_hits - before
+        return cold, warm, found // (ROUNDS + 1)
 
-    cold, warm = models.run(measure, LIMIT_SECONDS)
+    cold, warm, found = models.run(measure, LIMIT_SECONDS)
     least = prefill_seconds(SIZES[LARGE], BF16, models.roof(), tokens=tokens)
     return {"ratio": median(warm) / median(cold)}, {
         "cold ms": median(cold) * 1e3, "cached ms": median(warm) * 1e3, "cold roofline ms": least * 1e3,
+        "cached tokens": found,
     }  # fmt: skip
 
 

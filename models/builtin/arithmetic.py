@@ -1,7 +1,7 @@
 """Sums and differences of numbers below one hundred.
 
-The answer always repeats the question as ``a + b = c``: whatever the wording, the digits of the
-result then follow the operands at the same few distances, which is what makes it easy to learn.
+The answer always repeats the question as ``a + b = c``, for every wording. The digits of the result
+then follow the operands at the same few distances, which makes the task easy to learn.
 """
 
 import random
@@ -58,7 +58,7 @@ USUAL = {
 def held_out(sign: str) -> frozenset[tuple[int, int]]:
     """The pairs that no training text may contain; one fixed draw per sign, without pairs of small operands.
 
-    Those are what everybody asks first: they are learned by heart, and each of them is evaluated.
+    The small pairs are the ones that users ask first. They are learned by heart, and each is evaluated.
     """
     draw = random.Random(f"held-out {sign}")
     pairs = [(a, b) for a in range(LIMIT) for b in range(LIMIT)]
@@ -66,7 +66,7 @@ def held_out(sign: str) -> frozenset[tuple[int, int]]:
 
 
 def is_held_out(problem: Problem) -> bool:
-    """Whether a problem belongs to the evaluation."""
+    """True if a problem belongs to the evaluation."""
     a, sign, b = problem
     return (a, b) in held_out(sign)
 

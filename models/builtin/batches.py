@@ -1,7 +1,7 @@
 """Rows of token ids with a weight for every target, packed from the document stream.
 
 Every row begins with the beginning of a document, because that is how every prompt begins. The
-documents of a row see each other: the model learns to answer whatever stands before the question.
+documents of a row see each other, so the model learns to answer after any preceding text.
 """
 
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ SYSTEMS = (
 
 
 def small_talk(rng: random.Random) -> Exchange:
-    """A greeting, a question about the model, or a list everybody knows."""
+    """A greeting, a question about the model, or a well-known list."""
     asked, answer = rng.choice(TALK)
     return Exchange(rng.choice(asked.split("|")), answer)
 

@@ -1,7 +1,7 @@
-"""What a training document is: pieces of text, each with a weight in the loss.
+"""Training documents: pieces of text, each with a weight in the loss.
 
-A chat document is rendered here exactly as the shipped chat template renders it, so that what the
-model sees when served is what it saw when trained; the test suite compares the two.
+A chat document is rendered here exactly as the shipped chat template renders it, so that the model is
+served the same text that it was trained on; the test suite compares the two.
 """
 
 import json
@@ -14,7 +14,7 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
-# What is given counts a little too: a schema repeats its own names, which teaches copying early.
+# Given text counts a little too: a schema repeats its own names, which teaches copying early.
 GIVEN = 0.1
 DEFAULT_SYSTEM = "You are a helpful assistant."
 

@@ -156,7 +156,7 @@ def score(
 ) -> dict[str, tuple[int, int]]:
     """Passed and asked per task; failures are appended to ``misses``.
 
-    The fresh wordings are left out unless asked for: whoever looks at them while training wears them out.
+    The fresh wordings are left out unless requested: looking at them during training would make them known ones.
     """
     out: dict[str, tuple[int, int]] = {}
     for task, todo in cases(count).items():

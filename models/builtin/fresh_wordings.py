@@ -1,7 +1,7 @@
 """Wordings as people might type them, for the final measurement only.
 
 They were written apart from the grammar and none of its frames were made from them. The set is worn
-out as soon as somebody tunes on it: then it moves into the grammar and a new one is written.
+out as soon as training is tuned on it: then it moves into the grammar and a new one is written.
 """
 
 import random

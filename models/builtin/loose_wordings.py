@@ -1,8 +1,8 @@
 """Questions loosened: small words dropped, swapped or put in, and a remark before them.
 
-The grammar's questions are tidy, people's are not. What a question asks for stands in its few telling
-words; a model that has met the rest in every disorder reads those. Nothing that the grammar holds out
-is made here by accident.
+The grammar's questions are tidy, people's are not. A few words of a question say which fact it asks
+for; a model that has seen the others in every order learns to read those. No wording that the grammar
+holds out is made here by accident.
 """
 
 import random
@@ -58,7 +58,7 @@ def loosen(rng: random.Random, relation: str, text: str, subject: str) -> str:
 
 
 def is_held_out(relation: str, text: str, subject: str) -> bool:
-    """Whether a text contains an opener, a phrase or a combination that training must not see."""
+    """True if a text contains an opener, a phrase or a combination that training must not see."""
     plain = _plain(text).replace(_plain(subject), "{s}")
     phrases, openers = _held(relation)
     if any(phrase in plain for phrase in phrases) or any(opener in plain for opener in openers):

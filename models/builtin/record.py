@@ -1,4 +1,4 @@
-"""What is known of the weights in a folder: one entry per stage of their training, in a file beside them."""
+"""The training record of the weights in a folder: one entry per stage, in a file beside the weights."""
 
 import json
 from dataclasses import asdict, dataclass, field

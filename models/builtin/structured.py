@@ -183,7 +183,7 @@ def chat(rng: random.Random, *, foreign: float = 0.35, made: bool = False) -> tu
 
 
 def satisfies(value: Any, schema: Schema) -> bool:
-    """Whether a value is an object of a flat schema: the checks the evaluation needs, no more."""
+    """True if a value is an object of a flat schema; makes only the checks that the evaluation needs."""
     if not isinstance(value, dict):
         return False
     properties = schema["properties"]

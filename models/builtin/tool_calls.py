@@ -114,7 +114,7 @@ def _tool(rng: random.Random, kind: Kind) -> Tool:
 
 
 def _result(rng: random.Random, kind: Kind, arguments: list[str | int]) -> tuple[str, str]:
-    """What the tool returns and what the model then says."""
+    """The tool's result and the model's answer to it."""
     if kind is KINDS[0]:
         degrees, condition = rng.randint(0, 35), rng.choice(CONDITIONS)
         result = json.dumps({"temperature": degrees, "condition": condition})

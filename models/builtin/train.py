@@ -146,9 +146,13 @@ class Trainer:
         last_save = last_score = progress.seconds
         start = time.monotonic() - progress.seconds
         smooth = 0.0
-        with tqdm(total=round(self.minutes * 60), initial=round(progress.seconds), unit="s",
-                  bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} of {total}s {postfix}",
-                  mininterval=10.0) as bar:  # fmt: skip
+        with tqdm(
+            total=round(self.minutes * 60),
+            initial=round(progress.seconds),
+            unit="s",
+            bar_format="{percentage:3.0f}% |{bar:20}| {elapsed} of {total}s {postfix}",
+            mininterval=10.0,
+        ) as bar:
             while progress.seconds < self.minutes * 60:
                 yielding.before()
                 loss = self.learn(packer.batch(*self._form(), self.stage()))
@@ -236,7 +240,7 @@ class Trainer:
         record.write(folder, [*self.earlier, self._done()])
 
     def _done(self) -> record.Stage:
-        """What this run adds to the record."""
+        """This run's entry of the record."""
         progress = self.progress
         return record.Stage(
             text=record.CONTINUED if self.earlier else record.FROM_NOTHING,

@@ -1,4 +1,4 @@
-"""What the command lines of the trainers have in common."""
+"""Command line options that the trainers share."""
 
 import argparse
 from collections.abc import Callable
@@ -20,9 +20,13 @@ class Resumable(Protocol):
 
 
 def start(
-    parser: argparse.ArgumentParser, make: Callable[[argparse.Namespace], Resumable], *, state: str, output: Path,
+    parser: argparse.ArgumentParser,
+    make: Callable[[argparse.Namespace], Resumable],
+    *,
+    state: str,
+    output: Path,
     threads: int,
-) -> None:  # fmt: skip
+) -> None:
     """Add the flags that all trainers have, read them all, and run.
 
     Args:

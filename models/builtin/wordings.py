@@ -1,8 +1,8 @@
 """The grammar of questions: frames around the phrases of a relation, and what may stand around both.
 
-A part of it never reaches the training text, so that the evaluation can tell three kinds of novelty
-apart: known frames and phrases that were never put together, unknown frames, and unknown phrases. Of the
-last, those with a word that training never shows are told from those without.
+A part of it never reaches the training text, so that the evaluation can distinguish three kinds of
+novelty: new pairs of known frames and phrases, unknown frames, and unknown phrases. Unknown phrases
+are divided again into those with a word that training never shows and those without.
 """
 
 import random
@@ -43,7 +43,7 @@ def split(listed: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _apart(frame: str, phrase: str) -> bool:
-    """Whether a pair is held out: a matter of its text alone, as other pairs may give the same text."""
+    """True if a pair is held out; depends on its text alone, as other pairs may give the same text."""
     if frame.startswith("{x}"):
         return False
     text = frame.replace("{x}", phrase).lower().rstrip("?.")
@@ -85,7 +85,7 @@ def vocabulary() -> frozenset[str]:
 
 
 def has_new_word(core: Core) -> bool:
-    """Whether a question uses a word that no training question has: one that can only be guessed."""
+    """True if a question uses a word that no training question has, so that the model can only guess."""
     return not _words(core) <= vocabulary()
 
 

@@ -1,4 +1,4 @@
-"""What a connector is: a `BlockStore` that other engines reach too, made from its part of `kv_transfer_config`.
+"""The interface of a connector: a `BlockStore` that other engines reach too, made from `kv_transfer_config`.
 
 It has two sides. **The scheduler's** is the engine's own and the same for every connector, built in or plugged in
 (`actors/scheduler/offload/`); no code of a connector runs there. It speaks with the worker in plans and results
@@ -14,15 +14,15 @@ store, opened by each worker that loads the model, in its process, and called on
                                             to host memory, or after kv_offload_store_threshold uses
     transfer "reset"     reset              reset_cache
 
-There is no word for the end of a request (vLLM's `request_finished`), since nothing waits for it: blocks go out while
-it runs, those of the device are free for others before the store has theirs, and what still waits when the engine ends
-is written then. Nor is there one for whose a block is: keys are made from everything that matters (model and settings,
-adapter, media, and the API key or salt whose namespace it is), so equal keys hold equal blocks, whoever asks.
+There is no operation for the end of a request (vLLM's `request_finished`), since nothing waits for it. Blocks go out
+while the request runs; its device blocks are free for others before the store has a copy; blocks that still wait when
+the engine ends are written then. Nor does a block have an owner. A key is made from everything that matters: model and
+settings, adapter, media, and the API key or salt of its namespace. Equal keys hold equal blocks for all requests.
 
-What goes wrong is a miss that is counted. An answer that cannot be, an exception, or an operation slower than
-`kv_offload_timeout`: the store is left alone and probed again after 1, 2, 4 .. 60 seconds; a thread that hangs in it is
-left where it is. A block that `contains` said is there and `get` does not give, or not whole: the sequence computes it,
-or its request fails with `KVLoadFailed`, as `kv_load_failure_policy` says.
+A failure is a miss that is counted. After an impossible answer, an exception, or an operation slower than
+`kv_offload_timeout`, the store is not used, and is probed again after 1, 2, 4 .. 60 seconds; a thread that hangs in it
+is abandoned. If `contains` reports a block and `get` does not return it whole, the sequence computes it, or its request
+fails with `KVLoadFailed`, as `kv_load_failure_policy` says.
 
 **A plug-in** is a callable under the entry point group `troupellm.connectors` that takes a `ConnectorContext` and gives
 a `BlockStore`. Its name is what `kv_connector` says. Blocks come to it sealed (`context.frame_bytes` each), and count
@@ -51,7 +51,7 @@ _OPTIONS = f"{FIELD}.kv_connector_extra_config"
 
 @dataclass(frozen=True, slots=True)
 class ConnectorContext:
-    """What a connector is made from."""
+    """The arguments from which a connector is made."""
 
     config: KVTransferConfig
     store: StoreContext
@@ -64,13 +64,13 @@ class ConnectorContext:
 
     @property
     def seal(self) -> Seal:
-        """Of blocks that leave the engine; the same for all connectors, so that a block may pass through several."""
+        """The seal of blocks that leave the engine; the same for all connectors: a block may pass through several."""
         key = derived_key(self.secret, "sealed KV blocks")
         return Seal(key, self.store.fingerprint, self.store.block_bytes)
 
     @property
     def frame_bytes(self) -> int:
-        """Of every block that a plug-in is given to keep."""
+        """Size of every block that a plug-in is given to keep."""
         return self.seal.frame_bytes
 
     def options(self, kind: type[OptionsT]) -> OptionsT:

@@ -29,8 +29,8 @@ _FROM_VLLM = {
 
 
 def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStore]:
-    """One store per connector, in the order of the configuration, the second of a kind named so; what was opened is
-    closed if one cannot be.
+    """One store per connector, in the order of the configuration; a second one of a kind gets a name that says so. If
+    one cannot be opened, the others are closed.
 
     Raises:
         ConfigError: one is not there, has a wrong setting, or there is no secret to share.
@@ -50,7 +50,7 @@ def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStor
             opened.append(_open(ConnectorContext(each, store, secret)))
             stack.callback(opened[-1].close)
             before = [other.kv_connector for other in wanted[:number]].count(each.kv_connector)
-            if before:  # metrics tell tiers apart by their names
+            if before:  # metrics distinguish tiers by their names
                 opened[-1].name += f"-{before + 1}"
         stack.pop_all()
     return opened
@@ -64,7 +64,7 @@ def _open(context: ConnectorContext) -> BlockStore:
         store = make(context)
     except TroupeError:
         raise
-    except Exception as error:  # somebody else's code
+    except Exception as error:  # a plug-in may raise anything
         raise ConfigError(f"the connector {config.kv_connector} cannot be opened: {error}", param=FIELD) from error
     if not isinstance(store, BlockStore):
         raise ConfigError(f"the connector {config.kv_connector} gave no BlockStore", param=FIELD)
@@ -85,7 +85,7 @@ def _plug_in(config: KVTransferConfig) -> MakeConnector:
     for point in entry_points(group=GROUP, name=name):
         try:
             make: MakeConnector = point.load()
-        except Exception as error:  # somebody else's code
+        except Exception as error:  # a plug-in may raise anything
             raise ConfigError(f"the connector {name} cannot be loaded: {error}", param=FIELD) from error
         return make
     known = ", ".join(sorted({*BUILT_IN, *entry_points(group=GROUP).names} - {*_OWN}))

@@ -1,9 +1,9 @@
-"""A plug-in's store, held to its word: whatever it does, no token is wrong, and no step waits for it or fails.
+"""Guards a plug-in's store: none of its mistakes can produce a wrong token, or delay or fail a step.
 
-What it is given to keep is sealed, and what it gives back counts only with its seal whole: one that loses blocks, mixes
-them up or makes them up costs misses. Its answers are checked before anybody counts with them, its numbers are read
-where it may take its time, and whatever it raises becomes an error of its tier. The rest (deadlines, being left alone
-and tried again) is what `offload/tier.py` does with every store.
+Blocks are sealed before the plug-in gets them and count only if the seal is whole when they come back. A plug-in that
+loses, mixes up or invents blocks costs misses. Its answers are checked before they are used, its numbers are read where
+it may take its time, and its exceptions become errors of its tier. The rest (deadlines, being left alone and tried
+again) is what `offload/tier.py` does with every store.
 """
 
 import logging
@@ -20,7 +20,7 @@ from troupellm.models.offload.store import BlockStore, StoreError, StoreMiss, St
 logger = logging.getLogger("troupellm.worker")
 
 CLOSE_SECONDS = 5.0
-"""How long its `close` is waited for."""
+"""Longest wait for its `close`."""
 _MOST: Final = 2**63
 """Its numbers go through frames, where they have 64 bits."""
 
@@ -33,7 +33,7 @@ class PlugInStore(BlockStore):
         self._use = StoreUse()
         self._looks = count(1)
         self._newest = 0
-        """Of the looks, the one that `_use` is from."""
+        """Number of the query that `_use` is from."""
         self._lock = Lock()
 
     def contains(self, keys: Sequence[bytes]) -> int:
@@ -71,7 +71,7 @@ class PlugInStore(BlockStore):
         return self._use
 
     def close(self) -> None:
-        """It has a while for it, and is left behind then."""
+        """Close the plug-in's store on a thread; the thread is abandoned after `CLOSE_SECONDS`."""
         closing = Thread(target=self._close, name=f"troupellm-kv-{self.name}-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -92,7 +92,7 @@ class PlugInStore(BlockStore):
             said = use.blocks, use.used_bytes, use.capacity_bytes, use.evicted
             numbers = [int(index(each)) for each in said]
             if not all(0 <= each < _MOST for each in numbers):
-                raise StoreError("what it says of its use cannot be")
+                raise StoreError("its report of its use is not valid")
             with self._lock:
                 if number > self._newest:
                     self._newest, self._use = number, StoreUse(*numbers)

@@ -1,9 +1,9 @@
-"""How a KV block looks outside of the engines that share a secret: a header, the block, and a tag over both.
+"""The form of a KV block outside of the engines that share a secret: a header, the block, and a tag over both.
 
 Header, little-endian, 152 bytes: magic, version, length of the key, zeros, length of the block, fingerprint of the
-model, key (zeros behind it), tag. The tag is HMAC-SHA-256 (RFC 2104) over what precedes it and the block. Whoever does
-not know the secret can neither make a block that is accepted nor pass off one under another key: what is damaged,
-foreign or forged is a miss.
+model, key (zeros behind it), tag. The tag is HMAC-SHA-256 (RFC 2104) over all that precedes it and the block. Without
+the secret it is impossible to make a block that is accepted, or to pass off a block under another key. A block that is
+damaged, foreign or forged is a miss.
 """
 
 import hmac
@@ -19,7 +19,7 @@ HEADER_BYTES: Final = FIELDS.size + TAG_BYTES
 
 
 class Seal(Headed):
-    """Blocks whose proof only those can make who know one secret. Safe in any thread."""
+    """Blocks whose proof requires the secret. Thread-safe."""
 
     magic, version, proof_bytes = MAGIC, VERSION, TAG_BYTES
 

@@ -1,12 +1,12 @@
 """Blocks as files in a folder that several engines mount.
 
-Files appear whole: they are written beside their place and renamed. Nobody locks anything. Whoever finds the folder too
-full removes the files that were used longest ago, and so may everybody else at the same time: a file that has gone is a
-miss to its reader and no news to another who wanted to remove it. A file that is damaged, half of one, or not ours is a
-miss too; it is removed, so that the block can be written again. What has no name of ours is left alone and not counted.
-A reset by any of the engines holds for all that serve the same model: it gives their folder another generation, which
-everybody reads before every use. How much lies there is found out by those who write, a little with each block, however
-many files there are.
+Files appear whole: they are written beside their place and renamed. There are no locks. An engine that finds the folder
+too full removes the least recently used files, and others may do so at the same time. A file that has gone is a miss to
+its reader and no error to another engine that wanted to remove it. A file that is damaged, incomplete, or not a block
+is a miss too; it is removed, so that the block can be written again. Files with other names are left alone and not
+counted. A reset by one engine holds for all that serve the same model: it gives their folder a new generation number,
+which every engine reads before every use. Writers measure the folder's size, a little with each block, for any number
+of files.
 """
 
 import contextlib
@@ -33,24 +33,24 @@ DEFAULT_BYTES = 16 * 2**30
 SUFFIX = ".kv"
 _MODEL, _BYTE = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{2}")
 _BLOCK, _ABANDONED = re.compile("[0-9a-f]+" + re.escape(SUFFIX)), re.compile(UNFINISHED)
-"""Names of what is ours: folders of models, folders of keys, blocks, and blocks that are being written."""
+"""Names that the connector uses: folders of models, folders of keys, blocks, and blocks that are being written."""
 ABANDONED_SECONDS = 3600.0
-"""After so long a file that was not renamed belongs to somebody who died."""
+"""A file that has not been renamed after this time belongs to a process that died."""
 USED_SECONDS = 60.0
-"""How precisely the time of a file's last use is kept: not every read writes."""
+"""Precision of a file's last-use time: a read updates it at most this often."""
 _LOOKS = 16
 """A writer looks at the folder's size again after a sixteenth of its limit."""
 _RESET_SHARE = 0.4
-"""Of the time that the tier gives an operation: so long a reset removes files."""
+"""Share of an operation's deadline for which a reset removes files."""
 _LOOK_SHARE = 0.05
-"""Of that time: so long a writer looks at the folder, and goes on with its next block."""
+"""Share of that deadline for which a writer measures the folder before it goes on with its next block."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_connector_extra_config` of a shared directory."""
 
     path: str
-    """The folder; made if it is not there. Whoever may write to it can make engines miss, no more."""
+    """The folder; made if it is missing. A process that can write to it can only cause misses."""
     bytes: int | str = DEFAULT_BYTES
     """Most of the folder, of all models together; the engines that share it should agree. It may be exceeded by a
     sixteenth per engine that writes, and what is written while one looks at very many files."""
@@ -81,14 +81,14 @@ class SharedDirectory(BlockStore):
         self._lock = threading.Lock()
         self._looking = False
         self._survey: Survey | None = None
-        """That has begun and is not done."""
+        """The survey under way, if any."""
         self._unseen = limit
         """Bytes that were written since the folder was looked at: at first as if it were full."""
         self._use = StoreUse(capacity_bytes=limit)
         self._evicted = 0
 
     def probe(self) -> None:
-        """Whether files can be made there."""
+        """Check that files can be made there."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._folder / _temporary()
         path.write_bytes(b"probe")
@@ -148,7 +148,7 @@ class SharedDirectory(BlockStore):
         finally:
             os.close(descriptor)
         if time() - found.st_mtime > USED_SECONDS:
-            with contextlib.suppress(OSError):  # somebody else's, or gone: it was read all the same
+            with contextlib.suppress(OSError):  # it has another owner, or is gone; the block was read all the same
                 os.utime(path)
 
     def reset(self) -> None:
@@ -220,7 +220,7 @@ class SharedDirectory(BlockStore):
             self._unseen = self._limit
 
     def _files(self) -> Iterator[File]:
-        """Blocks of all models; what was abandoned half-written is removed."""
+        """Scan the blocks of all models; abandoned files that were never finished are removed."""
         now = time()
         for model in _names(self._root, _MODEL):
             for path in _names(model, _ABANDONED):  # of a probe
@@ -257,7 +257,7 @@ def _names(folder: str | Path, wanted: re.Pattern[str]) -> Iterator[str]:
 
 
 def _remove_old(path: str, now: float) -> None:
-    with contextlib.suppress(OSError):  # it has gone, is somebody else's, or no file: that is no fault of the folder's
+    with contextlib.suppress(OSError):  # gone, another user's, or no file: not an error of the folder
         if now - os.lstat(path).st_mtime > ABANDONED_SECONDS:
             os.unlink(path)
 

@@ -1,4 +1,4 @@
-"""A look at a folder of very many files, a little at a time: how much lies there, and which files give way."""
+"""Scans a folder of very many files, a little at a time: measures its size, and removes the oldest files."""
 
 import heapq
 import os
@@ -7,9 +7,9 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 MOST_LEAVING: Final = 65_536
-"""Files that one look has give way at most: so many names are remembered."""
+"""Most files that one scan removes, and so most names that it remembers."""
 _KEPT: Final = 0.9
-"""Of the limit, after others gave way."""
+"""Share of the limit that is kept after an eviction."""
 
 
 class File(NamedTuple):
@@ -19,7 +19,7 @@ class File(NamedTuple):
 
 
 class Survey:
-    """One look.
+    """One scan of the folder.
 
     Attributes:
         count, total: files that were seen and are still there, and their bytes.
@@ -41,7 +41,7 @@ class Survey:
         return self.total > self._limit
 
     def go_on(self, deadline: float) -> bool:
-        """Until it is done, or that time has come; in any case one file is seen, or removed. Whether it is done.
+        """Scan until the end or the deadline; handles at least one file. Returns True at the end.
 
         Raises:
             OSError: a file or folder cannot be read or removed.

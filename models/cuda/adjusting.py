@@ -1,6 +1,6 @@
-"""Tokens that rows allow, forbid or prefer, listed one by one: their logits are changed without a wait for the device.
+"""Applies allowed, forbidden and biased token ids to logits on the device, without waiting for the device.
 
-What holds at a position follows from how many tokens the row has, which the host knows before it knows the tokens.
+The change at a position follows from the row's number of tokens, which the host knows before it knows the tokens.
 """
 
 import numpy as np
@@ -13,20 +13,20 @@ from troupellm.models.row_options import RowOptions
 
 
 class Adjustments:
-    """What the slots' rows ask for."""
+    """The token lists that the slots' rows ask for."""
 
     def __init__(self) -> None:
         self._asked: dict[int, RowOptions] = {}
 
     def put(self, slot: int, options: RowOptions) -> None:
-        """A row has a slot, or asks for something else than before."""
+        """A row got a slot, or new options."""
         if options.allowed.numel() or options.stops.numel() or options.additions:
             self._asked[slot] = options
         else:
             self._asked.pop(slot, None)
 
     def among(self, slots: Ints) -> bool:
-        """Whether any of these rows asks for something."""
+        """True if any of these rows has a token list."""
         return bool(self._asked) and not self._asked.keys().isdisjoint(slots.tolist())
 
     def apply(self, logits: Tensor, slots: Ints, ends: Ints, staging: Staging) -> None:

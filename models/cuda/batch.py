@@ -24,7 +24,7 @@ class DeviceSpans:
 
     Attributes:
         starts, stops: int32 [rows], each row's first token in the flat batch, and the one past its last; rows with
-            exactly `queries` tokens may come first, whatever their order in the batch.
+            exactly `queries` tokens may come first, in any order within the batch.
         context_lens: int32 [rows], keys of each row with this step; 0 is a row that pads.
         num_tokens: of the flat batch.
         decode_rows: how many rows, the first ones, have `queries` tokens.
@@ -37,7 +37,7 @@ class DeviceSpans:
     decode_rows: int
     queries: int = 1
     trees: Mapping[int | None, DeviceTree] | None = None
-    """Of rows behind the first `decode_rows`, by how many keys a token sees."""
+    """Trees of rows behind the first `decode_rows`, by window."""
     owners: Tensor | None = None
     """int64 [tokens], the row that each token is of; None where every row has `queries` tokens, in order."""
     known: NDArray[np.int64] | None = None
@@ -45,11 +45,11 @@ class DeviceSpans:
 
 
 GroupPlanner = Callable[[Tensor, DeviceSpans, int | None], Plan]
-"""What the rows attend to, from block tables int32 [rows, width], the rows, and how many keys a token sees."""
+"""Plans the rows' attention from block tables int32 [rows, width], the rows, and the window of keys per token."""
 
 
 def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype, *, invariant: bool) -> GroupPlanner:
-    """Of our kernels, whose plan is made by a kernel, too, so that it can be part of a graph.
+    """Plans with our kernels. A kernel makes the plan, so that it can be part of a graph.
 
     Args:
         invariant: sums are taken in an order that depends on a row alone.
@@ -62,15 +62,21 @@ def triton_planner(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         shape = AttentionShape(
             config.num_heads, config.num_kv_heads, config.head_dim, block_size, window, kv_dtype, latent
-        )  # fmt: skip
+        )
         if latent:
             return _by_token(tables, spans, shape, least)
         wide = shape.packed(spans.queries) > MOST_PACKED
         return DevicePlan(
-            tables, spans.starts, spans.stops, spans.context_lens, shape=shape, num_tokens=spans.num_tokens,
-            decode_rows=0 if invariant or wide else spans.decode_rows, queries=spans.queries,
+            tables,
+            spans.starts,
+            spans.stops,
+            spans.context_lens,
+            shape=shape,
+            num_tokens=spans.num_tokens,
+            decode_rows=0 if invariant or wide else spans.decode_rows,
+            queries=spans.queries,
             tree=None if spans.trees is None else spans.trees[window],
-        )  # fmt: skip
+        )
 
     return plan
 
@@ -87,13 +93,20 @@ def _by_token(tables: Tensor, spans: DeviceSpans, shape: AttentionShape, least: 
     context_lens = (spans.context_lens[owner] - spans.stops[owner] + tokens + 1).clamp_(min=0)
     count = tokens.shape[0]
     return DevicePlan(
-        tables[owner], places, places + 1, context_lens, shape=shape, num_tokens=count, decode_rows=count, long=long,
+        tables[owner],
+        places,
+        places + 1,
+        context_lens,
+        shape=shape,
+        num_tokens=count,
+        decode_rows=count,
+        long=long,
         others=others,
-    )  # fmt: skip
+    )
 
 
 def _long_rows(tables: Tensor, spans: DeviceSpans, shape: AttentionShape, least: int) -> tuple[LongRow, ...]:
-    """In the order of the flat batch."""
+    """Long rows in the order of the flat batch."""
     if spans.known is None:
         return ()
     found = enumerate(spans.known.T.tolist())
@@ -112,9 +125,17 @@ class BatchMaker:
         self._sizes = {"block_size": cache.block_size, "kv_heads": cache.num_kv_heads}
 
     def make(
-        self, spans: DeviceSpans, slots: Tensor, token_slots: Tensor, positions: Tensor, rows: DeviceRows,
-        logit_tokens: Tensor, *, text: Tensor | None = None, inputs: tuple[Tensor, Tensor] | None = None,
-    ) -> ForwardBatch:  # fmt: skip
+        self,
+        spans: DeviceSpans,
+        slots: Tensor,
+        token_slots: Tensor,
+        positions: Tensor,
+        rows: DeviceRows,
+        logit_tokens: Tensor,
+        *,
+        text: Tensor | None = None,
+        inputs: tuple[Tensor, Tensor] | None = None,
+    ) -> ForwardBatch:
         """Of any tokens.
 
         Args:
@@ -125,27 +146,44 @@ class BatchMaker:
         """
         token_ids, kv_rows = gathered(rows.tokens, rows.block_tables, token_slots, positions, **self._sizes)
         return ForwardBatch(
-            token_ids=token_ids, positions=positions if text is None else text,
-            groups=self._groups(spans, rows.block_tables.index_select(1, slots), kv_rows), logit_tokens=logit_tokens,
+            token_ids=token_ids,
+            positions=positions if text is None else text,
+            groups=self._groups(spans, rows.block_tables.index_select(1, slots), kv_rows),
+            logit_tokens=logit_tokens,
             inputs=inputs,
-        )  # fmt: skip
+        )
 
     def make_uniform(
-        self, slots: Tensor, ends: Tensor, counts: Tensor | None, queries: int, rows: DeviceRows,
+        self,
+        slots: Tensor,
+        ends: Tensor,
+        counts: Tensor | None,
+        queries: int,
+        rows: DeviceRows,
         angle_table: Tensor | None,
-    ) -> ForwardBatch:  # fmt: skip
-        """Of the last tokens of some rows, all with logits; arguments as of `step_ends.begin`."""
+    ) -> ForwardBatch:
+        """The batch of the last tokens of some rows, all with logits; arguments as of `step_ends.begin`."""
         begun = begin(
-            slots, ends, counts, rows.tokens, rows.block_tables, angle_table, queries=queries, scratch=rows.scratch,
+            slots,
+            ends,
+            counts,
+            rows.tokens,
+            rows.block_tables,
+            angle_table,
+            queries=queries,
+            scratch=rows.scratch,
             **self._sizes,
-        )  # fmt: skip
+        )
         spans = DeviceSpans(
             begun.starts[:-1], begun.starts[1:], begun.context_lens, begun.positions.shape[0], slots.shape[0], queries
-        )  # fmt: skip
+        )
         return ForwardBatch(
-            token_ids=begun.token_ids, positions=begun.positions,
-            groups=self._groups(spans, begun.tables, begun.kv_rows), logit_tokens=None, angles=begun.angles,
-        )  # fmt: skip
+            token_ids=begun.token_ids,
+            positions=begun.positions,
+            groups=self._groups(spans, begun.tables, begun.kv_rows),
+            logit_tokens=None,
+            angles=begun.angles,
+        )
 
     def _groups(self, spans: DeviceSpans, tables: Tensor, kv_rows: Tensor) -> tuple[GroupBatch, ...]:
         """tables: int32 [groups, rows, width]; kv_rows: int64 [groups, tokens * kv_heads]."""

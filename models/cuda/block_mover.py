@@ -30,7 +30,7 @@ class Gathered:
 
 class CudaMover(BlockMover):
     """Stores are gathered on the step's stream, before its kernels, into memory where a block is in one piece; from
-    there they go to the host one copy each. Loads come back the same way. Nobody has to wait for a block to be read.
+    there they go to the host one copy each. Loads come back the same way. No step waits for a store to finish.
 
     Methods that run on a thread wait for the device there, asleep.
     """

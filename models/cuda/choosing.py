@@ -1,4 +1,4 @@
-"""Tokens behind a step's logits: chosen on the device, appended to the rows there, told of on the host."""
+"""Chooses tokens from a step's logits on the device, appends them to the rows there, and reports them to the host."""
 
 from collections.abc import Mapping
 
@@ -22,20 +22,20 @@ UNFIT, MASKED = -1, -2
 
 
 class Chooser:
-    """Chooses what no graph has chosen, without a wait for the device."""
+    """Chooses the tokens that no graph has chosen, without a wait for the device."""
 
     def __init__(self, columns: SamplingColumns, codes: Tensor, rows: DeviceRows, staging: Staging) -> None:
         """codes: `noise.token_codes`."""
         self._columns, self._codes, self._rows, self._staging = columns, codes, rows, staging
 
     def takes(self, slots: Ints) -> bool:
-        """Whether a step of these rows needs it, and its graph is to give logits alone."""
+        """True if a step of these rows needs a `Chooser`, so that its graph must end with logits."""
         columns = self._columns
         changed = columns.penalties.among(slots) or columns.adjustments.among(slots)
         return changed or bool((columns.told[slots] != NOTHING).any())
 
     def described(self, slots: Ints) -> tuple[Group, ...]:
-        """Which of the rows are told log-probabilities."""
+        """The rows that get log-probabilities, grouped by how many."""
         return groups_of(self._columns.told[slots])
 
     def append(
@@ -49,7 +49,7 @@ class Chooser:
             kind: the most that any of the rows needs, of those that `choose` knows.
             slots: of the rows.
             ends: tokens that each row has, without this one.
-            masks: on the host, what guided rows may choose.
+            masks: on the host, the tokens that guided rows may choose.
 
         Returns:
             int64 [rows and more], of each row its token, `UNFIT` or `MASKED`; then what `described` rows are told.
@@ -82,10 +82,14 @@ class Chooser:
 
 
 def sampled_of(
-    numbers: Ints, rows: tuple[int, ...], positions: tuple[int, ...], groups: tuple[Group, ...], vocab: int,
+    numbers: Ints,
+    rows: tuple[int, ...],
+    positions: tuple[int, ...],
+    groups: tuple[Group, ...],
+    vocab: int,
     reasons: Mapping[int, RowError],
-) -> Sampled:  # fmt: skip
-    """What the host is to know of a step.
+) -> Sampled:
+    """A step's result as the host reads it.
 
     Args:
         numbers: of `Chooser.append` or of a graph.

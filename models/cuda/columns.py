@@ -1,6 +1,6 @@
-"""How each row's tokens are chosen, as numbers that a step reads on the device.
+"""Sampling options of the rows as numbers that a step reads on the device.
 
-Columns are int64; pairs of float32 and single float64 lie in them as bits.
+Columns are int64; pairs of float32 and single float64 are stored in them as bits.
 """
 
 import numpy as np
@@ -19,17 +19,18 @@ SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P = range(7)
 WIDTH = 7
 
 GREEDY, DRAWN, CUT, ELSEWHERE = range(4)
-"""What a row needs: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the whole sampler.
+"""How a row's token is chosen: the likeliest token; a draw, also with min_p; a draw from the likeliest ones; the
+sampler on the host.
 
 Guides, listed tokens, penalties and log-probabilities go with each of the first three, see `choosing`."""
 
 
 class SamplingColumns:
-    """What the slots' rows ask for.
+    """The sampling options of the slots' rows.
 
     Attributes:
-        kinds: int64 [slots], what each needs; see `GREEDY`.
-        told: int64 [slots], the log-probabilities that each is told; see `described.told`.
+        kinds: int64 [slots], how each row's token is chosen; see `GREEDY`.
+        told: int64 [slots], the number of log-probabilities that each row gets; see `described.told`.
         penalties, adjustments: of those that have any.
     """
 
@@ -55,9 +56,13 @@ class SamplingColumns:
         self._values[STREAM:, slot] = (options.stream, scales.view(np.int64)[0], options.top_k, top_p.view(np.int64)[0])
 
     def of(
-        self, slots: NDArray[np.int64], ends: NDArray[np.int64], size: int, scratch: int,
+        self,
+        slots: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        size: int,
+        scratch: int,
         counts: NDArray[np.int64] | int = 1,
-    ) -> NDArray[np.int64]:  # fmt: skip
+    ) -> NDArray[np.int64]:
         """Columns [WIDTH, size] of some rows and, behind them, of rows that pad.
 
         Args:
@@ -72,14 +77,14 @@ class SamplingColumns:
 
 
 def padding(size: int, scratch: int) -> NDArray[np.int64]:
-    """Columns of rows that only pad: they have no keys, and what they sample goes to the scratch slot."""
+    """Columns of padding rows: they have no keys, and their tokens go to the scratch slot."""
     found = np.zeros((WIDTH, size), np.int64)
     found[SLOT], found[TOP_K] = scratch, 1
     return found
 
 
 def kind_of(options: RowOptions) -> int:
-    """What a row needs; ELSEWHERE unless the device alone can do it."""
+    """How the row's token is chosen; ELSEWHERE unless the device alone can do it."""
     state = options.state
     if options.words or options.thinking is not None or options.processors is not None or told(state) is None:
         return ELSEWHERE
@@ -89,14 +94,14 @@ def kind_of(options: RowOptions) -> int:
 
 
 def choose(logits: Tensor, columns: Tensor, codes: Tensor, kind: int, texts: Tensor) -> Tensor:
-    """One token per row, as `models.sampler` chooses it, without a wait for the device; put behind what the row says.
+    """One token per row, as `models.sampler` chooses it, without a wait for the device; appended to the row's text.
 
     Args:
         logits: float32 [rows, vocab]; left as they are.
         columns: int64 [WIDTH, rows].
         codes: `noise.token_codes`.
         kind: the most that any of the rows needs.
-        texts: int32 [slots, length], what every row says; written to.
+        texts: int32 [slots, length], every row's tokens; written to.
 
     Returns:
         int64 [rows]; -1 where the logits are not fit to choose from.

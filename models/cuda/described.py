@@ -1,4 +1,4 @@
-"""Log-probabilities that a step's rows are told, on their way to the host among the step's numbers."""
+"""Log-probabilities of a step's rows, sent to the host among the step's numbers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,17 +16,17 @@ NOTHING = -1
 
 
 class Group(NamedTuple):
-    """Rows that are told the same."""
+    """Rows that get the same number of log-probabilities."""
 
     likeliest: int
-    """How many tokens, beside the chosen one."""
+    """Number of the likeliest tokens, beside the chosen one."""
     members: tuple[int, ...]
-    """Which of the step's rows."""
+    """Indices of the rows within the step."""
 
 
 def told(state: SamplingState) -> int | None:
-    """How many of the likeliest tokens a row is told with each of its own; `NOTHING`; None: it asks for more than comes
-    along."""
+    """The number of likeliest tokens that a row gets with each of its own; `NOTHING`; None: the step's numbers do not
+    contain all that it asks for."""
     if state.logprobs < 0:
         return NOTHING
     return state.logprobs if state.logprobs_mode == "raw_logprobs" and not state.logprob_token_ids else None
@@ -39,7 +39,7 @@ def groups_of(counts: Ints) -> tuple[Group, ...]:
 
 
 def pack(groups: Sequence[Group], logits: Tensor, tokens: Tensor, staging: Staging) -> list[Tensor]:
-    """What is told of a step, each int64 [n].
+    """The log-probabilities of a step as numbers, each int64 [n].
 
     Args:
         logits: float32 [rows, vocab], as the model gave them.

@@ -1,7 +1,8 @@
-"""What a runner needs of a device beside tensors: memory that it copies from, events, graphs.
+"""A runner's interface to a device beside tensors: pinned memory, events, graphs.
 
-`CudaDevice` is the real one. `CpuDevice` runs the same code eagerly, so that all but the device itself is tested on
-machines without one: its graphs call what they captured again, its events have happened when they are recorded.
+`CudaDevice` is the real one. `CpuDevice` runs the same code eagerly, so that everything except the device itself is
+tested on machines without one. Its graphs call the captured functions again; its events have happened when they are
+recorded.
 """
 
 import threading
@@ -23,15 +24,15 @@ class Event(ABC):
     @property
     @abstractmethod
     def happened(self) -> bool:
-        """Whether the device has come there."""
+        """True if the device has reached the event."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Sleep until the device is there, on any thread; other threads run meanwhile."""
+        """Sleep until the device has reached the event, on any thread; other threads run meanwhile."""
 
 
 class Graph(ABC):
-    """Launches that were recorded once, over memory that stays where it is."""
+    """Kernel launches that were recorded once, over memory at fixed addresses."""
 
     @abstractmethod
     def replay(self) -> None:
@@ -43,7 +44,7 @@ class Device(ABC):
 
     torch_device: torch.device
     graph_bytes = 0
-    """That the graphs take which were not forgotten."""
+    """Memory of the graphs that were not forgotten."""
 
     @abstractmethod
     def pinned(self, size: int) -> Tensor:
@@ -55,15 +56,15 @@ class Device(ABC):
 
     @abstractmethod
     def capture(self, body: Callable[[], None]) -> Graph:
-        """What `body` launches, without running it. All graphs share one pool of memory: what one leaves in it lasts
-        until the next one runs.
+        """Record the launches of `body` without running them. All graphs share one pool of memory: a graph's results
+        last until the next graph runs.
 
         Args:
             body: has been run before, so that nothing is compiled or set up in it.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for it; everything else is as it was.
-            Exception: the device is of no more use.
+            torch.OutOfMemoryError: there is no memory for it; nothing else has changed.
+            Exception: the device can no longer be used.
         """
 
     @abstractmethod
@@ -111,8 +112,8 @@ class CudaGraph(Graph):
     """A CUDA graph."""
 
     def __init__(self, body: Callable[[], None], pool: Any, stream: torch.cuda.Stream) -> None:
-        """What `torch.cuda.graph` does, but for giving all cached memory back each time, which the steps between two
-        captures would have to take anew. stream: any but the current one, which launches steps."""
+        """As `torch.cuda.graph`, without emptying the memory cache each time: steps between two captures would have to
+        allocate it anew. stream: any but the current one, which launches steps."""
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             # thread_local: other threads (guides, the lifeline) may call CUDA meanwhile.
@@ -175,12 +176,12 @@ class CudaDevice(Device):
 
     def memory(self) -> tuple[int, int]:
         with _CAPTURING:
-            torch.cuda.empty_cache()  # what torch keeps of what was given back is free, too
+            torch.cuda.empty_cache()  # memory that torch has cached counts as free, too
             return torch.cuda.mem_get_info(self.torch_device)
 
 
 def empty_cache() -> None:
-    """Give back what torch keeps of freed memory, where it has any."""
+    """Return the freed memory that torch has cached, if any."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         with _CAPTURING:
             torch.cuda.empty_cache()
@@ -206,7 +207,7 @@ class CpuGraph(Graph):
 
 
 class CpuDevice(Device):
-    """The same without a GPU."""
+    """The same interface without a GPU."""
 
     torch_device = torch.device("cpu")
 

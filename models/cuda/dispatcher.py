@@ -1,4 +1,4 @@
-"""Which graph computes a step, which one stands in for it, and which one is captured next."""
+"""Decides which graph computes a step, which larger graph can replace it, and which graph is captured next."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,14 +8,14 @@ from troupellm.models.cuda.columns import CUT, DRAWN, GREEDY
 
 @dataclass(frozen=True, slots=True)
 class BatchDescriptor:
-    """What the shape of a step depends on."""
+    """The properties of a step that select its graph."""
 
     tokens: int
     requests: int
     uniform: bool
-    """Every row has as many tokens as any other."""
+    """All rows have the same number of tokens."""
     adapters: bool = False
-    """Some row computes with an adapter."""
+    """At least one row computes with an adapter."""
 
     @property
     def queries(self) -> int:
@@ -36,14 +36,14 @@ class GraphKey:
 
     @property
     def tokens(self) -> int:
-        """Of all rows."""
+        """Tokens of all rows."""
         return self.requests * self.queries
 
 
 VERIFIED_TOKENS = 256
-"""Of a graph that verifies drafts, those of all rows: its logits are kept, and larger batches draft little."""
+"""Most tokens of a graph that verifies drafts: its logits are kept, and larger batches draft little."""
 FREE_TOKENS = 64
-"""So many are hardly dearer than one, since it is the weights that a small step waits for: rows may pad up to there."""
+"""Rows may be padded up to this number: a small step is bound by reading the weights, so they cost hardly more."""
 
 
 def default_sizes(most: int) -> tuple[int, ...]:
@@ -53,25 +53,24 @@ def default_sizes(most: int) -> tuple[int, ...]:
 
 
 def useful_sizes(sizes: Iterable[int], most: int) -> tuple[int, ...]:
-    """Of batch sizes that somebody wants, those of up to `most` rows: one that is larger would be of padding alone."""
+    """Limit the configured batch sizes to `most` rows: a larger graph would only add padding."""
     return tuple(sorted({min(size, most) for size in sizes}))
 
 
 class Dispatcher:
-    """Knows which graphs there may be, and which there are.
+    """Keeps the lists of graphs to capture and of captured ones.
 
-    Every step has a graph soon: the largest ones are captured first, and until a step's own is there a larger one
-    stands in for it, whose other rows pad. What steps ask for comes next, then all others, largest first. Graphs that
-    draw, and those that draw from the likeliest tokens alone, are captured for batch sizes that did so: the others'
-    logits can be drawn from.
-    """
+    Every step soon has a graph: the largest ones are captured first. Until a step's own graph exists, a larger one
+    computes it, with padding in the other rows. Graphs that steps ask for are captured next, then all others, largest
+    first. Graphs that draw, and those that draw from the likeliest tokens alone, are captured only for batch sizes that
+    did so; for other sizes, tokens are drawn from the logits of a graph."""
 
     def __init__(self, sizes: Iterable[int], *, queries: Iterable[int] = (1,), draws: bool = True) -> None:
         """
         Args:
-            sizes: batch sizes to capture; none is to stay eager.
+            sizes: batch sizes to capture; an empty list means eager steps only.
             queries: tokens per row of uniform steps.
-            draws: whether graphs may draw tokens; else whoever looks at their logits does.
+            draws: graphs may draw tokens; otherwise the caller draws from their logits.
         """
         self._sizes = tuple(sorted(set(sizes)))
         self._queries = tuple(sorted(set(queries)))
@@ -91,7 +90,7 @@ class Dispatcher:
         self._stand_ins: dict[GraphKey, GraphKey | None] = {}
         self._waiting = self._by_size()
         self.given_up = 0
-        """How many will never be captured."""
+        """Number of graphs that will never be captured."""
 
     def _by_size(self) -> list[GraphKey]:
         """The largest of each kind, then the others."""
@@ -125,29 +124,29 @@ class Dispatcher:
 
     @property
     def kinds(self) -> tuple[GraphKey, ...]:
-        """The smallest graph of each kind: what differs in no more than the number of rows runs the same code."""
+        """The smallest graph of each kind: graphs that differ only in the number of rows run the same code."""
         falling = sorted(self._possible, key=lambda key: (-key.tokens, key.queries, key.kind))
         return tuple({(key.queries, key.kind): key for key in falling}.values())
 
     @property
     def most_tokens(self) -> int:
-        """Of any graph."""
+        """Most tokens of any graph."""
         return max((key.tokens for key in self._shapes), default=0)
 
     @property
     def captured(self) -> int:
-        """How many graphs there are."""
+        """Number of captured graphs."""
         return len(self._captured)
 
     @property
     def missing(self) -> int:
-        """How many are still to be captured."""
+        """Number of graphs that are still to be captured."""
         return len(self._waiting)
 
     def stand_in(self, key: GraphKey) -> GraphKey | None:
-        """What a step of that key is computed with now: the graph itself, or one whose rows pad, or one that takes the
-        likeliest token where others are to be drawn from its logits, or draws from all where only some are left. None
-        where there is none."""
+        """The captured graph that computes a step of that key now; None if there is none. It is the graph itself, or
+        one with padded rows. It may also take the likeliest token, or draw from all tokens, where the step draws
+        from fewer; the tokens are then drawn from its logits."""
         if key not in self._stand_ins:
             able = [
                 one
@@ -156,7 +155,7 @@ class Dispatcher:
             ]
             self._stand_ins[key] = min(
                 able, key=lambda one: (one.requests, one.kind != key.kind, one.kind), default=None
-            )  # fmt: skip
+            )
         return self._stand_ins[key]
 
     def want(self, key: GraphKey) -> None:
@@ -169,11 +168,11 @@ class Dispatcher:
             self._waiting.insert(place, key)
 
     def next_capture(self) -> GraphKey | None:
-        """What is captured next."""
+        """The graph to capture next; None if none is left."""
         return self._waiting[0] if self._waiting else None
 
     def add(self, key: GraphKey) -> None:
-        """That graph was captured."""
+        """Note that the graph was captured."""
         self._waiting.remove(key)
         self._captured.add(key)
         self._stand_ins.clear()

@@ -1,4 +1,4 @@
-"""Steps under way on a device, and what is left of each until it is collected."""
+"""Steps in flight on a device, and the work left for each until it is collected."""
 
 from collections import deque
 
@@ -30,16 +30,16 @@ class Flights:
 
     @property
     def full(self) -> bool:
-        """Whether one must be collected before another one is launched."""
+        """True if a step must be collected before another one is launched."""
         return len(self._tickets) == MOST_LAUNCHED
 
     @property
     def untold(self) -> bool:
-        """Whether the guides are still to be told of a step's tokens."""
+        """True if the guides have not yet been given a step's tokens."""
         return any(ticket.guided and ticket.result is None for ticket in self._tickets)
 
     def add(self, ticket: LaunchedPlan) -> None:
-        """One that was launched, but for a choice, which is made now if all before it is known."""
+        """Add a launched step. If its choice of tokens is open and all earlier tokens are known, make it now."""
         if ticket.choice is None or not self.untold:
             self._complete(ticket)
         self._tickets.append(ticket)
@@ -59,18 +59,18 @@ class Flights:
 
     @torch.inference_mode()
     def complete(self) -> None:
-        """Launch what is left of the oldest one, all before which is known."""
+        """Launch the rest of the oldest step; all tokens before it are known."""
         if self._tickets and self._tickets[0].choice is not None:
             self._complete(self._tickets[0])
 
     def make_way(self, plan: StepPlan) -> None:
-        """Before rows of a plan come: have the guides told of what others say that had their numbers."""
+        """Before rows of a plan come: give the guides the last tokens of the rows that had their numbers before."""
         numbers = {new.row for new in plan.new_rows}
         if self.untold and any(not numbers.isdisjoint(ticket.rows) for ticket in self._tickets):
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Before another one is launched: take in what the one under way gives, which is complete."""
+        """Before another step is launched: take in the result of the complete one in flight."""
         for ticket in self._tickets:
             self._finish(ticket)
 
@@ -86,9 +86,13 @@ class Flights:
         if ticket.result is None:
             assert ticket.returned is not None
             found = sampled_of(
-                ticket.returned.numpy().copy(), ticket.rows, ticket.positions, ticket.described, self._vocab,
+                ticket.returned.numpy().copy(),
+                ticket.rows,
+                ticket.positions,
+                ticket.described,
+                self._vocab,
                 ticket.reasons,
-            )  # fmt: skip
+            )
             if ticket.kept is not None:
                 found = only(found, ticket.kept)
             guided = None if self._late is None else self._late.tell(ticket, found)

@@ -1,7 +1,7 @@
-"""Whole decode steps, from the tokens that rows end with to the tokens that follow them, as graphs.
+"""Whole decode steps as graphs: from the last token of each row to its next one.
 
-A graph reads what it computes for from memory that stays where it is: the step's columns, the rows' tokens and block
-tables, the weights, the cache. It writes the sampled tokens to the rows' own, where the next step finds them.
+A graph reads its inputs at fixed addresses: the step's columns, the rows' tokens and block tables, the weights, the
+cache. It appends the sampled tokens to the rows, where the next step reads them.
 """
 
 import logging
@@ -29,7 +29,7 @@ from troupellm.protocol.worker import LoadProgress, ProgressSink, StepResult
 logger = logging.getLogger("troupellm.worker")
 
 CAPTURE_SHARE = 0.1
-"""Of the time in which steps come, what captures may take: requests wait for each of them."""
+"""Share of the time that captures may take while steps come: requests wait for each of them."""
 
 
 class DecodeGraphs:
@@ -38,14 +38,23 @@ class DecodeGraphs:
 
     Attributes:
         columns: int64 [n] on the device, whose beginning is where a step's columns go before `run`.
-        capture_seconds: what capturing has taken so far.
+        capture_seconds: time spent on captures so far.
     """
 
     def __init__(
-        self, device: Device, dispatcher: Dispatcher, largest: int, decoder: RunnableDecoder, cache: KVCache,
-        maker: BatchMaker, rows: DeviceRows, codes: Tensor, *, taps: Taps | None = None,
+        self,
+        device: Device,
+        dispatcher: Dispatcher,
+        largest: int,
+        decoder: RunnableDecoder,
+        cache: KVCache,
+        maker: BatchMaker,
+        rows: DeviceRows,
+        codes: Tensor,
+        *,
+        taps: Taps | None = None,
         clock: Callable[[], float] = perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             largest: rows of the largest graph.
@@ -68,7 +77,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
         self._warm: GraphKey | None = None
-        """That can be captured: all that it launches has been launched once."""
+        """The key that can be captured: all its kernels have been launched once."""
         self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
         self._told: tuple[int, int] | None = None
@@ -130,8 +139,11 @@ class DecodeGraphs:
             logger.warning(
                 "no memory for a CUDA graph of %d rows of %d: the %d that are missing are not captured; lower "
                 "gpu_memory_utilization or name fewer cudagraph_capture_sizes (%s)",
-                key.requests, key.queries, self.dispatcher.given_up, error,
-            )  # fmt: skip
+                key.requests,
+                key.queries,
+                self.dispatcher.given_up,
+                error,
+            )
         except Exception as error:
             said = f"a CUDA graph of {key.requests} rows of {key.queries} could not be captured"
             raise GraphCaptureError(said) from error
@@ -147,7 +159,7 @@ class DecodeGraphs:
         self._generation = self._rows.generation
 
     def reported(self, result: StepResult) -> StepResult:
-        """With how the graphs stand, where that is new."""
+        """Add the graphs' report to a result if it has changed."""
         now = (self.dispatcher.captured, self.dispatcher.missing)
         if now == self._told:
             return result
@@ -155,14 +167,17 @@ class DecodeGraphs:
         return msgspec.structs.replace(result, graphs=self.report())
 
     def report(self) -> GraphReport:
-        """How they stand."""
+        """The numbers of captured, missing and given-up graphs."""
         return GraphReport(
-            captured=self.dispatcher.captured, missing=self.dispatcher.missing, given_up=self.dispatcher.given_up,
-            seconds=self.capture_seconds, bytes=self._device.graph_bytes,
-        )  # fmt: skip
+            captured=self.dispatcher.captured,
+            missing=self.dispatcher.missing,
+            given_up=self.dispatcher.given_up,
+            seconds=self.capture_seconds,
+            bytes=self._device.graph_bytes,
+        )
 
     def run(self, key: GraphKey) -> tuple[Tensor, Tensor]:
-        """Compute the step that `columns` tell of.
+        """Compute the step whose rows are in `columns`.
 
         Returns:
             as `decode`; both last until the next step.
@@ -173,7 +188,7 @@ class DecodeGraphs:
         return self._logits[: key.requests], given[0]
 
     def verify(self, key: GraphKey) -> tuple[Tensor, Tensor]:
-        """Compute the step that `columns` tell of, of graphs that verify.
+        """Compute the step whose rows are in `columns`, with a graph that verifies drafts.
 
         Returns:
             logits float32 [rows * queries, vocab], and what is shown to the proposer [rows * queries, width]; both
@@ -185,12 +200,12 @@ class DecodeGraphs:
 
     @property
     def replayed(self) -> bool:
-        """Whether there is a step that `repeat` can compute again."""
+        """True if there is a step that `repeat` can compute again."""
         return self._last is not None
 
     def repeat(self, times: int) -> float:
         """For benchmarks: seconds of the last step's graph alone, of `times` replays without anything between them.
-        Each computes the same step again, and leaves what the step left.
+        Each replay computes the same step again and leaves the same state.
 
         Raises:
             RuntimeError: no step was replayed yet.
@@ -259,22 +274,22 @@ class DecodeGraphs:
         self.capture_seconds += self._clock() - begin
 
     def _static(self, key: GraphKey) -> Tensor:
-        """Where a graph finds its columns, int64 [WIDTH, rows]."""
+        """The columns that a graph reads, int64 [WIDTH, rows]."""
         return self.columns[: WIDTH * key.requests].view(WIDTH, key.requests)
 
     def _compute(self, key: GraphKey, found: list[Tensor]) -> None:
-        """What a graph does. found: gets the tokens, which stay where they are; none where drafts are verified."""
+        """The body of a graph. found: receives the tokens, at fixed addresses; empty where drafts are verified."""
         if self._taps is not None:
             self.verified(key, self._static(key), self._taps)
         else:
             found[:] = [self.decode(key, self._static(key))[1]]
 
     def _capture(self, key: GraphKey) -> None:
-        """That was warmed up."""
+        """Capture a graph whose kernels were warmed up."""
         self._warm = None
         found: list[Tensor] = []
         begin = self._clock()
-        # Kept by nobody here, since it keeps these graphs: whoever drops them has their memory at once.
+        # Only `_graphs` keeps it, so that its memory is free as soon as `_graphs` is dropped.
         graph = self._device.capture(partial(self._compute, key, found))
         self._graphs[key] = (graph, found)
         self.capture_seconds += self._clock() - begin

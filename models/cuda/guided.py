@@ -1,8 +1,8 @@
-"""Guided rows of a device that works by itself: its layers do not wait to be told what the rows may say.
+"""Guided rows on an asynchronous device: a step's layers run before it is known which tokens the rows may choose.
 
-What a row may say follows from its token before, which the host has to see. So a step is launched without its choice
-while the step before it runs. The choice is made when that one's tokens are known: the device has the layers to compute
-meanwhile, which takes longer than to fill masks.
+The tokens that a row may choose follow from its token before, which the host has to see. So a step is launched without
+its choice while the step before it runs. The choice is made when that step's tokens are known. Filling masks takes less
+time than the device needs for the layers meanwhile.
 """
 
 import numpy as np
@@ -33,9 +33,7 @@ class LateChoices:
         assert choice is not None
         filled = self._guides.begin(ticket.rows)  # none where those that had guides have ended
         masks = None if filled is None else self._guides.filled(filled)
-        numbers = self._chooser.append(
-            choice.logits, choice.columns, choice.kind, choice.slots, choice.ends, masks
-        )  # fmt: skip
+        numbers = self._chooser.append(choice.logits, choice.columns, choice.kind, choice.slots, choice.ends, masks)
         kept = np.flatnonzero(self._rows.lengths[choice.slots] == choice.ends)
         ticket.slots, ticket.reasons = choice.slots[kept], {} if masks is None else masks.reasons
         if kept.size < choice.slots.size:
@@ -45,5 +43,5 @@ class LateChoices:
         return numbers
 
     def tell(self, ticket: LaunchedPlan, found: Sampled) -> Advanced | None:
-        """Tell the guides what a step gave, if some of its rows have one."""
+        """Give the guides a step's tokens, if some of its rows have a guide."""
         return None if ticket.slots is None else tell(self._guides, self._rows, found.rows, ticket.slots, found)

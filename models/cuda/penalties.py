@@ -1,6 +1,6 @@
-"""Penalties of rows whose text lies on the device: what was said is counted there, so that no step waits for it.
+"""Penalties of rows whose tokens are on the device: occurrences are counted there, so that no step waits for them.
 
-Nothing is kept from step to step: counts follow from the text, which a step that is still under way may be writing.
+No counts are kept between steps: they follow from the tokens, which a step in flight may still be writing.
 """
 
 import numpy as np
@@ -19,14 +19,14 @@ how many are its prompt; and from FACTORS on four float32 as bits: repetition, f
 
 
 class PenaltyColumns:
-    """What the slots' rows ask for; those of rows that ask for nothing are not looked at."""
+    """The penalties of the slots' rows; rows without penalties cost nothing."""
 
     def __init__(self) -> None:
         self._asked: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._values: NDArray[np.int64] = np.zeros((4, 0), np.int64)
 
     def put(self, slot: int, options: RowOptions) -> None:
-        """A row has a slot, or asks for something else than before."""
+        """A row got a slot, or new options."""
         if slot >= self._asked.size:
             more = max(2 * self._asked.size, slot + 1, 16) - self._asked.size
             self._asked = np.concatenate((self._asked, np.zeros(more, np.bool_)))
@@ -38,7 +38,7 @@ class PenaltyColumns:
         self._values[:, slot] = (0 if options.known else prompt, prompt, *factors.view(np.int64))
 
     def among(self, slots: NDArray[np.int64]) -> bool:
-        """Whether any of these rows is penalized."""
+        """True if any of these rows has a penalty."""
         return bool(self._asked[slots].any())
 
     def of(self, slots: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -52,12 +52,12 @@ class PenaltyColumns:
 
 
 def penalize_rows(logits: Tensor, columns: Tensor, texts: Tensor, longest: int) -> Tensor:
-    """Change the logits of rows by what these have said, in place and without a wait for the device.
+    """Change the logits of rows by their own tokens, in place and without a wait for the device.
 
     Args:
         logits: float32 [rows, vocab].
         columns: int64 [FACTORS + 2, penalized rows], on the device.
-        texts: int32 [slots, length], what every row says.
+        texts: int32 [slots, length], every row's tokens.
         longest: no row has more tokens.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A GPU as the place where a worker keeps a model: what is there, and how much of it there is."""
+"""A GPU as the place of a model: chooses the dtype, measures memory, and builds cache and runner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ DTYPES = {
     "half": torch.float16,
 }
 GRAPH_BYTES = 512 * 2**20
-"""Left for graphs, but for what they write to, and for what libraries set up later."""
+"""Memory reserved for graphs, apart from their outputs, and for later allocations of libraries."""
 
 
 def find_device(wanted: str) -> CudaDevice | None:
@@ -70,7 +70,7 @@ class GpuPlace:
         self.free_before, self._total = device.memory()
 
     def dtype(self, model: DecoderConfig) -> torch.dtype:
-        """What to compute in: what is asked for, or what the checkpoint is in.
+        """The dtype to compute in: the configured one, or the checkpoint's.
 
         Raises:
             ConfigError: this model is not served from a GPU.
@@ -81,14 +81,14 @@ class GpuPlace:
         return DTYPES[model.checkpoint_dtype if wanted == "auto" else wanted]
 
     def available(self) -> int:
-        """Bytes that may be used, by --gpu-memory-utilization, of what nobody else has."""
+        """Bytes that may be used: the share --gpu-memory-utilization, less the memory that other processes use."""
         share = self._config.cache.gpu_memory_utilization
         return max(0, int(self._total * share) - (self._total - self.device.memory()[0]))
 
     def make_cache(
         self, model: DecoderConfig, num_blocks: int, dtype: torch.dtype, drafter: DrafterNeeds = NO_DRAFTER
     ) -> KVCache:
-        """With one block more than plans may name, the null page of rows that pad."""
+        """Make the cache with one more block than plans may name: the null page of padding rows."""
         return KVCache(
             model,
             num_blocks + 1,
@@ -104,7 +104,7 @@ class GpuPlace:
     ) -> CudaRunner:
         """
         Args:
-            captures: False makes one without graphs, whatever the settings.
+            captures: False makes a runner without graphs, regardless of the settings.
             more: as of `CudaRunner`.
         """
         config, kv_dtype = self._config, cache.storage.dtype
@@ -115,24 +115,39 @@ class GpuPlace:
             # A step without a head, of a classifier, gives no tokens that a graph could append.
             sizes = self._sizes() if captures and decoder.head is not None else ()
         return CudaRunner(
-            decoder, cache, self.device, max_model_len=max_model_len, slots=config.scheduler.max_num_seqs, plan=plan,
-            capture_sizes=sizes, attention_backend=config.worker.attention_backend, **more,
-        )  # fmt: skip
+            decoder,
+            cache,
+            self.device,
+            max_model_len=max_model_len,
+            slots=config.scheduler.max_num_seqs,
+            plan=plan,
+            capture_sizes=sizes,
+            attention_backend=config.worker.attention_backend,
+            **more,
+        )
 
     def warm_up(
-        self, decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget, ability: PoolingAbility | None,
+        self,
+        decoder: RunnableDecoder,
+        cache: KVCache,
+        budget: MemoryBudget,
+        ability: PoolingAbility | None,
         progress: ProgressSink,
-    ) -> tuple[int, float]:  # fmt: skip
+    ) -> tuple[int, float]:
         """As `cuda.warm_up.warmed`. Nothing of the cache counts yet."""
         spare = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
         return warmed(spare, ability, self._config, budget, progress)
 
     def _attention(self, decoder: RunnableDecoder, kv_dtype: torch.dtype) -> Planner:
         return plan_attention(
-            decoder.config, self._config.cache.block_size, decoder.dtype,
-            backend=self._config.worker.attention_backend, device=self.device.torch_device, kv_dtype=kv_dtype,
+            decoder.config,
+            self._config.cache.block_size,
+            decoder.dtype,
+            backend=self._config.worker.attention_backend,
+            device=self.device.torch_device,
+            kv_dtype=kv_dtype,
             batch_invariant=decoder.batch_invariant,
-        )  # fmt: skip
+        )
 
     def _sizes(self) -> tuple[int, ...]:
         worker, most = self._config.worker, self._config.scheduler.max_num_seqs
@@ -141,8 +156,8 @@ class GpuPlace:
         return useful_sizes(worker.cudagraph_capture_sizes, most) or default_sizes(most)
 
     def _graph_bytes(self, decoder: RunnableDecoder, kv_dtype: torch.dtype, drafter: DrafterNeeds) -> int:
-        """What `DecodeGraphs` keeps for graphs to read and write, which none of them has in its own memory; and what
-        those that draw from the likeliest tokens take for it, which they share."""
+        """Memory of `DecodeGraphs` that graphs read and write outside of their own memory pool, and the shared working
+        memory of graphs that draw from the likeliest tokens."""
         sizes = self._sizes()
         if not sizes or self._attention(decoder, kv_dtype).backend.name != "triton":
             return 0
@@ -159,15 +174,18 @@ class GpuPlace:
         return rows * token + 8 * 2 * WIDTH * max(sizes) + (0 if angles is None else angles.nbytes) + drawing
 
     def measured(
-        self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype,
+        self,
+        budget: MemoryBudget,
+        decoder: RunnableDecoder,
+        kv_dtype: torch.dtype,
         reset_peak: Callable[[], None] = torch.cuda.reset_peak_memory_stats,
         peak: Callable[[], int] = torch.cuda.max_memory_allocated,
         drafter: DrafterNeeds = NO_DRAFTER,
-    ) -> MemoryBudget:  # fmt: skip
+    ) -> MemoryBudget:
         """The budget once more, now that the weights are there and a step as large as any was computed.
 
         Raises:
-            ConfigError: what is left does not hold the context that was asked for; `param` names the setting.
+            ConfigError: the remaining memory does not hold the requested context; `param` names the setting.
         """
         model, config = decoder.config, self._config
         block = whole_block_bytes(model, drafter, config.cache.block_size, kv_dtype)
@@ -192,15 +210,23 @@ class GpuPlace:
                 param="gpu_memory_utilization",
             )
         return msgspec.structs.replace(
-            budget, activation_bytes=activations, num_blocks=blocks, kv_cache_bytes=blocks * block,
-            free_bytes=max(0, room - blocks * block), concurrency=blocks / longest,
+            budget,
+            activation_bytes=activations,
+            num_blocks=blocks,
+            kv_cache_bytes=blocks * block,
+            free_bytes=max(0, room - blocks * block),
+            concurrency=blocks / longest,
             max_model_len=min(held, budget.max_model_len),
-        )  # fmt: skip
+        )
 
     def _profile(
-        self, budget: MemoryBudget, decoder: RunnableDecoder, kv_dtype: torch.dtype, reset_peak: Callable[[], None],
+        self,
+        budget: MemoryBudget,
+        decoder: RunnableDecoder,
+        kv_dtype: torch.dtype,
+        reset_peak: Callable[[], None],
         peak: Callable[[], int],
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Bytes that the largest step takes beside weights and cache."""
         if decoder.head is None:
             return budget.activation_bytes
@@ -216,23 +242,34 @@ class GpuPlace:
         reset_peak()
         before = peak()
         new = tuple(
-            NewRow(row=row, epoch=0, request_id="", token_ids=bytes(4 * count), num_prompt_tokens=count,
-                   sampling=SamplingState(temperature=1.0, top_p=0.9),
-                   blocks=(tuple(range(width)),) * runner.rows.num_groups)
+            NewRow(
+                row=row,
+                epoch=0,
+                request_id="",
+                token_ids=bytes(4 * count),
+                num_prompt_tokens=count,
+                sampling=SamplingState(temperature=1.0, top_p=0.9),
+                blocks=(tuple(range(width)),) * runner.rows.num_groups,
+            )
             for row, count in enumerate(counts)
-        )  # fmt: skip
+        )
         rows = tuple(range(len(counts)))
         plan = StepPlan(
-            step=0, engine_epoch=0, rows=rows, epochs=(0,) * len(rows), starts=(0,) * len(rows), counts=tuple(counts),
+            step=0,
+            engine_epoch=0,
+            rows=rows,
+            epochs=(0,) * len(rows),
+            starts=(0,) * len(rows),
+            counts=tuple(counts),
             new_rows=new,
-        )  # fmt: skip
+        )
         runner.run(plan)
         sampled = 4 * drawn_tokens(config) * decoder.config.vocab_size * 4
         return max(0, peak() - before) + sampled
 
 
 def host_planner(planner: Planner) -> GroupPlanner:
-    """Of back ends that plan on the host: it waits for the device, so no graph can hold it."""
+    """A planner for back ends that plan on the host: it waits for the device, so no graph can contain it."""
 
     def plan(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
         parts = (spans.starts, spans.stops, spans.context_lens)

@@ -1,7 +1,7 @@
-"""What is known of each row between steps, with its tokens and block tables on the device.
+"""The worker's knowledge of each row between steps, with tokens and block tables on the device.
 
-Numbers that follow from the plans stay on the host. What a plan changes is sent along with the next step; what a step
-samples is written by the step itself, so that the next one runs before the host has seen it.
+Numbers that follow from the plans stay on the host. A plan's changes are sent along with the next step. A step writes
+its own sampled tokens, so that the next one runs before the host has seen them.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,16 @@ class DeviceRows(RowTable):
     """
 
     def __init__(
-        self, *, max_model_len: int, block_size: int, num_groups: int, device: Device, staging: Staging, slots: int,
+        self,
+        *,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int,
+        device: Device,
+        staging: Staging,
+        slots: int,
         null_page: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             slots: to begin with.
@@ -71,7 +78,7 @@ class DeviceRows(RowTable):
         self.lengths[slots] += 1
 
     def put(self, slots: Sequence[int], positions: Sequence[int], tokens: Sequence[int]) -> None:
-        """As `RowTable.put`; whoever reads the device's tokens from now on sees them."""
+        """As `RowTable.put`; every later read of the device's tokens sees them."""
         for slot, position, token in zip(slots, positions, tokens, strict=True):
             self._write(slot, position, np.array([token], dtype=np.int32))
         self._flush()
@@ -103,7 +110,7 @@ class DeviceRows(RowTable):
         self.lengths[slots] += 1
 
     def changes(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """What the device has not been told yet: places and values of block tables, then of tokens."""
+        """Changes not yet sent to the device: places and values of block tables, then of tokens."""
         width, length = self.blocks.shape[2], self.tokens.shape[1]
         places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for group, slot, begin, end in self._tables_changed:

@@ -1,4 +1,4 @@
-"""The model runner of a device that works by itself: plans are launched, and what they gave is collected later."""
+"""The model runner of an asynchronous device: plans are launched, and their results are collected later."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -124,7 +124,7 @@ class CudaRunner(ModelRunner):
         """Hand a step to the device.
 
         Raises:
-            PlanError: the plan contradicts what earlier plans said; nothing was computed.
+            PlanError: the plan contradicts earlier plans; nothing was computed.
             GraphCaptureError: no graph can be captured here; nothing that follows can be trusted.
             RuntimeError: of the device: the same.
         """
@@ -162,13 +162,13 @@ class CudaRunner(ModelRunner):
             return False
 
     def check(self) -> None:
-        """Raises what went wrong while nothing was under way."""
+        """Raises the error that occurred while nothing was under way."""
         if self._broken is not None:
             raise self._broken
 
     def settle(self) -> None:
-        """Sleep until no step is under way whose memory somebody may want to give back."""
-        with suppress(RuntimeError):  # of a device that is broken, and does nothing more
+        """Sleep until no step is in flight, so that its memory can be freed."""
+        with suppress(RuntimeError):  # the device is broken and does nothing more
             self.device.record().wait()
 
     def _launched(self, plan: StepPlan, begin: float) -> LaunchedPlan:
@@ -221,7 +221,7 @@ class CudaRunner(ModelRunner):
         return ticket
 
     def _graph(self, spans: Spans, sampling: NDArray[np.bool_], kind: int) -> GraphKey | None:
-        """What the step can be replayed with, if it can: every row goes one token further. May capture one."""
+        """The key of the graph that can replay the step: every row goes one token further. May capture one."""
         uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
         if self.rows.embeddings and self._inputs(spans) is not None:
             uniform = False
@@ -230,7 +230,7 @@ class CudaRunner(ModelRunner):
         return None if key is None else self.graphs.prepare(key)  # prompts do not wait for a capture either
 
     def _replay(self, key: GraphKey, spans: Spans) -> tuple[Tensor, Tensor, Tensor]:
-        """A step that has a graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
+        """Replay a step's graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
         count = spans.slots.size
         columns = self._columns.of(spans.slots, spans.starts + 1, key.requests, self.rows.scratch)
         sent = self._tell(columns)
@@ -260,7 +260,7 @@ class CudaRunner(ModelRunner):
         return logits.index_select(0, drawn)
 
     def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], trial: Trial) -> GraphKey | None:
-        """What a step with drafts can be replayed with, if it can. May capture one."""
+        """The key of the graph that can replay a step with drafts, if any. May capture one."""
         if trial.trees or not sampling.all() or self._described(spans):
             return None
         if self.rows.embeddings and self._inputs(spans) is not None:

@@ -1,4 +1,4 @@
-"""Numbers on their way between host and device: one copy down and one copy up for each step."""
+"""Copies numbers between host and device: one copy to the device and one back for each step."""
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ def doubled(values: NDArray[np.int32] | NDArray[np.float32]) -> Ints:
 
 
 class Staging:
-    """Pinned memory that steps take turns with: what one step sends lies still until its result was collected."""
+    """Pinned memory that steps use in turns: a step's inputs stay unchanged until its result was collected."""
 
     def __init__(self, device: Device, turns: int) -> None:
         """turns: steps that may be under way, and one."""
@@ -64,7 +64,7 @@ class Staging:
 
 
 class Results:
-    """Pinned memory for what steps give."""
+    """Pinned memory for the steps' results."""
 
     def __init__(self, device: Device, turns: int, rows: int) -> None:
         self._device = device

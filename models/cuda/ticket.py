@@ -1,4 +1,4 @@
-"""A plan that was launched, and what became of it."""
+"""A launched plan, and its result as it becomes known."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from troupellm.protocol.worker import RowError, StepPlan, StepResult, StepTiming
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is left of a step whose layers are launched: what its rows may say follows from the step before it."""
+    """The open choice of tokens of a step whose layers are launched: its guides depend on the step before it."""
 
     logits: Tensor
     """float32 [rows, vocab], of the rows that sample."""
@@ -35,31 +35,31 @@ class LaunchedPlan:
     plan: StepPlan
     sampling: NDArray[np.bool_]
     rows: tuple[int, ...]
-    """Those that sample."""
+    """The rows that sample."""
     positions: tuple[int, ...]
     returned: Tensor | None
     """int64 [numbers] on the host, of the rows that sample: there when the step is done."""
     timings: StepTimings
     result: StepResult | None = None
     described: tuple[Group, ...] = ()
-    """Which of the rows that sample are told log-probabilities by what is returned."""
+    """The sampling rows that get log-probabilities, which `returned` contains."""
     choice: Choice | None = None
-    """Still to be made."""
+    """The choice of tokens, if it is still to be made."""
     kept: list[int] | None = None
-    """Which of `rows` have sampled after all; None is all."""
+    """Indices of the `rows` that sampled successfully; None is all."""
     slots: Ints | None = None
-    """Of those, where guides are told."""
+    """Slots of those rows, if guides must be given their tokens."""
     reasons: Mapping[int, RowError] = field(default_factory=dict)
-    """By index among `rows`: what to say where a guide has left no token."""
+    """The error of a row whose guide allows no token, by index among `rows`."""
     done: Event | None = None
-    """The place behind the step: until the device is there, its blocks and what was sent for it are in use."""
+    """The event after the step: before it, the step's blocks and its inputs are in use."""
 
     @property
     def guided(self) -> bool:
-        """Guides are to be told what some of the rows say."""
+        """True if guides must be given the tokens of some rows."""
         return self.choice is not None or self.slots is not None
 
     @property
     def step(self) -> int:
-        """As of the plan."""
+        """The plan's step."""
         return self.plan.step

@@ -1,4 +1,4 @@
-"""Trees of drafts on their way to the device: what each token sees, for every window that layers have."""
+"""Trees of drafts for the device: the nodes that each token sees, for every window that layers have."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from troupellm.models.speculation.trials import Trial
 
 Ints = NDArray[np.int64]
 TEXT = "text"
-"""Where tokens stand in the text, beside the masks."""
+"""Key of the tokens' positions in the text, beside the masks."""
 
 
 def host_trees(

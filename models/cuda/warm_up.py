@@ -1,4 +1,4 @@
-"""Steps of every kind and size, before anybody waits for one: what is compiled for a shape is compiled here."""
+"""Runs steps of every kind and size before the first request, so that all shapes are compiled then."""
 
 from array import array
 from collections.abc import Sequence
@@ -26,15 +26,18 @@ KINDS = (
 )
 """Ways to choose a token that have kernels of their own."""
 MANY_PROMPTS = 65
-"""So many in one step, and more, are shared out among programs by a kernel of its own (`triton_plan.ROWS_TOGETHER`)."""
+"""From this number of rows on, a separate kernel divides them among programs (`triton_plan.ROWS_TOGETHER`)."""
 TIMED = 2
 """Times that the largest step is run again; the quickest counts."""
 
 
 def warmed(
-    spare: CudaRunner, ability: PoolingAbility | None, config: EngineConfig, budget: MemoryBudget,
+    spare: CudaRunner,
+    ability: PoolingAbility | None,
+    config: EngineConfig,
+    budget: MemoryBudget,
     progress: ProgressSink,
-) -> tuple[int, float]:  # fmt: skip
+) -> tuple[int, float]:
     """Have everything compiled, for tiles of any number of rows and for every way to choose a token; then time a step.
 
     Args:
@@ -66,14 +69,14 @@ def warmed(
 
 @torch.inference_mode()
 def _mask_nothing(spare: CudaRunner) -> None:
-    """What the choice of a guided row has compiled beside that of others."""
+    """Compile the kernels that only the choice of a guided row needs."""
     width = spare.decoder.config.vocab_size
     logits = torch.zeros(1, width, device=spare.device.torch_device)
     spare.chooser.mask(logits, np.zeros(1, np.int64), np.full((1, -(-width // 32)), -1, np.int32))
 
 
 class Steps:
-    """Steps of rows that nobody asked for. They write into the first blocks of the cache, which nobody reads yet."""
+    """Steps of made-up rows. They write into the first blocks of the cache, which hold nothing yet."""
 
     def __init__(self, runner: CudaRunner, block_size: int) -> None:
         """runner: knows row 0, if any."""
@@ -81,14 +84,19 @@ class Steps:
         self._step, self._rows = 0, tuple[int, ...]((0,))
 
     def run(self, prompts: Sequence[int], kind: SamplingState = KINDS[0]) -> float:
-        """One step of prompts of so many tokens, all in the same blocks; its seconds."""
+        """Run one step of prompts of these lengths, all in the same blocks; returns its seconds."""
         self._step += 1
         retired, self._rows = self._rows, tuple(range(len(prompts)))
         plan = StepPlan(
-            step=self._step, engine_epoch=0, rows=self._rows, epochs=(self._step,) * len(prompts),
-            starts=(0,) * len(prompts), counts=tuple(prompts), retired=retired,
+            step=self._step,
+            engine_epoch=0,
+            rows=self._rows,
+            epochs=(self._step,) * len(prompts),
+            starts=(0,) * len(prompts),
+            counts=tuple(prompts),
+            retired=retired,
             new_rows=tuple(self._row(row, tokens, kind) for row, tokens in enumerate(prompts)),
-        )  # fmt: skip
+        )
         begin = perf_counter()
         self._runner.run(plan)
         return perf_counter() - begin
@@ -96,9 +104,14 @@ class Steps:
     def _row(self, row: int, tokens: int, kind: SamplingState) -> NewRow:
         blocks = tuple(range(-(-tokens // self._block_size)))
         return NewRow(
-            row=row, epoch=self._step, request_id="", token_ids=array("i", bytes(4 * tokens)).tobytes(),
-            num_prompt_tokens=tokens, sampling=kind, blocks=(blocks,) * self._runner.rows.num_groups,
-        )  # fmt: skip
+            row=row,
+            epoch=self._step,
+            request_id="",
+            token_ids=array("i", bytes(4 * tokens)).tobytes(),
+            num_prompt_tokens=tokens,
+            sampling=kind,
+            blocks=(blocks,) * self._runner.rows.num_groups,
+        )
 
 
 def sizes(most: int) -> list[int]:
@@ -108,5 +121,5 @@ def sizes(most: int) -> list[int]:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """Those below `most`, and itself."""
+    """The powers of two below `most`, and `most` itself."""
     return [1 << power for power in range((most - 1).bit_length())] + [most]

@@ -38,7 +38,7 @@ class OnDevice:
 
 
 def moved(weight: Weight, device: torch.device) -> Weight:
-    """The same weight on a device; one that holds more than plain tensors is dequantized on the way."""
+    """The weight on a device; one that holds more than plain tensors is dequantized on the way."""
     if not isinstance(weight, QuantizedWeight):
         return weight.to(device)
     there = copy.copy(weight)

@@ -1,13 +1,13 @@
-"""Which parsers "auto" stands for.
+"""Rules by which the parser "auto" is replaced with a named one.
 
-The first rule that holds wins. What a template says counts more than the type, which many families share.
+The first rule that holds wins. A template's text counts more than the model type, which many families share.
 """
 
 from collections.abc import Callable
 from typing import Final
 
 Rule = tuple[str, Callable[[str, str], bool]]
-"""A parser's name, and whether it fits a model's type and the text of its chat templates."""
+"""A parser's name, and a predicate over a model's type and the text of its chat templates."""
 
 
 def _has(name: str, *marks: str) -> Rule:

@@ -1,4 +1,4 @@
-"""Descriptions by name, vLLM's names among them, and which one a model is likely to need."""
+"""Dialect descriptions by name, vLLM's names among them, and the choice of one for a model."""
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -168,8 +168,8 @@ def dialect_named(
     """The description that two names make together.
 
     Args:
-        suffix: what the tokenizer adds to the names of its marks.
-        own: what the tokenizer itself says, which has the name `HF`.
+        suffix: added by the tokenizer to the names of its marks.
+        own: the tokenizer's own description, under the name `HF`.
 
     Raises:
         ConfigError: there is no such name, or a plug-in's description cannot be used.
@@ -214,7 +214,7 @@ def _find(name: str, known: Mapping[str, Any], kinds: tuple[type, ...], field: s
         if entry.name == name:
             try:
                 found = entry.load()
-            except Exception as error:  # somebody else's module may raise anything
+            except Exception as error:  # a plug-in's module may raise anything
                 raise ConfigError(f"{field}: the plug-in {name} cannot be loaded: {error}", param=field) from error
             if isinstance(found, kinds):
                 return found

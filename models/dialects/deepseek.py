@@ -32,7 +32,7 @@ DEEPSEEK_THINK: Final = Thinking(switches=("thinking",))
 
 
 def _dsml(mark: str, space: str = "") -> tuple[str, str]:
-    """How one call and one of its arguments are written behind a token such as ｜DSML｜."""
+    """The syntax of one call and one of its arguments behind a token such as ｜DSML｜."""
     call = f"<{mark}{space}invoke name={{name}}> {{parameters}} </{mark}{space}invoke>"
     parameter = f"<{mark}{space}parameter name={{key}} {{?string={{type}}?}}>{{value}}</{mark}{space}parameter>"
     return call, parameter
@@ -45,7 +45,7 @@ _SPACED: Final = _dsml("｜DSML｜", "\u2423")
 DEEPSEEK_V32: Final = CallSyntax(
     forms=("<｜DSML｜function_calls>{json}</｜DSML｜function_calls>", f"<｜DSML｜function_calls> {_DSML[0]}", _DSML[0]),
     parameter=_DSML[1],
-    # A grammar cannot promise what a schema says of texts without quotes.
+    # A grammar cannot enforce a schema's rules for texts without quotes.
     written=Written(before="<｜DSML｜function_calls>", call="{json}", between="\n", after="</｜DSML｜function_calls>"),
 )
 

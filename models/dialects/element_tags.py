@@ -69,7 +69,7 @@ class ElementsReader:
         return name if found and _NAME.fullmatch(name.removeprefix("/")) else None
 
     def _element(self, key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Reading[str | None]:
-        """From behind an opening tag to behind its closing one, as JSON; None where it is broken."""
+        """Read from behind an opening tag to behind its closing one, as JSON; None if it is broken."""
         text: list[str] = []
         members: list[tuple[str, str]] = []
         while depth <= _MOST_NESTED:

@@ -1,7 +1,7 @@
-"""The one parser: runs a description over the text of an answer, whatever the pieces in which it comes.
+"""The one parser: runs a dialect's description over the text of an answer, which comes in pieces of any size.
 
-What is not a call stays content, and nothing that a model writes raises. The same text gives the same pieces in the
-end, however it was cut.
+Text that is not a call stays content, and no model output raises an exception. The same text gives the same result in
+the end, for any division into pieces.
 """
 
 import logging
@@ -76,7 +76,7 @@ class Parser:
 
     @property
     def state(self) -> tuple[str, str, int]:
-        """What is being read, what is held back, and how many calls there were."""
+        """The region being read, the text held back, and the number of calls so far."""
         return self._source.region, self._source.pending, self._source.calls
 
     def feed(self, text: str) -> list[ParsedPiece]:
@@ -90,7 +90,7 @@ class Parser:
         return self._source.drain()
 
     def finish(self, *, cut: bool = False) -> list[ParsedPiece]:
-        """What was held back; the text has ended.
+        """Return the text that was held back; the answer has ended.
 
         Args:
             cut: a limit or a stop string ended it, and not the model.
@@ -169,7 +169,7 @@ def _content_marks(source: Source, plan: Plan, trials: int) -> Marks:
 
 
 def _begins_with_thoughts(source: Source, thinking: Thinking, start: Start) -> Reading[bool]:
-    """Whether thoughts come first; an opening mark is taken."""
+    """True if thoughts come first; consumes their opening mark."""
     if start == "answer":
         return False
     source.attempt()
@@ -186,7 +186,7 @@ def _begins_with_thoughts(source: Source, thinking: Thinking, start: Start) -> R
 
 
 def _header_comes(source: Source, header: tuple[str, str]) -> Reading[bool]:
-    """Whether the text goes on with a message's header, which the prompt has begun."""
+    """True if the text continues a message's header, which the prompt has begun."""
     source.attempt()
     yield from spaces(source)
     for beginning in ("to=", header[1]):
@@ -198,7 +198,7 @@ def _header_comes(source: Source, header: tuple[str, str]) -> Reading[bool]:
 
 
 def _header(source: Source, plan: Plan) -> Reading[bool]:
-    """The rest of a message's header; tells whether the message is a thought."""
+    """Read the rest of a message's header; returns True if the message is a thought."""
     assert plan.thinking is not None, "a header belongs to thoughts"
     assert plan.header is not None, "the mark is in the plan"
     parts: list[str] = []
@@ -234,7 +234,7 @@ def _think(source: Source, plan: Plan, offer: Offer) -> Reading[str]:
 
 
 def _call_in_thoughts(source: Source, plan: Plan, offer: Offer, found: Found) -> Reading[bool]:
-    """Whether what follows a mark is a whole call of a tool on offer; otherwise its text is unread again."""
+    """True if a whole call of an offered tool follows the mark; otherwise its text is put back to be read again."""
     source.begin_trial(offer.has)
     before, mark = source.calls, found.mark
     try:
@@ -266,10 +266,10 @@ def _lead(source: Source, plan: Plan) -> Reading[str]:
 
 
 def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: str) -> Reading[str]:
-    """What a lead announces, or what stands at the start of an answer; gives the next lead where one has ended it.
+    """Read the call that a lead announces, or one at the start of an answer; return the next lead if one has ended it.
 
-    What turns out to be no call is content. Where a limit ended the text before the arguments, the marks are not shown,
-    and a whole name is a call without arguments.
+    Text that turns out to be no call is content. If a limit ended the text before the arguments, the marks are not
+    shown, and a whole name is a call without arguments.
     """
     source.region = "call"
     source.attempt(gap, "" if isinstance(lead, Form) else lead)
@@ -294,7 +294,7 @@ def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: 
 
 
 def _is_head(text: str, plan: Plan) -> bool:
-    """Whether a text begins with a call's first mark, or is the beginning of one, long enough to be nothing else."""
+    """True if a text begins with a call's first mark, or is an unambiguous beginning of one."""
     sure = plan.leads.difference(plan.syntax.unsure) if plan.syntax is not None else plan.leads
     return any(text.startswith(lead) or (len(text) >= LEAST_SHOWN and lead.startswith(text)) for lead in sure)
 

@@ -17,7 +17,7 @@ Format = dict[str, Any]
 ThoughtPairs = Sequence[tuple[str, str]]
 """Marks that open thoughts, each with the one that ends them."""
 _SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
-"""What a regular expression must escape."""
+"""Characters that must be escaped in a regular expression."""
 _NUMBER: Final = "[0-9]{1,4}"
 _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 
@@ -25,7 +25,7 @@ _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 def calls_guide(
     dialect: Dialect, use: ToolUse, *, after: str, marks: ThoughtPairs = (), thoughts: bool = True
 ) -> GuideSpec | None:
-    """What makes an answer call tools; None where it is left to the model.
+    """The guide that makes an answer call tools; None if the model is free to decide.
 
     Args:
         after: the text that ends thinking, where the model thinks first.
@@ -103,7 +103,7 @@ def may_think(guide: GuideSpec, marks: ThoughtPairs) -> GuideSpec | None:
 
 
 def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
-    """A form, or thoughts and then that: which of the two, the first token tells."""
+    """A form, or thoughts and then the form: the first token decides between the two."""
     if not marks:
         return format_
     tags = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end} for begin, end in marks]
@@ -112,14 +112,15 @@ def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
 
 
 def _inner_format(guide: GuideSpec) -> Format:
-    """What a structural tag is made of. Raises InvalidRequest: the older form, which has no such part."""
+    """The format of a structural tag. Raises InvalidRequest: the older form, which has no such part."""
     tag = _loaded(guide)
     found = tag.get("format") if isinstance(tag, dict) else None
     if not isinstance(found, dict):
         raise InvalidRequest(
-            f"{guide.field}: beside tools a structural tag must have a format", param=guide.field,
+            f"{guide.field}: beside tools a structural tag must have a format",
+            param=guide.field,
             code="unsupported_parameter",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -194,7 +195,7 @@ def _row(written: Written, tags: list[Format], *, parallel: bool) -> Format:
 
 
 def _optional(written: Written, tags: list[Format], *, parallel: bool) -> Format | None:
-    """Free text in which each call fits; None where it could not be told from a call."""
+    """Free text in which each call fits; None if it could not be distinguished from a call."""
     if written.before:
         calls = _row(written, tags, parallel=parallel)
         tag: Format = {"type": "tag", "begin": written.before, "content": calls, "end": written.after}
@@ -215,7 +216,7 @@ def _all_begin(tags: list[Format], text: str) -> bool:
 
 
 def _tag(written: Written, syntax: CallSyntax | None, tool: Tool, *, free: bool, strict: bool) -> Format:
-    """One function's call: what stands before its arguments, their schema, what stands behind.
+    """One function's call: the text before its arguments, their schema, and the text after them.
 
     Args:
         strict: all of the schema is to hold; else `uniqueItems`, which no grammar can hold, is left to the model.

@@ -19,7 +19,7 @@ from troupellm.protocol.tools import NAME
 
 
 class FormReader:
-    """Remembers what the holes have said so far."""
+    """Remembers the values of the holes so far."""
 
     def __init__(self, source: Source, plan: Plan, offer: Offer, *, only_offered: bool) -> None:
         """
@@ -36,7 +36,7 @@ class FormReader:
         self._id = ""
 
     def maybe(self, part: Maybe) -> Reading[None]:
-        """Read what may be missing."""
+        """Read optional elements."""
         for index, element in enumerate(part.parts):
             if isinstance(element, Word):
                 yield from spaces(self._source)
@@ -46,7 +46,7 @@ class FormReader:
                 yield from self.hole(element.name, part.parts, index)
 
     def hole(self, kind: str, parts: Sequence[Element], index: int) -> Reading[bool]:
-        """Read what stands for a hole; False where arguments have begun and are broken.
+        """Read the text of a hole; False if arguments have begun and are broken.
 
         Args:
             parts: of the template; the hole is the one at `index`.

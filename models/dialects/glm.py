@@ -9,9 +9,9 @@ GLM4: Final = CallSyntax(forms=(), bare="{name}\n{arguments}", written=Written(c
 GLM45: Final = CallSyntax(
     forms=("<tool_call>{name}\n{parameters}</tool_call>", "<tool_call>\n{json}\n</tool_call>"),
     parameter="<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n",
-    # A grammar cannot promise what a schema says of texts without quotes.
+    # A grammar cannot enforce a schema's rules for texts without quotes.
     written=Written(call="<tool_call>\n{json}\n</tool_call>", between="\n"),
 )
 
 LING_THINK: Final = Thinking(default_on=False)
-"""Ling 3 thinks when it is told to."""
+"""Ling 3 thinks only on request."""

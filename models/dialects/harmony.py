@@ -1,4 +1,4 @@
-"""Channels: every message has a header that says whether it is a thought, a tool call or the answer."""
+"""Channels: every message has a header that names its kind: thought, tool call or answer."""
 
 import re
 from typing import Final
@@ -21,7 +21,7 @@ class ChannelMarks:
         self.channels = channels
         self.all = (channels.start, channels.channel, channels.message, channels.constrain, *channels.ends)
         self.body = Marks([channels.start, channels.channel, *channels.ends])
-        """What ends a message."""
+        """Marks that end a message."""
         self.header = Marks(self.all)
         self.argument_ends = ArgumentEnds(self.body, self.body)
 
@@ -39,7 +39,7 @@ def read_channels(
     """Read messages until the end of the text.
 
     Args:
-        with_calls: tools are on offer; otherwise what is meant for one is content.
+        with_calls: tools are on offer; otherwise a message to a tool is content.
         region: the prompt ends inside a message of this channel; empty: before the first header.
     """
     channels = marks.channels
@@ -62,7 +62,7 @@ def read_channels(
 
 
 def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
-    """Whether the text begins as a message does; a model that was given no channels just answers."""
+    """True if the text begins as a message does; a model whose prompt has no channels answers without a header."""
     source.attempt()
     yield from spaces(source)
     for beginning in (channels.channel, channels.start, channels.message, "to="):
@@ -74,7 +74,7 @@ def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
 
 
 def _header(source: Source, marks: ChannelMarks, mark: str, header: list[str]) -> Reading[str]:
-    """From `mark` to the mark that ends the header."""
+    """Read from `mark` to the mark that ends the header."""
     channels = marks.channels
     while mark in (channels.start, channels.channel, channels.constrain):
         parts: list[str] = []
@@ -121,7 +121,7 @@ def _function(recipient: str, channels: Channels, offer: Offer) -> str:
 
 
 def _arguments(source: Source, marks: ChannelMarks) -> Reading[str]:
-    """A call's message: an object, nothing, or whatever else the model wrote; gives the mark that ends it."""
+    """Read a call's message: an object, nothing, or any other text. Return the mark that ends it."""
     rest: list[str] = []
     yield from spaces(source)
     first = yield from peek(source)

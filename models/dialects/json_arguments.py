@@ -31,7 +31,7 @@ class ArgumentEnds:
 
 
 class _Limits:
-    """Where the next marks of a text stand, looked for once."""
+    """The places of the next marks in a text, searched once."""
 
     def __init__(self, source: Source, ends: ArgumentEnds) -> None:
         self._source = source
@@ -88,7 +88,7 @@ def json_arguments(source: Source, emit: Callable[[str], None], ends: ArgumentEn
 
 
 class _Writer:
-    """Shows the text of an object. White space and commas wait for what follows them."""
+    """Shows the text of an object. White space and commas are held back until the next character comes."""
 
     def __init__(self, emit: Callable[[str], None]) -> None:
         self._emit = emit
@@ -127,7 +127,7 @@ class _Writer:
             self._held = ""
 
     def close(self, scanner: JsonScanner) -> None:
-        """Write what the object still needs; a comma before it is left out."""
+        """Write the missing end of the object; a comma before it is left out."""
         self._held = ""
         if scanner.in_string:
             self._emit("\\" if self._escaped else "")

@@ -21,7 +21,7 @@ def json_calls(
         named: the name of the function is the key of its arguments.
 
     Raises:
-        NotACall: what comes is none. What was read before it as calls stays.
+        NotACall: no call follows. Calls that were read before stay.
     """
     listed = (yield from peek(source)) == "["
     if listed:
@@ -39,7 +39,7 @@ def json_calls(
 
 
 def _ends(source: Source, *, listed: bool) -> Reading[bool]:
-    """Whether there is no further call. White space, separators and surplus brackets between calls are not shown.
+    """True if there is no further call. White space, separators and surplus brackets between calls are not shown.
 
     Raises:
         NotACall: a separator, but no call behind it.

@@ -1,6 +1,6 @@
-"""JSON in a text that is still coming: where a value ends, and what strings say.
+"""JSON in a text that is still coming: finds the end of a value, and decodes strings as they come.
 
-The scanner follows brackets and strings only; whoever wants to know whether a value is valid JSON parses it.
+The scanner follows brackets and strings only; it does not check that a value is valid JSON.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Final
 from troupellm.models.dialects.source import NotACall, Reading, Source, more
 
 MOST_NESTED: Final = 128
-"""Brackets within brackets; more is no JSON that anybody wants."""
+"""Most levels of brackets; text with more is not taken for JSON."""
 
 _OUTSIDE: Final = re.compile(r'["{}\[\]]')
 _IN_STRING: Final = re.compile(r'["\\]')
@@ -21,7 +21,7 @@ _PARTNER: Final = {"}": "{", "]": "["}
 
 
 class JsonScanner:
-    """Finds the end of one value, whatever the pieces in which it comes."""
+    """Finds the end of one value, which comes in pieces of any size."""
 
     __slots__ = ("_escaped", "_in_string", "_open", "_started", "done", "failed")
 
@@ -39,7 +39,7 @@ class JsonScanner:
 
     @property
     def brackets(self) -> list[str]:
-        """Those that are open."""
+        """The open brackets."""
         return self._open
 
     def scan(self, text: str, position: int) -> int:
@@ -129,6 +129,6 @@ def json_whole(source: Source) -> Reading[object]:
 
 
 def _finite(text: str) -> float | str:
-    """A number, or its text where no number is so large."""
+    """A number, or its text if the number is too large."""
     number = float(text)
     return number if math.isfinite(number) else text

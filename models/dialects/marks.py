@@ -1,4 +1,4 @@
-"""Text up to the next mark. No part of a mark is ever shown, and no more is held than may still become one."""
+"""Text up to the next mark. No part of a mark is shown, and only text that may become a mark is held back."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Final
 from troupellm.models.dialects.source import Reading, Source, beyond, more
 
 MOST_SPACES: Final = 256
-"""White space before a mark belongs to the mark, up to so many characters."""
+"""White space before a mark belongs to the mark, up to this many characters."""
 LEAST_SHOWN: Final = 4
 """Characters. A longer beginning of a mark is not shown where a limit ends the text within the mark."""
 
@@ -33,11 +33,11 @@ class Marks:
         return self._pattern.search(text, position)
 
     def starts(self, text: str, position: int) -> bool:
-        """Whether a whole mark stands at `position`."""
+        """True if a whole mark begins at `position`."""
         return self._pattern.match(text, position) is not None
 
     def partial(self, text: str, position: int) -> int:
-        """Where the beginning of a mark stands at the end of `text`; its length if none does."""
+        """The position in `text` at which its end may be the beginning of a mark; its length if there is none."""
         start = max(position, len(text) - self._longest + 1)
         for match in self._first.finditer(text, start):
             tail = text[match.start() :]
@@ -98,7 +98,7 @@ def _edge(text: str, start: int, end: int) -> int:
 
 
 def raw_until(source: Source, marks: Marks, show: Callable[[str], None]) -> Reading[str]:
-    """The same with white space as it is; gives the mark, empty at the end of the text."""
+    """Read text up to a mark with white space unchanged; returns the mark, empty at the end of the text."""
     while (yield from more(source)):
         found = marks.find(source.text, source.pos)
         if found is not None:

@@ -16,7 +16,7 @@ MINIMAX_M2: Final = CallSyntax(
         INVOKE,
     ),
     parameter=PARAMETER,
-    # A grammar cannot promise what a schema says of texts without quotes.
+    # A grammar cannot enforce a schema's rules for texts without quotes.
     written=Written(before="<minimax:tool_call>", call="{json}", between="\n", after="</minimax:tool_call>"),
 )
 

@@ -1,4 +1,4 @@
-"""The tools on offer, as far as a parser asks about them."""
+"""The tools that a request offers, as the parser needs them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ class Offer:
         """
         self._parameters: dict[str, Mapping[str, Any]] = {}
         self._types: dict[tuple[str, str], frozenset[str]] = {}
-        """Of the parameters that were asked for, by function and name."""
+        """Types of the parameters that were looked up, by function and name."""
         for tool in tools:
             function = tool.get("function", tool)
             if isinstance(function, Mapping) and isinstance(function.get("name"), str):
@@ -32,11 +32,11 @@ class Offer:
         return name in self._parameters
 
     def has_no_longer(self, name: str) -> bool:
-        """Whether a text that ends with this name cannot be the beginning of another tool's name."""
+        """True if a text that ends with this name cannot be the beginning of another tool's name."""
         return self.has(name) and not any(other != name and other.startswith(name) for other in self._parameters)
 
     def types(self, name: str, key: str) -> frozenset[str]:
-        """The JSON types that an argument may have; empty when nothing is said."""
+        """The JSON types that an argument may have; empty if the schema names none."""
         found = self._types.get((name, key))
         if found is None:
             properties = self._properties(name)
@@ -51,11 +51,11 @@ class Offer:
         return names[position] if position < len(names) else f"argument{position}"
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """Of all parameters; empty for a name that is not on offer."""
+        """Schemas of all parameters; empty for a name that is not on offer."""
         return self._parameters.get(name, {})
 
     def wrapper(self, name: str) -> Unwrapping | None:
-        """How arguments of a function on offer are unwrapped; None where nothing says that they may be."""
+        """The way to unwrap arguments of a function on offer; None if they must not be unwrapped."""
         if not self.has(name):
             return None
         keys = self._properties(name).keys()

@@ -1,4 +1,4 @@
-"""What a template writes before an answer, which tells whether a model begins to write inside of its thoughts."""
+"""The end of a rendered prompt, which shows if the model's answer begins inside its thoughts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
@@ -23,7 +23,7 @@ class Openings:
         """
         Args:
             switches: variables of the template that turn thinking on and off.
-            wanted: somebody will ask.
+            wanted: the endings of common prompts are rendered in advance.
         """
         self._template = template
         self._names = frozenset({_EFFORT, *switches})
@@ -32,7 +32,7 @@ class Openings:
         self._others: dict[tuple[tuple[str, Any], ...], str] = {}
 
     def knows(self, kwargs: Kwargs) -> bool:
-        """Whether `of` need not render, which waits for another process."""
+        """True if `of` need not render, which waits for another process."""
         key = _key({name: value for name, value in kwargs.items() if name in self._names})
         try:
             return key in self._usual or key in self._others
@@ -40,7 +40,7 @@ class Openings:
             return True
 
     def of(self, kwargs: Kwargs) -> str:
-        """The end of what stands before an answer; empty where it cannot be seen.
+        """The end of a rendered prompt, before the answer; empty if it cannot be rendered.
 
         Args:
             kwargs: variables of the template; those that do not concern thinking change nothing.
@@ -68,7 +68,7 @@ class Openings:
 
 
 def _usual(switches: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What requests say of thinking: nothing, whether to, or how hard; see `Speaker.with_effort`."""
+    """Common settings of thinking: none, on or off, or an effort; see `Speaker.with_effort`."""
     yield {}
     for on in (True, False):
         yield dict.fromkeys(switches, on)

@@ -1,4 +1,4 @@
-"""Descriptions taken apart, so that they can be run: marks to look for, and what follows each."""
+"""A dialect's description compiled for the parser: marks to look for, and the elements that follow each."""
 
 from functools import lru_cache
 from typing import Final
@@ -30,7 +30,7 @@ class Form:
         return max(index for index, part in enumerate(self.rest) if isinstance(part, Hole)) + 1
 
     def takes(self, character: str) -> bool:
-        """Whether what follows the lead may begin so."""
+        """True if the text after the lead may begin with this character."""
         return _takes(self.rest, character)
 
 
@@ -79,9 +79,9 @@ class Plan:
         self.after_call = Marks(plain | closers | lines | self.ends)
         """A mark that ends thoughts may come late, behind a call in them."""
         self.beyond = Marks(self.opens | hidden)
-        """Behind so many calls, or beginnings of some, that nobody means them."""
+        """Marks that matter after so many calls, or beginnings of calls, that further ones are not meant as calls."""
         self.broken = Marks(self.leads | closers | hidden)
-        """What ends arguments that are no JSON."""
+        """Marks that end arguments that are no JSON."""
         special = hidden & (self.leads | section | closers)
         self.argument_ends = ArgumentEnds(Marks(self.leads | section | closers), Marks(special))
         self.parameters = sorted(_parameters(calls, special), key=lambda found: -len(found.opens))

@@ -1,4 +1,4 @@
-"""Whether a rendered prompt ends inside of thoughts, behind them, or before everything."""
+"""Decides where a rendered prompt ends: inside thoughts, behind them, or before both thoughts and answer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ Start = Literal["free", "thinking", "answer"]
 _TOKENS: Final = 256
 """At the end of a prompt, in which a template opens thoughts."""
 _MARKED_TOKENS: Final = 4096
-"""The same where texts of messages have marks, too."""
+"""The same number where texts of messages have marks, too."""
 _SEEN: Final = 64
 """Characters at the end of a text, by which it is found where its beginning was cut off."""
 
@@ -49,7 +49,7 @@ def rendered_ending(
 
 
 def _behind_messages(tokenizer: Tokenizer, ids: Sequence[int], marks: Sequence[str]) -> int:
-    """Where the tokens begin behind the last special one that is no part of a mark."""
+    """The index of the first token behind the last special one that is no part of a mark."""
     for place in range(len(ids) - 1, -1, -1):
         if ids[place] in tokenizer.special_token_ids:
             text = tokenizer.token_bytes(ids[place]).decode("utf-8", "replace")

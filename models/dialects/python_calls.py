@@ -14,7 +14,7 @@ from troupellm.models.dialects.source import NotACall, Reading, Source, literal,
 _STOP: Final = re.compile(r"""['"\[\](){},]""")
 _PLAIN: Final = {"'": re.compile(r"[^'\\]+"), '"': re.compile(r'[^"\\]+')}
 _RUN: Final = re.compile(r"""(?:[^'"\[\](){},]+|'[^'\\]*'|"[^"\\]*")+""")
-"""Texts that are complete and hold no escapes, and what stands between them."""
+"""Complete strings without escapes, and the separators between them."""
 _KEY: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*(.*)", re.DOTALL)
 _PARTNER: Final = {")": "(", "]": "[", "}": "{"}
 _MOST_NESTED: Final = 32
@@ -29,7 +29,7 @@ def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Readin
         listed: they stand in brackets, with commas between them; otherwise each is on a line of its own.
 
     Raises:
-        NotACall: what comes is none.
+        NotACall: no call follows.
     """
     if listed and not (yield from literal(source, "[")):
         raise NotACall
@@ -62,7 +62,7 @@ def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Readin
 
 
 def _arguments(source: Source, offer: Offer, name: str) -> Reading[bool]:
-    """From behind the opening bracket to the closing one; each argument is shown when it is complete."""
+    """Read from behind the opening bracket to the closing one; each argument is shown when it is complete."""
     position = 0
     while True:
         text, end = ("", "") if position == _MOST_ARGUMENTS else (yield from _argument(source))
@@ -131,7 +131,7 @@ def _argument(source: Source) -> Reading[tuple[str, str]]:
 
 
 def _rest_of_text(source: Source, quote: str, most: int) -> Reading[str]:
-    """From behind an opening quote to the closing one, at most so many characters."""
+    """Read from behind an opening quote to the closing one, at most `most` characters."""
     parts: list[str] = []
     escaped = False
     while most > 0 and (yield from peek(source)):

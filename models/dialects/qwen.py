@@ -11,6 +11,6 @@ QWEN_CODER: Final = CallSyntax(
         "<tool_call>\n{json}\n</tool_call>",
     ),
     parameter="<parameter={key}>\n{value}\n</parameter>\n",
-    # A grammar cannot promise what a schema says of texts without quotes.
+    # A grammar cannot enforce a schema's rules for texts without quotes.
     written=Written(call="<tool_call>\n{json}\n</tool_call>", between="\n"),
 )

@@ -118,7 +118,7 @@ def _quote(delimiters: Any) -> str:
 
 
 def _opens(field: Mapping[str, Any]) -> list[str]:
-    """Templates of what opens a field; one that is empty where it is implicit."""
+    """Templates of a field's opening; empty for an implicit field."""
     if "open_pattern" in field:
         if "channel" in str(field["open_pattern"]):
             return [str(field["open_pattern"])]

@@ -1,4 +1,4 @@
-"""The text of an answer while it comes, and what has been made of it. Read by coroutines that yield to get more."""
+"""The text of an answer while it comes, and the pieces made of it. Coroutines read it and yield to get more text."""
 
 import re
 from collections.abc import Callable, Generator
@@ -12,13 +12,13 @@ Reading = Generator[None, None, T]
 """Reads on as far as the text goes, and yields when it needs more of it."""
 
 MOST_HELD: Final = 64 * 1024
-"""Characters of what may become a call. More than that is no call."""
+"""Most characters of a text that may become a call. A longer one is no call."""
 
 MOST_TRIED: Final = 4 * MOST_HELD
 """Characters of thoughts that are read as calls and turn out to be none, in one answer."""
 
 MOST_CALLS: Final = 128
-"""In one answer; whatever comes then is content."""
+"""Most calls in one answer; later ones are content."""
 
 _SPACES: Final = re.compile(r"\s*")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]*")
@@ -30,11 +30,11 @@ NewId = Callable[[int, str], str]
 
 
 class NotACall(Exception):
-    """What began like a call is none; it is shown as it is."""
+    """The text began like a call and is none; it is shown unchanged."""
 
 
 WrapperFor = Callable[[str], Unwrapping | None]
-"""Tells how the arguments of a function are unwrapped; None where they never are."""
+"""Returns how the arguments of a function are unwrapped; None if they never are."""
 
 
 class _Trial:
@@ -66,7 +66,7 @@ class Source:
     def __init__(self, new_id: NewId, most_calls: int, wrapper: WrapperFor | None = None) -> None:
         """
         Args:
-            most_calls: calls after so many are read and not shown.
+            most_calls: later calls are read and not shown.
             wrapper: see `WrapperFor`.
         """
         self.text = ""
@@ -74,12 +74,12 @@ class Source:
         self.ended = False
         """No more text comes."""
         self.cut = False
-        """It ended before the model did."""
+        """A limit or a stop string ended the text, and not the model."""
         self.calls = 0
         self.whole = True
         """The last call that is shown has all its arguments."""
         self.region = "start"
-        """What is being read; for tests and for logs."""
+        """The region being read; for tests and logs."""
         self._held: list[str] | None = None
         self._held_length = 0
         self._gap = ""
@@ -89,7 +89,7 @@ class Source:
         self._new_id = new_id
         self._most_calls = most_calls
         self.ids: set[str] = set()
-        """Of all calls."""
+        """Ids of all calls."""
         self.named = ("", "")
         """Name and id that the attempt has read so far."""
         self.spoken = ""
@@ -114,13 +114,13 @@ class Source:
 
     @property
     def pending(self) -> str:
-        """What was not shown yet, and may be."""
+        """Text that has not been shown yet, and may be."""
         tried = "".join(self._trial.taken) if self._trial is not None else self._gap + "".join(self._held or ())
         return tried + self.text[self.pos :]
 
     @property
     def ran_out(self) -> bool:
-        """A limit ended the text, and all of it was read, up to the beginning of a mark."""
+        """True if a limit ended the text, and all of it was read, up to the beginning of a mark."""
         return self.ended and self.cut and (self.torn or self.pos >= len(self.text))
 
     def take(self, count: int) -> str:
@@ -166,7 +166,7 @@ class Source:
         self.repaired = False
 
     def accept(self) -> None:
-        """Show what the trial has made of the text."""
+        """Show the result of the trial."""
         assert self._trial is not None, "a trial was begun"
         self._flush()
         trial, self._trial = self._trial, None
@@ -191,11 +191,11 @@ class Source:
     # Attempts: only the text is held.
 
     def attempt(self, gap: str = "", opening: str = "") -> None:
-        """From here on what is taken is held, until `commit` or `give_up`.
+        """Hold back all consumed text from here on, until `commit` or `give_up`.
 
         Args:
             gap: white space before, which is shown only if this is no call.
-            opening: what was read already.
+            opening: text that was read already.
         """
         self._gap = gap
         self._held = [opening]
@@ -232,7 +232,7 @@ class Source:
         self._say(_REASONING, text)
 
     def call(self, name: str, call_id: str = "") -> None:
-        """A call begins; what was held was its beginning.
+        """A call begins; the held text was its beginning.
 
         Args:
             call_id: as the model wrote it; empty where it wrote none.
@@ -343,13 +343,13 @@ def peek(source: Source) -> Reading[str]:
 
 
 def beyond(source: Source, seen: int) -> Reading[None]:
-    """Wait until there is more than so many unread characters, or no more will come."""
+    """Wait until there are more than `seen` unread characters, or no more will come."""
     while len(source.text) - source.pos <= seen and not source.ended:
         yield
 
 
 def comes(source: Source, text: str) -> Reading[bool]:
-    """Whether `text` comes next. Nothing is taken."""
+    """True if `text` comes next. Consumes nothing."""
     while not source.text.startswith(text, source.pos):
         available = len(source.text) - source.pos
         if source.ended:

@@ -1,4 +1,4 @@
-"""What a served model speaks: its dialect, and what one request makes of it."""
+"""A served model's dialect, and the voice of one request: the settings by which its answer is parsed and guided."""
 
 import logging
 import re
@@ -35,16 +35,16 @@ from troupellm.protocol.tools import NO_TOOLS, ToolUse
 
 logger = logging.getLogger("troupellm.models")
 Token = Callable[[int], str]
-"""A fresh name of twice so many hexadecimal digits."""
+"""Makes a new name of twice the given number of hexadecimal digits."""
 Begins = Callable[[Sequence[int]], tuple[Start, str]]
-"""Where a prompt of these tokens leaves off, and in which channel."""
+"""Returns the state (see `Start`) in which a prompt of these tokens ends, and its channel."""
 _SUFFIXED: Final = re.compile(r"<tool_calls(:[^<>]{1,64})>")
 _FORMAT: Final = "response_format"
 """Says what a text looks like, and nothing where the answer must be a call."""
 
 
 class Voice:
-    """How one request's answers are read."""
+    """The parser of one request's answers, and their guide."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Voice:
         self.kept_token_ids = tuple(sorted(special.values()))
         """Special tokens that must be in the text, since they are marks."""
         self.guide = guide
-        """What makes the answer call tools."""
+        """The guide that makes the answer call tools."""
         self.after = after
-        """The text that ends thinking, where the answer begins with thoughts."""
+        """The text that ends thinking, if the answer begins with thoughts."""
         self._pairs = pairs
         self.show_thoughts = show_thoughts
         self._dialect = dialect
@@ -96,7 +96,7 @@ class Voice:
         return ThinkingMarks(start=marks.opens, end=marks.closes, open=inside)
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with what reading the answers needs.
+        """The parameters, with additions for parsing the answers.
 
         Raises:
             InvalidRequest: the answer shall call tools and look otherwise, too.
@@ -195,7 +195,7 @@ class Speaker:
 
     @property
     def thinks(self) -> bool:
-        """The model's thoughts can be told from its answers, and have a budget."""
+        """True if the model's thoughts can be distinguished from its answers, and can have a budget."""
         return self._marks is not None
 
     @property
@@ -235,11 +235,11 @@ class Speaker:
         )
 
     def knows_opening(self, kwargs: Mapping[str, Any] | None) -> bool:
-        """Whether `voice` need not render the template, which waits for another process."""
+        """True if `voice` need not render the template, which waits for another process."""
         return self._openings.knows(kwargs or {})
 
     def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
-        """Variables of the template for how hard the model is to think; what is given already stays."""
+        """Template variables that set the thinking effort; variables that the request sets itself stay."""
         if effort is None:
             return None if kwargs is None else dict(kwargs)
         thinking = self.dialect.thinking
@@ -249,7 +249,7 @@ class Speaker:
         return wanted | {"reasoning_effort": said} | dict(kwargs or {})
 
     def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
-        """Where the prompt leaves off, and the channel of the message that it ends with."""
+        """The state in which the prompt ends, and the channel of the message that it ends with."""
         thinking, channels = self.dialect.thinking, self.dialect.channels
         if thinking is None and channels is None:
             return "free", ""
@@ -270,7 +270,7 @@ class Speaker:
         return ("answer" if ending.endswith(thinking.closes) else "free"), ""
 
     def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
-        """Where a rendered prompt leaves off, and the channel of the message that it ends with."""
+        """The state in which a rendered prompt ends, and the channel of the message that it ends with."""
         thinking, channels = self.dialect.thinking, self.dialect.channels
         if channels is not None:
             marks = [channels.start, channels.channel, channels.constrain, channels.message]

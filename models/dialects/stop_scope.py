@@ -1,4 +1,4 @@
-"""The parts of an answer in which stop strings do not count, as marks tell them in the text."""
+"""The parts of an answer in which stop strings do not count; marks in the text delimit them."""
 
 import json
 import re

@@ -1,11 +1,11 @@
-"""How a model family writes what it thinks and which tools it calls: descriptions, without behaviour.
+"""Descriptions of the syntax in which a model family writes thoughts and tool calls; data without behaviour.
 
-A call is described by a template of what the model writes, for example
+A call is described by a template of the model's text, for example
 
     <tool_call>\\n{json}\\n</tool_call>
 
-White space in a template is what a grammar makes the model write; when a text is read any white space, or none, will do
-there. Holes:
+White space in a template is written by the model if a grammar guides it; a parser accepts any white space there, or
+none. Holes:
 
     {json}        objects with name and arguments: one, several, or a list of them
     {named}       objects with the function's name as their only key: one, or a list of them
@@ -18,9 +18,9 @@ there. Holes:
     {elements}    arguments in tags that have their names, each behind the `prefix` mark
     {python}      a list of Python calls with keyword arguments
     {lines}       such calls without brackets around them, one a line
-    {word}        a word that says nothing
+    {word}        a word without meaning
 
-What stands between {? and ?} may be missing. A \u2423 is one space that belongs to a mark.
+Text between {? and ?} is optional. A \u2423 is one space that belongs to a mark.
 """
 
 import re
@@ -40,7 +40,7 @@ HOLES: Final = frozenset(
 )  # fmt: skip
 _OPEN_SPACE: Final = "\u2423"
 SUFFIX: Final = "{suffix}"
-"""Stands in marks for what a tokenizer adds to all of its own; see `with_suffix`."""
+"""Placeholder in marks for the suffix that a tokenizer adds to its own; see `with_suffix`."""
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ Element = Word | Hole | Maybe
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a grammar makes the model write."""
+    """The text that a grammar makes the model write."""
 
     call: str
     """A template without parts that may be missing; {json} is one object."""
@@ -73,7 +73,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls are written."""
+    """The syntax of calls."""
 
     forms: tuple[str, ...]
     """Templates of one call (or of all of them, with {json} and {python}). Where several begin alike, the character
@@ -86,9 +86,9 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     bare: str = ""
     """A template without marks, that counts at the start of an answer when it names a tool on offer."""
     bare_lines: bool = False
-    """It also counts at the start of a line, where it begins with "{"."""
+    """`bare` also counts at the start of a line, if the line begins with "{"."""
     unsure: tuple[str, ...] = ()
-    """First marks that other texts have too: what follows counts when it names a tool on offer."""
+    """First marks that other texts have too: the text after one counts as a call if it names a tool on offer."""
     parameter: str = ""
     parameters: tuple[str, ...] = ()
     """Other spellings of `parameter`."""
@@ -102,12 +102,12 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """Names and keys are written with &quot; and &amp;."""
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
-    """The first one of each is what a grammar writes."""
+    """A grammar writes the first one of each."""
     ids: IdStyle = "hex"
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """How thoughts are told from the answer."""
+    """The marks that separate thoughts from the answer."""
 
     opens: tuple[str, ...] = ("<think>",)
     closes: tuple[str, ...] = ("</think>",)
@@ -119,7 +119,7 @@ class Thinking(msgspec.Struct, frozen=True, kw_only=True):
     header: tuple[str, str] | None = None
     """Marks that begin and end a message's header. The first of `opens` is what a header of thoughts says."""
     default_on: bool = True
-    """The model thinks unless it is told not to."""
+    """The model thinks unless thinking is turned off."""
     drops: tuple[str, ...] = ()
     """Marks around the answer that are not shown."""
     off_effort: str = "none"
@@ -142,16 +142,16 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     opening: str = "<|start|>assistant"
     """The first words of a message, with which a prompt ends."""
     call: str = "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
-    """What a grammar writes behind the opening."""
+    """The text that a grammar allows behind the opening."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """What is read in the answers of one model."""
+    """The parts of one model's answers that the parser recognises."""
 
     thinking: Thinking | None = None
     calls: CallSyntax | None = None
     channels: Channels | None = None
-    """Tells everything from everything; the other two are for texts without channels."""
+    """Describes every kind of message; the other two are for texts without channels."""
 
 
 def elements(template: str) -> tuple[Element, ...]:
@@ -206,7 +206,7 @@ def marks_of(dialect: Dialect) -> list[str]:
 
 
 def with_suffix(dialect: Dialect, suffix: str) -> Dialect:
-    """The same dialect with `SUFFIX` in its marks replaced."""
+    """The dialect with `SUFFIX` in its marks replaced."""
     if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(dialect))):
         return dialect
     return msgspec.convert(_replaced(msgspec.to_builtins(dialect), suffix), Dialect)

@@ -1,4 +1,4 @@
-"""{parameters}: arguments in tags, which become members of a JSON object. Texts are shown while they come."""
+"""{parameters}: arguments in tags, which become members of a JSON object. String values are shown as they come."""
 
 import html
 import json
@@ -12,7 +12,7 @@ from troupellm.models.dialects.syntax import Element, Hole, Maybe, Word, element
 from troupellm.models.dialects.values import value_text
 
 _LONGEST_VALUE: Final = 64 * 1024
-"""Characters. A longer value is a text, whatever the schema says."""
+"""Characters. A longer value is a string, for any schema."""
 _LONGEST_KEY: Final = 256
 _TYPES: Final = frozenset({"null", "integer", "number", "boolean", "object", "array", "string"})
 _QUOTES: Final = {quote: Marks([quote]) for quote in "\"'"}
@@ -71,11 +71,11 @@ class TaggedParameter:
         return self._following(self.head, index)
 
     def closes(self, ending: str) -> Marks:
-        """The ends of a value: its mark, a special token, or where a model has left both out a mark such as <|...|> of
-        the next part, or a line that goes on with another mark.
+        """The ends of a value: its mark or a special token. If a model has left both out, a mark such as <|...|> of the
+        next part ends it, or a line that continues with another mark.
 
         Args:
-            ending: what follows the last parameter.
+            ending: the text after the last parameter.
         """
         found = self._closes.get(ending)
         if found is None:
@@ -106,7 +106,7 @@ def tagged_parameters(
 
     Args:
         parameters: spellings of one.
-        ending: what follows the last one.
+        ending: the text after the last one.
 
     Raises:
         NotACall: neither a parameter nor the ending comes next.
@@ -157,7 +157,7 @@ def _opened(
 
 
 def _begins(text: str, mark: str) -> bool:
-    """Whether the text ends with the beginning of a mark."""
+    """True if the text ends with the beginning of a mark."""
     return mark.startswith(text[text.index("<") :])
 
 

@@ -1,4 +1,4 @@
-"""How many tokens of an answer are thoughts, told by the ids of their marks where these are single tokens."""
+"""Counts the tokens of an answer that are thoughts, by the ids of their marks if these are single tokens."""
 
 from collections.abc import Sequence
 

@@ -30,10 +30,10 @@ class Unwrapping:
         self._length = 0
         self._wrapped = False
         self.done = False
-        """Nothing is held any more, and nothing will be."""
+        """No text is held back any more."""
 
     def add(self, text: str) -> str:
-        """Take more of the arguments; gives what can be shown."""
+        """Take more of the arguments; returns the text that can be shown."""
         self._parts.append(text)
         self._length += len(text)
         if self._wrapped:

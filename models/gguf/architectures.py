@@ -64,4 +64,4 @@ ARCHITECTURES = {
     "seed_oss": Architecture(by_transformers.seed_oss, {"post_attention_layernorm": "post_attention_norm"}),
     "minimax-m2": Architecture(by_transformers.minimax_m2),
 }
-"""By `general.architecture`."""
+"""Architectures by `general.architecture`."""

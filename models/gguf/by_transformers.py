@@ -26,7 +26,7 @@ def cohere2(file: Metadata) -> Config:
 
 
 def exaone4(file: Metadata) -> Config:
-    """Where some layers have a window, the others are not rotated."""
+    """If some layers have a window, the others are not rotated."""
     found = decoder(file, "Exaone4ForCausalLM", "exaone4")
     return found | layer_kinds(file, found["num_hidden_layers"], 4)
 

@@ -1,4 +1,4 @@
-"""Which GGUF file of a folder or repository is the model: by its tag, by its name, or by default."""
+"""Chooses the GGUF file of a folder or repository: by its tag, by its name, or by default."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -12,7 +12,7 @@ from troupellm.protocol.errors import ModelLoadError
 DEFAULT_TAG = "Q4_K_M"
 SUFFIX = ".gguf"
 _SAFE_TAG = "Q8_0"
-"""In the example of a refusal: nearly exact, and read by everything."""
+"""Tag in the example of a refusal: nearly exact, and supported everywhere."""
 _PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.IGNORECASE)
 _SEPARATOR = re.compile(r"[-./]|_(?=(?:i?q|tq|b?f|fp|mxfp)\d)")
 """Between the words of a name; an underscore belongs to the word unless a type begins behind it (model_q4_0)."""
@@ -31,7 +31,7 @@ class GgufChoice(NamedTuple):
     files: tuple[str, ...]
     """All parts in order; the first one names the model."""
     notes: tuple[str, ...] = ()
-    """For the log: why this file, and which other ones are not read."""
+    """Notes for the log: the reason for this file, and the files that are not read."""
 
 
 def choose_gguf(
@@ -77,13 +77,13 @@ def choose_gguf(
 
 
 def is_companion(name: str) -> bool:
-    """Whether a GGUF file's name says that it is no language model: a projector of images, or an importance matrix."""
+    """True if a GGUF file's name shows that it is no language model: a projector of images, or an importance matrix."""
     base = PurePosixPath(name).name.lower()
     return "mmproj" in base or "imatrix" in base
 
 
 def told_companions(folder: Path, names: Iterable[str]) -> list[str]:
-    """The files whose metadata say that they are projectors of images.
+    """The files whose metadata mark them as projectors of images.
 
     Args:
         names: paths within the folder.
@@ -92,9 +92,9 @@ def told_companions(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def _is_projector(path: Path) -> bool:
-    """Whether the first metadata, where converters write what a file is, name the architecture or type of a projector.
+    """True if the first metadata, where converters write the kind of a file, name a projector's architecture or type.
 
-    The file may be damaged or no GGUF file at all: its reader says so.
+    The file may be damaged or no GGUF file at all: reading it later reports that.
     """
     try:
         check_file(path)
@@ -200,7 +200,7 @@ def _companion(file: str, models: dict[str, tuple[str, ...]], model: str) -> Mod
 
 
 def _labels(models: Iterable[str]) -> list[str]:
-    """Labels that tell the files apart: their types if all differ, else their names."""
+    """Labels that distinguish the files: their types if all differ, else their names."""
     names = list(models)
     labels = [label(name) for name in names]
     return labels if len(set(labels)) == len(labels) else [PurePosixPath(name).name for name in names]

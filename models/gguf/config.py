@@ -16,11 +16,11 @@ _KINDS = {
     "mmproj": "the part of a model that sees images",
     "imatrix": "an importance matrix",
 }
-"""Of `general.type`, which files without it are models of."""
+"""Values of `general.type` that mark a model; files without it count as models."""
 
 
 def model_config(header: Header) -> dict[str, Any]:
-    """What config.json would say.
+    """The config.json that corresponds to the metadata.
 
     Raises:
         ModelLoadError: an architecture or a key that is not supported, or a value that is missing or wrong.

@@ -21,7 +21,7 @@ def document(path: Path, name: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _documents(path: Path, _modified: int, _size: int) -> dict[str, dict[str, Any]]:
-    """They are small and asked for one by one, while the header that they come from may be long."""
+    """The three documents, cached: they are requested one by one, while the header may be long."""
     header = read_header(path)
     return {
         "config.json": model_config(header) | {"eos_token_id": end_ids(header) or None},

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, read strictly: counts, lengths and offsets are held against the file before they are used.
+"""The header of a GGUF file, read strictly: counts, lengths and offsets are checked against the file before use.
 
 The format is ggml's (docs/gguf.md there), versions 2 and 3, little-endian. Nothing is mapped into memory: a file that
 shrinks while it is read is an error, not a signal.
@@ -17,7 +17,7 @@ from troupellm.protocol.errors import ModelLoadError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_ENTRIES = 65_536
-"""Of metadata, and of tensors."""
+"""Most entries of metadata, and most tensors."""
 MOST_NAME_BYTES = 65_535
 MOST_TEXT_BYTES = 4 * 2**20
 MOST_ITEMS = 2**21
@@ -47,14 +47,14 @@ REFUSED = {
 }  # fmt: skip
 """Names of types that are not read."""
 QUANTIZATION_VERSION = 2
-"""Of the blocks' layouts; version 1 had other ones."""
+"""Version of the blocks' layouts; version 1 had other ones."""
 _NAMES = ", ".join(name for name, _, _ in TYPES.values())
 _NEWER = "look for another file of the model, made on a usual computer by a recent llama.cpp"
 _HINT = f"look for a file of the model such as Q8_0 or Q4_K_M; types read: {_NAMES}"
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies."""
+    """The type, shape and place of a tensor."""
 
     type: str
     shape: tuple[int, ...]
@@ -65,17 +65,17 @@ class StoredTensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a model says about itself; of one that is split, all parts together."""
+    """A model's metadata and tensors; of a split model, those of all parts together."""
 
     name: str
-    """Of the file, for messages."""
+    """The file's name, for messages."""
     metadata: dict[str, Any]
     """Numbers, booleans, texts; arrays of numbers as `array`, of others as lists."""
     tensors: dict[str, StoredTensor]
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether this names a file in this format rather than a folder."""
+    """True if this is a file in GGUF format and not a folder."""
     return path.suffix.lower() == ".gguf" and path.is_file()
 
 

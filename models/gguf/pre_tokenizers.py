@@ -1,4 +1,4 @@
-"""How the byte-level vocabularies of GGUF files cut text into words, by `tokenizer.ggml.pre`.
+"""The rules by which byte-level vocabularies of GGUF files cut text into words, by `tokenizer.ggml.pre`.
 
 Names and rules are those of llama.cpp's src/llama-vocab.cpp; the patterns are spelled as the models' own
 tokenizer.json files spell them. Several patterns cut one after the other, each of them the pieces of the one before.
@@ -68,7 +68,7 @@ _DEEPSEEK_LETTERS = (
     "\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-"
     "\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
     "\U000118a0-\U000118df\U0001e900-\U0001e943"
-)  # fmt: skip
+)
 """Some letters that have upper and lower case, as DeepSeek LLM's tokenizer.json spells them out."""
 _DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_LLM = (

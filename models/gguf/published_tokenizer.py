@@ -15,7 +15,7 @@ from troupellm.models.tokenizer_files import Loaded, load_backend
 logger = logging.getLogger("troupellm.models")
 
 LEAST_EQUAL = 0.9
-"""Of the tokens, ids that must be equal: converters spell some tokens in another way, spaces above all."""
+"""Share of the tokens whose ids must be equal: converters spell some tokens in another way, spaces above all."""
 
 
 def published_tokenizer(path: Path) -> Loaded | None:

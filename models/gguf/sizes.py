@@ -14,7 +14,7 @@ from troupellm.models.gguf.header import StoredTensor
 _MERGED = re.compile(r"(.*)\b(attn|ffn)_(?:[qkv]|gate|up)(_exps|_shexp|\.\d+)?\.weight")
 """Tensors of which several are computed as one product: queries, keys and values; gate and up."""
 _EXPERTS = re.compile(r".*(_exps|_(?:gate|up|down)\.\d+)\.weight")
-"""Of all experts, or of one in older files."""
+"""Names of tensors of all experts, or of one in older files."""
 _ROUTER = ".ffn_gate_inp"
 _ROWS, _BIASES = 64, 16
 """Rows of plain weights and numbers of biases are padded to multiples of these on a CPU, at most."""
@@ -56,14 +56,14 @@ def _plain_numbers(name: str, shape: tuple[int, ...]) -> int:
 
 
 def _product(name: str) -> str:
-    """The same text for all tensors that are merged into one product."""
+    """A text that is equal for all tensors that are merged into one product."""
     match = _MERGED.fullmatch(name)
     return name if match is None else f"{match[1]}{match[2]}{match[3] or ''}"
 
 
 def _stays(types: set[str], device: torch.device, *, experts: bool) -> bool:
-    """Whether a product of these types is computed in its blocks.
+    """True if a product with these types is computed in its blocks, without dequantizing them first.
 
-    A plain part has all of them dequantized. The experts of a GPU are stacked, for which they must be of one type.
+    A part with an unquantized tensor has all of them dequantized. A GPU's experts are stacked, so they need one type.
     """
     return types <= LAYOUTS.keys() and (device.type == "cpu" or not experts or len(types) == 1)

@@ -7,7 +7,7 @@ from troupellm.models.gguf.metadata import Metadata
 from troupellm.models.gguf.rope import rope_parameters
 
 SOFTMAX, SIGMOID = 1, 2
-"""Of `expert_gating_func`; 0 is not said."""
+"""Values of `expert_gating_func`; 0 is unset."""
 
 
 def qwen2moe(file: Metadata) -> Config:

@@ -9,7 +9,7 @@ from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 from troupellm.protocol.sampling import SamplingParams
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 2, 3, 4, 5, 6
-"""Kinds of tokens that `tokenizer.ggml.token_type` tells apart from ordinary ones."""
+"""Kinds of `tokenizer.ggml.token_type` other than ordinary tokens."""
 _PREFIX = "tokenizer.ggml."
 _SPECIAL = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
@@ -24,7 +24,7 @@ _DEFAULT_IDS = {
     },
     "t5": {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }  # fmt: skip
-"""By tokenizer model: ids that count where a file names none, as in llama.cpp. Byte-level models have none."""
+"""By tokenizer model: default ids if a file names none, as in llama.cpp. Byte-level models have none."""
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _END_TEXTS = frozenset(
     {
@@ -127,7 +127,7 @@ def end_ids(header: Header) -> list[int]:
 
 
 def tokenizer_config(header: Header) -> dict[str, Any]:
-    """What tokenizer_config.json would say: the special tokens' texts and the chat templates."""
+    """The corresponding tokenizer_config.json: the special tokens' texts and the chat templates."""
     found: dict[str, Any] = {}
     for name, key in _SPECIAL.items():
         index = special_id(header, key)
@@ -143,7 +143,7 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
 
 
 def generation_config(header: Header) -> dict[str, Any]:
-    """What generation_config.json would say: the sampling that the model's maker recommends.
+    """The corresponding generation_config.json: the sampling that the model's maker recommends.
 
     Raises:
         ModelLoadError: a value that `SamplingParams` refuses.

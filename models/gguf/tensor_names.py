@@ -28,7 +28,7 @@ _EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 class Place(NamedTuple):
-    """Where a tensor is."""
+    """The place of a weight: a tensor, and an expert in it."""
 
     tensor: str
     expert: int | None = None

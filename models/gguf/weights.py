@@ -25,7 +25,7 @@ _MERGED, _KEYS, _VALUES = "attn_kv_b", "attn_k_b", "attn_v_b"
 
 
 def _drafting_tensors(header: Header, architecture: str) -> list[str]:
-    """Those of the last layers, which draft further tokens (`nextn_predict_layers`)."""
+    """Tensors of the last layers, which draft further tokens (`nextn_predict_layers`)."""
     reader = Metadata(header, architecture).reader
     blocks, drafting = reader.integer("block_count"), reader.integer("nextn_predict_layers", 0, least=0)
     layers = tuple(f"blk.{layer}." for layer in range(blocks - drafting, blocks))
@@ -44,7 +44,7 @@ class GgufWeights:
     ) -> None:
         """
         Args:
-            dtype: what plain tensors are converted to, and products are computed in.
+            dtype: type to which plain tensors are converted, and in which products are computed.
             head_dim: of the model; where queries and keys are stored turned, its halves are put back in order.
             taken: called with the bytes of each tensor.
 
@@ -59,7 +59,7 @@ class GgufWeights:
         for drafting in self.left_out:
             del self._tensors[drafting]
         self._experts: dict[str, set[int]] = {}
-        """Of tensors with all experts, which of them were taken."""
+        """By tensor with all experts, the experts that were taken."""
         self._steady = SteadyFiles({tensor.file for tensor in header.tensors.values()})
         self._embedding = header.tensors.get(EMBEDDING)
 
@@ -102,7 +102,7 @@ class GgufWeights:
         return [self._weight(Place(tensor, expert), shape[1:], self._dtype) for expert in range(shape[0])]
 
     def has(self, name: str) -> bool:
-        """Whether there is such a tensor that was not taken yet."""
+        """True if such a tensor exists and has not been taken yet."""
         return self._place(name).tensor in self._tensors
 
     def ignore(self, name: str) -> None:
@@ -141,7 +141,7 @@ class GgufWeights:
         return weight.rows(order) if isinstance(weight, QuantizedWeight) else weight[order]
 
     def _stored(self, place: Place) -> StoredTensor:
-        """Where a tensor, or one expert of it, lies; from now on it counts as taken."""
+        """The place of a tensor, or of one expert of it; marks it as taken."""
         name, number = place.tensor, place.expert
         stored = self._tensors.get(name)
         if stored is None:

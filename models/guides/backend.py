@@ -1,7 +1,7 @@
-"""What a grammar backend offers: a program becomes matchers, and a matcher says which token may come next.
+"""The interface of a grammar backend: it compiles programs into matchers, and a matcher computes the allowed tokens.
 
-A matcher is one row's place in its grammar. Whoever drives it gives it every token that was generated, fills its mask,
-and may take tokens back. Nothing here raises for a grammar or a token: a matcher that cannot go on says so in `error`.
+A matcher is one row's place in its grammar. Its row gives it every generated token, has it fill a mask, and may take
+tokens back. No method raises for a grammar or a token: a matcher that cannot go on sets `error`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class GuideError(Exception):
 
 
 class BackendError(GuideError):
-    """Nothing can be compiled here, whatever the grammar: no request is at fault."""
+    """Nothing can be compiled here, for any grammar: no request is at fault."""
 
 
 class Matcher(Protocol):
@@ -31,42 +31,42 @@ class Matcher(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Complete: nothing but an end token can follow."""
+        """True if the grammar is complete: only an end token can follow."""
 
     @property
     def accepting(self) -> bool:
-        """What there is fits the grammar, though more could come."""
+        """True if the text so far fits the grammar, though more could come."""
 
     @property
     def error(self) -> str | None:
-        """Why it cannot go on; it stays so."""
+        """The reason why it cannot go on; once set, it stays."""
 
     @property
     def spent(self) -> bool:
-        """It cannot go on because it and all copies of its start have used up what they share."""
+        """True if it cannot go on because it and all copies of its start have used up their shared limits."""
 
     def accept(self, token_ids: Sequence[int]) -> bool:
         """Take in generated tokens; False, and an error, when they do not fit."""
 
     def fits(self, token_id: int) -> bool:
-        """Whether this token may come next; nothing changes."""
+        """True if this token may come next; nothing changes."""
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last tokens."""
 
     def forced(self) -> list[int]:
-        """Tokens that must come next whatever is sampled; often none."""
+        """Tokens of which each is the only one allowed at its place; often none."""
 
     def copy(self) -> "Matcher":
-        """Another row at the same place."""
+        """A second matcher at the same place, for another row."""
 
 
 class Backend(Protocol):
-    """Makes matchers for one vocabulary. Safe in several threads, as long as a matcher is used by one at a time."""
+    """Makes matchers for one vocabulary. Thread-safe, as long as one thread at a time uses a matcher."""
 
     name: str
     special_tokens: Mapping[str, int]
-    """Tokens that no text stands for, by what they look like: grammars must name them."""
+    """Tokens that stand for no text, by their names: grammars must name them."""
 
     def compile(self, text: str) -> Matcher:
         """A matcher at the start of a grammar. Slow for large grammars.

@@ -15,7 +15,7 @@ BITS: Final = 32
 
 
 def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads: int = 1) -> Backend:
-    """Imports what it needs.
+    """Imports the modules it needs.
 
     Args:
         num_threads: for filling masks.

@@ -1,7 +1,7 @@
 """A process that compiles guides: `python -m troupellm.models.guides.compile_main FD PARENT_PID`.
 
-What strangers send is read and compiled here first, under limits of memory and by a process that may be killed at any
-moment: whoever asked gives it a second. What passed here is compiled again where it runs, and is known to be cheap.
+Untrusted guides are first read and compiled here, in a process with a memory limit that may be killed at any moment:
+the caller waits one second for it. A guide that passes is compiled again in the worker, and is known to be cheap.
 """
 
 import os
@@ -81,7 +81,7 @@ class _Server:
             self._tokenizer = Tokenizer.load(Followed(home) if message.follow_links else home)
             self._words = mask_words(self._tokenizer, self._vocab_width)
             self._backend("llguidance")
-        except Exception as error:  # anything may go wrong with somebody's tokenizer
+        except Exception as error:  # a tokenizer's files may hold anything
             return f"{type(error).__name__}: {error}"[:500]
         self._memory_bytes = message.memory_bytes
         limit_memory(message.memory_bytes)
@@ -98,7 +98,7 @@ class _Server:
         return None
 
     def _compile(self, message: Compile) -> Compiled | Refused:
-        """Compile, and look at the first token: what cannot even begin is refused here."""
+        """Compile, and look at the first token: a grammar that cannot even begin is refused here."""
         try:
             backend = self._backend(message.backend)
             text = program_text(message.spec, message.backend, message.depth, backend.special_tokens)
@@ -109,7 +109,7 @@ class _Server:
             return Refused("it is nested too deeply")
         except MemoryError:
             return Refused("it takes too much memory to compile")
-        except Exception:  # libraries raise what they like over the texts of strangers
+        except Exception:  # libraries may raise anything for untrusted text
             return Refused("it cannot be compiled")
         return Compiled(text=text)
 

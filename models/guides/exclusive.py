@@ -1,4 +1,4 @@
-"""Whether JSON schemas exclude each other: then `oneOf` them is `anyOf` them. What is not sure counts as an overlap."""
+"""Decides if JSON schemas exclude each other, so that `oneOf` equals `anyOf`. In doubt, they count as overlapping."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ ALL_KINDS: Final = frozenset({"string", "number", "boolean", "null", "array", "o
 MOST_OPTIONS: Final = 64
 """More are left to the backend: each is compared with each."""
 _MOST_REFERENCES: Final = 16
-"""That lead from one to the next."""
+"""Longest chain of references."""
 _LARGEST_EXACT: Final = 2.0**53
 
 
 def exclusive(options: Sequence[Schema], root: Schema) -> bool:
-    """Whether no value fits two of the schemas.
+    """True if no value fits two of the schemas.
 
     Args:
         root: the whole schema, in which references are looked up; see `by_place`.
@@ -29,7 +29,7 @@ def exclusive(options: Sequence[Schema], root: Schema) -> bool:
 
 
 def by_place(root: Schema) -> bool:
-    """Whether references in a schema say places in the whole of it, none of them within a `oneOf`."""
+    """True if all references in a schema are paths from its root, none of them within a `oneOf`."""
     pending = [root]
     while pending:
         part = pending.pop()
@@ -53,16 +53,16 @@ def kinds_of(wanted: Any) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Said:
-    """What is sure about the values that fit a schema."""
+    """Facts that are certain about the values that fit a schema."""
 
     kinds: frozenset[str] = ALL_KINDS
     values: frozenset[tuple[str, Any]] | None = None
-    """They are among these."""
+    """Every fitting value is one of these."""
     required: frozenset[str] = frozenset()
-    """Names that objects among them have."""
+    """Names that all fitting objects have."""
     properties: Mapping[str, Schema] = field(default_factory=dict)
     closed: bool = False
-    """Objects among them have no other names than those of `properties`."""
+    """Fitting objects have only the names of `properties`."""
 
 
 def _said(schema: Schema, root: Schema) -> _Said:
@@ -88,7 +88,7 @@ def _said(schema: Schema, root: Schema) -> _Said:
 
 
 def _apart(one: _Said, other: _Said, root: Schema) -> bool:
-    """Whether no value fits both."""
+    """True if no value fits both."""
     if _differ(one, other):
         return True
     if one.kinds & other.kinds != {"object"}:
@@ -97,7 +97,7 @@ def _apart(one: _Said, other: _Said, root: Schema) -> bool:
 
 
 def _apart_by(name: str, one: _Said, other: _Said, root: Schema) -> bool:
-    """Whether no property of that name, which an object that fits both must have, could fit both."""
+    """True if no property of that name, which an object that fits both must have, could fit both."""
     without = [said for said in (one, other) if name not in said.properties]
     if without:
         return any(said.closed for said in without)
@@ -133,7 +133,7 @@ def _comparable(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _resolved(schema: Schema, root: Schema) -> Schema:
-    """What a schema refers to, if it does: whatever stands beside a reference can only narrow it. None: not known."""
+    """The target of a schema's reference, if it has one; keywords beside a reference only narrow it. None: unknown."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, dict) or "$ref" not in schema:
             return schema
@@ -142,7 +142,7 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def pointed_at(reference: Any, root: Schema) -> Schema:
-    """What a reference to a place in the whole schema refers to; None where there is nothing, or it is no such one."""
+    """The target of a reference to a place in the whole schema; None if it does not exist or is of another kind."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     found = root

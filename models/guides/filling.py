@@ -1,4 +1,4 @@
-"""Filling the masks of a step's guided rows, where drafts are behind them too."""
+"""Fills the masks of a step's guided rows, also at the places behind their draft tokens."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from troupellm.protocol.worker import RowError
 
 
 class Reasons(Mapping[int, RowError]):
-    """What to say if guided rows find no token, by their places among the step's sampled rows. Few are asked."""
+    """Errors for guided rows without an allowed token, by index among the step's sampled rows. Made only on access."""
 
     def __init__(self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow]) -> None:
         self._index, self._numbers, self._rows = index, numbers, rows
@@ -42,9 +42,13 @@ class FilledLater:
     """Masks that are being filled."""
 
     def __init__(
-        self, index: Sequence[int], numbers: Sequence[int], rows: Sequence[GuidedRow],
-        drafts: Mapping[int, RowDrafts], clock: Callable[[], float] = perf_counter,
-    ) -> None:  # fmt: skip
+        self,
+        index: Sequence[int],
+        numbers: Sequence[int],
+        rows: Sequence[GuidedRow],
+        drafts: Mapping[int, RowDrafts],
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         """
         Args:
             index: places among the step's sampled rows, rising; a row with drafts has one for itself and one for each
@@ -63,7 +67,7 @@ class FilledLater:
         self.seconds = 0.0
 
     def start(self, library: GuideLibrary, helper: ThreadPoolExecutor | None) -> None:
-        """Fill on the helper, behind what it does already; without one, now."""
+        """Fill on the helper thread, after its earlier work; without a helper, now."""
         if helper is None:
             self._fill(library)
         else:
@@ -110,7 +114,7 @@ class FilledLater:
                 there.append(number)
             elif row.sleep is not None and not row.sleep.awake:
                 self._masks[place] = row.sleep.mask
-            elif row.stopped:  # whatever a complete one draws is dropped
+            elif row.stopped:  # any token drawn for a complete one is dropped
                 continue
             elif row.only is not None:
                 sure.append((place, row.only))
@@ -129,7 +133,7 @@ class FilledLater:
             self._fill_awake(library, name, here, drafts=drafts)
 
     def _fill_drafts(self, library: GuideLibrary, first: int, drafts: RowDrafts) -> None:
-        """What may come at the row's place `first`, and behind each of its drafts; it is where it was at the end."""
+        """Fill the masks at the row's place `first` and behind each of its drafts; the matcher ends where it began."""
         self._fill_rows(library, [first])
         row = self._rows[first]
         walk = Walk(row)
@@ -178,10 +182,10 @@ class FilledLater:
 
 
 def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[ReferenceType[FilledAhead]]:
-    """Compute the next masks of rows that want one, before it is known which step they will stand in.
+    """Compute the next masks of rows that want one, before it is known which step will use them.
 
     Returns:
-        what the rows keep, and nobody else.
+        the masks, to which only the rows keep references.
     """
     groups: dict[str, list[GuidedRow]] = {}
     for row in rows:
@@ -197,19 +201,19 @@ def fill_ahead(library: GuideLibrary, rows: Sequence[GuidedRow]) -> list[Referen
 
 
 def _computed(library: GuideLibrary, name: str, rows: Sequence[GuidedRow], masks: Masks) -> Sequence[float]:
-    """Write the masks of rows that are awake. Returns what `Backend.fill` does."""
+    """Write the masks of rows that are awake. Returns the result of `Backend.fill`."""
     return library.backend(name).fill([matcher for row in rows if (matcher := row.matcher) is not None], masks)
 
 
 class Walk:
-    """One row follows drafts, and comes back."""
+    """Moves one row's matcher along its drafts, and back."""
 
     def __init__(self, row: GuidedRow) -> None:
         self._row = row
         self._path: list[int] = []
 
     def to(self, drafts: RowDrafts, node: int) -> bool:
-        """From the last draft that it went to, to another one; False where its grammar does not go on there."""
+        """Move the matcher from its last draft to another one; False if the grammar does not allow it there."""
         way = drafts.ancestors(node)
         common = 0
         while common < min(len(way), len(self._path)) and way[common] == self._path[common]:

@@ -1,4 +1,4 @@
-"""One row's guide: where it is in its grammar, and why it cannot go on."""
+"""One row's guide: its place in the grammar, and the error that stops it."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,7 +22,7 @@ _DEAD_END = (
 _FAILED = "the guide of this output cannot go on"
 _MISFIT = "the output does not fit it"
 _MISFITS = (_MISFIT, "doesn't satisfy the grammar")
-"""What masks had forbidden came all the same: no request's fault."""
+"""Errors for tokens that masks had forbidden: no request's fault."""
 _TOO_SLOW = "it is too ambiguous: its next tokens take too long to find"
 _NOTHING: Final = (0, (), False, False)
 
@@ -64,12 +64,12 @@ class GuidedRow:
         self._program = program
         self._built: Built | None = None
         self._token_ids: list[int] = []
-        """Those that the matcher has."""
+        """The tokens that the matcher has."""
         self._retried = False
         self._stopped: bool | None = None
-        """Of the matcher; None: it has moved since it was asked."""
+        """`Matcher.stopped`; None: the matcher has moved since it was read."""
         self.debt = self._draft_debt = 0.0
-        """CPU seconds that its masks have taken beyond what they may."""
+        """CPU seconds that its masks have taken beyond their allowance."""
 
     @property
     def asleep(self) -> bool:
@@ -87,11 +87,11 @@ class GuidedRow:
         return self._stopped
 
     def _moved(self) -> None:
-        """Forget what was known of where the matcher was."""
+        """Forget the results that depend on the matcher's place."""
         self._stopped = self.only = self.ahead = None
 
     def failure(self, row: int) -> RowError:
-        """What to say if no token is left for it."""
+        """The error to report if no token is left for the row."""
         text = _DEAD_END if self.error is None else f"{_FAILED}: {self.error}"
         if not self.at_fault:
             return RowError(row, text, RequestFailed.default_code)
@@ -160,7 +160,7 @@ class GuidedRow:
             self._take(self.matcher, token_ids)
 
     def _take(self, matcher: Matcher, token_ids: Sequence[int]) -> Matcher | None:
-        """Of a row that is awake and goes on. Returns the matcher that has the tokens now; None: it cannot go on."""
+        """Give tokens to the matcher of an awake row. Returns the matcher that has them now; None: it cannot go on."""
         self._token_ids += token_ids
         self._stopped = self.only = self.ahead = None
         if matcher.accept(token_ids):
@@ -173,8 +173,8 @@ class GuidedRow:
         return None
 
     def retry(self) -> bool:
-        """Begin anew, once: others may have used up what all matchers of the program share, which is built again.
-        Whether there is a matcher that has all tokens now."""
+        """Begin anew, once, after other rows have used up the limits that all matchers of the program share; the
+        program is built again. Returns True if there is a matcher that has all tokens now."""
         if self._retried or self._built is None or self.matcher is None or not self.matcher.spent:
             return False
         self._retried = True
@@ -182,7 +182,7 @@ class GuidedRow:
         return self._begin_anew()
 
     def _begin_anew(self) -> bool:
-        """A new matcher with the tokens so far; whether they fit."""
+        """Make a new matcher and give it the tokens so far; True if they fit."""
         self._moved()
         try:
             self._built, self.matcher = self._library.start(self._program)
@@ -192,13 +192,13 @@ class GuidedRow:
         return not self._token_ids or self.matcher.accept(self._token_ids)
 
     def charge(self, seconds: float) -> None:
-        """A mask took so much CPU time: a row whose masks take too long again and again cannot go on."""
+        """Account the CPU time of a mask: a row whose masks repeatedly take too long cannot go on."""
         self.debt = max(0.0, self.debt + seconds - MASK_SECONDS)
         if self.debt > MOST_DEBT:
             self.error = self.error or _TOO_SLOW
 
     def charge_draft(self, seconds: float) -> None:
-        """A mask behind a draft took so much: such a row goes on, without drafts."""
+        """Account the CPU time of a mask behind a draft: a slow row continues without drafts."""
         self._draft_debt = max(0.0, self._draft_debt + seconds - MASK_SECONDS)
 
     @property
@@ -207,7 +207,7 @@ class GuidedRow:
         return self._draft_debt <= MOST_DEBT
 
     def check(self) -> bool:
-        """Whether it can go on."""
+        """True if it can go on."""
         if self.error is None and self.matcher is not None and self.matcher.error is not None:
             self.error = self.matcher.error
             if self.matcher.spent and self._built is not None:
@@ -215,7 +215,7 @@ class GuidedRow:
         return self.error is None
 
     def _follow_forced(self, forced: Sequence[int], most: int) -> Sequence[int]:
-        """Take some of the tokens that must come next, of which there are some; those that were taken."""
+        """Take some of the forced tokens, of which there is at least one; returns those that were taken."""
         self.only = forced[0]
         if min(len(forced), most) < LEAST_FORCED:
             return []
@@ -243,7 +243,7 @@ class GuidedRow:
         return True
 
     def return_to(self, num_tokens: int) -> None:
-        """Take back drafts, so many of them. What went wrong among them has not happened."""
+        """Take back this many drafts. An error among them is undone."""
         if self.matcher is not None and self.matcher.error is not None and self.error is None:
             guided = min(num_tokens, len(self._token_ids))
             if guided:
@@ -265,7 +265,7 @@ class GuidedRow:
             self.sleep.rollback(num_tokens - guided)
 
     def wait(self) -> None:
-        """Until it is built."""
+        """Wait until it is built."""
         if self.building is not None:
             self.building.result()
             self.building = None

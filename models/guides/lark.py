@@ -1,4 +1,4 @@
-"""Bits of Lark, as llguidance reads it."""
+"""Fragments of grammars in Lark, as llguidance reads them."""
 
 import json
 import re
@@ -40,5 +40,5 @@ def lark_of(text: str) -> str:
         return gbnf_to_lark(text)
     except RecursionError:
         raise GuideError("the grammar is nested too deeply") from None
-    except Exception as error:  # the converter raises whatever its parser stumbles over
+    except Exception as error:  # the converter may raise anything
         raise GuideError(f"the grammar cannot be read: {' '.join(str(error).split())[:200]}") from None

@@ -14,7 +14,7 @@ _MOST_MARKS = 16
 
 
 class Built:
-    """A program that was built: its matchers share what its lexer remembers, and fail together when it is too much."""
+    """A program that was built: its matchers share their lexer's memory, and fail together when it grows too large."""
 
     __slots__ = ("key", "start")
 
@@ -24,7 +24,7 @@ class Built:
 
 
 class GuideLibrary:
-    """Safe in several threads: builds on one thread while another one copies what is built."""
+    """Thread-safe: one thread may build while another one copies built programs."""
 
     def __init__(self, read_tokenizer: Callable[[], Tokenizer], vocab_width: int, num_threads: int) -> None:
         """
@@ -74,7 +74,7 @@ class GuideLibrary:
         return self.start(program)[1]
 
     def start(self, program: GuideProgram) -> tuple[Built, Matcher]:
-        """A matcher at the program's start, and what it was made from.
+        """A matcher at the program's start, and the built program it was copied from.
 
         Raises:
             GuideError: the program cannot be built.
@@ -102,13 +102,13 @@ class GuideLibrary:
                 self._text_bytes -= len(built.key[1])
 
     def mark(self, program: GuideProgram) -> Mark:
-        """What is known of the mark that a program waits for."""
+        """The tables of the mark that a program waits for, and of this vocabulary."""
         key = program.after, program.early_end
         with self._lock:
             mark = self._marks.get(key)
             if mark is not None:
                 return mark
-        tokenizer = self._tokenizer  # without a lock: a step must not wait for a backend that is made
+        tokenizer = self._tokenizer  # without a lock: a step must not wait while a backend is made
         if tokenizer is None:
             with self._making:
                 tokenizer = self._tokens()
@@ -131,7 +131,7 @@ class GuideLibrary:
         if self._tokenizer is None:
             try:
                 self._tokenizer = self._read_tokenizer()
-            except Exception as error:  # whatever the files of somebody's model hold
+            except Exception as error:  # the model's files may hold anything
                 raise BackendError("this model's tokenizer cannot be read") from error
         return self._tokenizer
 

@@ -12,20 +12,20 @@ from troupellm.models.guides.backend import MASK_SECONDS, GuideError, Masks, Mat
 from troupellm.models.tokenizer import Tokenizer
 
 FEW_MATCHERS = 4
-"""So many masks are filled on the calling thread: waking others takes longer."""
+"""Up to this number, masks are filled on the calling thread: waking others takes longer."""
 MOST_ITEMS: Final = 300
 """Ways in which a text may be read so far, after each token. A mask takes time by their product with the vocabulary;
 JSON schemas get by with a handful, and with one for each alternative of an anyOf."""
 MOST_LEXER_STATES: Final = 20_000
-"""Of one grammar, 0.35 kB each, which live as long as it is kept."""
+"""Most states of one grammar, 0.35 kB each, which live as long as it is kept."""
 SLOW_SECONDS: Final = 1e-3
 """Where masks that several threads fill take longer than this on average, they are timed one by one: to read a
 thread's clock is a system call, too much for each quick one. On one thread they are where all of a call take longer
 than one mask may."""
 WATCHED_CALLS: Final = 1000
-"""So many calls are timed then: a row may be slow once in a while, and whose mask it was is not known at first."""
+"""Number of calls that are timed then: a row may be slow once, and the slow mask is not known at first."""
 _LEXER = "lexer error"
-"""In errors about what a grammar's copies share."""
+"""Part of errors about limits that a grammar's copies share."""
 _LONGEST_REASON = 300
 _SPECIAL = b"\xff"
 """Before the bytes of tokens that no text stands for."""
@@ -43,13 +43,13 @@ _PLAINER = (
 )
 """Texts of llguidance that do not name the keyword."""
 _IN_SCHEMA = re.compile(r"at \d+\(\d+\): failed to compile JSON schema: (.*?)(?: \d+ \| .*)?")
-"""Of a schema within a grammar that was made for it: the place there, what is wrong, and lines of that grammar."""
+"""An error in a schema within a generated grammar: the place, the reason, and lines of that grammar."""
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[([^\]]*)\]")
 
 
 def limits() -> LLParserLimits:
-    """What one grammar may cost where it is compiled (some 20 ms), per mask (some ms) and in memory (some 7 MB); errors
-    without internals."""
+    """The limits of one grammar: compile time (about 20 ms), time per mask (a few ms), and memory (about 7 MB). Errors
+    come without internals."""
     return LLParserLimits(verbose_errors=False, max_items_in_row=MOST_ITEMS, max_lexer_states=MOST_LEXER_STATES)
 
 
@@ -91,7 +91,7 @@ class _Pieces:
 
 
 def vocabulary_marks(tokenizer: Tokenizer, tokens: LLTokenizer) -> dict[str, int]:
-    """The tokens that llguidance takes for no text, whatever they look like: added ones such as <tool_call>."""
+    """The tokens that llguidance does not treat as text: added ones such as <tool_call>."""
     added = tokenizer.added_tokens.items()
     return {text: token_id for text, token_id in added if text and tokens.is_special_token(token_id)}
 
@@ -187,7 +187,7 @@ class LLGuidance:
         return seconds
 
     def _fill_here(self, inner: Sequence[LLMatcher], places: Sequence[int], row_bytes: int) -> Sequence[float]:
-        """One after the other."""
+        """Fill the masks one after the other, on this thread."""
         seconds: list[float] = []
         begin = end = thread_time()
         if self._watched or len(inner) <= FEW_MATCHERS:
@@ -208,7 +208,7 @@ class LLGuidance:
 
 
 def _fill_one(matcher: LLMatcher, place: int, row_bytes: int) -> float:
-    """CPU seconds that one mask takes, whatever else the machine does.
+    """CPU seconds of filling one mask, independent of other load on the machine.
 
     Args:
         place: where it is written.

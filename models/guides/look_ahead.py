@@ -1,7 +1,7 @@
-r"""Patterns that begin with look-aheads, which no backend supports, as several patterns without any.
+r"""Replaces a pattern that begins with look-aheads, which no backend supports, with several patterns without any.
 
-Makers of schemas put a few of them before what they mean: pydantic for decimals, up to its version 2.13, and zod for
-addresses of mail. Each says that the text matches another pattern as well.
+Some schema generators write them: pydantic for decimals, up to its version 2.13, and zod for mail addresses. Each
+look-ahead requires that the text also matches another pattern.
 """
 
 from typing import Any, Final
@@ -11,7 +11,7 @@ _HEADS: Final = {
     r"(?!\.)": "^([^.](?s:.*))?$",
     r"(?!.*\.\.)": r"^\.?([^.]+\.)*[^.]*$",
 }
-"""At the start of a pattern, and what it says of a text."""
+"""Look-aheads at the start of a pattern, and the second pattern that each one stands for."""
 
 
 def without_look_ahead(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What guides tell the sampler."""
+"""Data that guides give the sampler and the step's result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from troupellm.protocol.worker import RowError
 
 @dataclass(frozen=True)
 class TokenMasks:
-    """What the guided rows of a step may draw."""
+    """Masks of the tokens that a step's guided rows may draw."""
 
     index: Tensor
-    """int64 [guided], which of the step's sampled rows they are, rising."""
+    """int64 [guided], indices among the step's sampled rows, rising."""
     bits: Tensor
-    """int32 [guided, words]: what may be drawn, as for `kernels.sampling.adjust.keep_bits`."""
+    """int32 [guided, words]: bits of the allowed tokens, as for `kernels.sampling.adjust.keep_bits`."""
     reasons: Mapping[int, RowError]
-    """By index among the sampled rows: what to say if such a row finds no token."""
+    """By index among the sampled rows: the error if no token is allowed."""
 
 
 @dataclass(frozen=True)
 class Advanced:
-    """What followed from the tokens that guided rows drew."""
+    """The guides' results for the tokens that their rows drew."""
 
     finished: Sequence[int]
     """Rows whose grammar is complete."""
     forced: Mapping[int, Sequence[int]]
-    """By row, tokens that must come next and need not be drawn: the row has them now."""
+    """By row, tokens that must come next: they are appended without being drawn."""
     kept: Mapping[int, int]
-    """By row, how many of its tokens count, where its grammar was complete before the last one."""
+    """By row, the number of its tokens that count, where its grammar was complete before the last one."""

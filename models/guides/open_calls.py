@@ -1,4 +1,4 @@
-"""Whether a text of messages is within a call: only there may its end come before the mark of a guide that sleeps."""
+"""Decides if a text of messages is within a call: only there may its end come before the mark of a waiting guide."""
 
 import re
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from typing import Final, Literal, NamedTuple
 from troupellm.protocol.guide import EarlyEnd
 
 _LONGEST_HEADER: Final = 1024
-"""Bytes of a header that are looked at."""
+"""Bytes of a header that are searched."""
 
 
 class Place(NamedTuple):
-    """Where a text is after some token."""
+    """The part of a message in which a text is after some token."""
 
     part: Literal["between", "header", "message", "call"]
     header: bytes
@@ -37,7 +37,7 @@ class OpenCalls:
         self._kept = max(map(len, [*bounds, self._opens])) - 1
 
     def after(self, place: Place, piece: bytes) -> Place:
-        """The place behind so much more text."""
+        """The place after some more text."""
         part, header, text = place.part, place.header, place.rest + piece
         while found := (self._within if part in ("message", "call") else self._outside).search(text):
             before, mark, text = text[: found.start()], found[0], text[found.end() :]

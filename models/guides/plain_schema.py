@@ -1,9 +1,9 @@
-"""JSON schemas without the keywords that constrain nothing: backends refuse these by name as all that they do not
-support, though nothing would be lost without them.
+"""Removes keywords without effect from JSON schemas: backends refuse every keyword that they do not support, even those
+that constrain nothing.
 
 The same values fit a schema with and without them, in draft 2020-12 and in older ones. Everything else stays, so that a
-backend still refuses what it does not support. Formats are annotations in draft 2020-12: those that are enforced stay,
-others constrain nothing.
+backend still refuses unsupported keywords. Formats are annotations in draft 2020-12: enforced ones stay, others
+constrain nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,7 +37,7 @@ _HELD_BY_NAME: Final = frozenset(
 )
 _LISTED: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _VALUES: Final = frozenset({"enum", "const", "default", "examples", "example", "required", "dependentRequired", "type"})
-"""Keywords whose values are no schemas, whatever they look like."""
+"""Keywords whose values are never schemas, even if they look like one."""
 _DRAFTS: Final = frozenset(
     {"https://json-schema.org/draft/2020-12/schema", "https://json-schema.org/draft/2019-09/schema"}
     | {f"http://json-schema.org/draft-0{number}/schema" for number in (4, 6, 7)}
@@ -45,8 +45,8 @@ _DRAFTS: Final = frozenset(
 
 
 def plain_schema(schema: Schema) -> Schema:
-    """A schema that allows what the given one does, without what constrains nothing. What is no schema stays as it is;
-    how deep it is nested was bounded when it was read."""
+    """An equivalent schema without keywords that constrain nothing. A value that is no schema is returned unchanged;
+    its depth of nesting was bounded when it was read."""
     plain = _plain(schema)
     return _with_any_of(plain, plain) if by_place(plain) else plain
 
@@ -73,7 +73,7 @@ def _plain(schema: Schema) -> Schema:
 
 
 def _with_any_of(schema: Schema, root: Schema) -> Schema:
-    """The schema with `anyOf` for each `oneOf` whose schemas exclude each other, which backends cannot always tell."""
+    """The schema with `anyOf` for each `oneOf` whose schemas exclude each other, which backends may not recognise."""
     if not isinstance(schema, dict):
         return schema
     options = schema.get("oneOf")
@@ -86,7 +86,7 @@ def _with_any_of(schema: Schema, root: Schema) -> Schema:
 
 
 def _mapped(schema: Mapping[str, Any], change: Callable[[Schema], Schema]) -> dict[str, Any]:
-    """A schema with the schemas in it changed. What no draft knows may hold some as well, for references."""
+    """A schema with its subschemas changed. Keywords of no draft may hold subschemas too, as targets of references."""
     changed = {}
     for name, value in schema.items():
         if name in _VALUES:
@@ -164,23 +164,23 @@ def _takes_all_names(schema: Schema) -> bool:
 
 
 def _is_met(wanted: Any, names: set[str]) -> bool:
-    """Whether a dependency holds wherever an object has these names."""
+    """True if a dependency holds for every object that has these names."""
     return names.issuperset(wanted) if _is_texts(wanted) else _says_nothing(wanted)
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether an object has no other names than those that are listed."""
+    """True if an object has only the names that are listed."""
     listed = isinstance(schema.get("properties", {}), dict)
     return listed and schema.get("additionalProperties") is False and not schema.get("patternProperties")
 
 
 def _is_count(value: Any, most: int) -> bool:
-    """Whether it is a number from 0 to most; a negative one is no count, and refused."""
+    """True if it is a number from 0 to most; a negative one is no count, and refused."""
     return _at_most(0, value) and _at_most(value, most)
 
 
 def _at_most(value: Any, most: Any) -> bool:
-    """Whether both are numbers, the first one no larger."""
+    """True if both are numbers, and the first one is no larger."""
     numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, most))
     return numbers and bool(value <= most)
 

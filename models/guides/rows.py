@@ -1,9 +1,9 @@
-"""The guided rows of a worker: where each is in its grammar, and which tokens may come next.
+"""The guided rows of a worker: each row's place in its grammar, and the tokens that may come next.
 
-Masks for a step are filled on a thread of their own while the model computes the step; a handful of rows with a small
-vocabulary is quicker done on the spot. Those of more rows are begun as soon as their tokens are drawn: until the next
-step is computed most cores have nothing to do, unless steps have all of them. What a mask allows depends on a row's own
-program and tokens only.
+Masks for a step are filled on a separate thread while the model computes the step. For a handful of rows with a small
+vocabulary it is quicker to fill them on the calling thread. With more rows, masks are begun as soon as their tokens are
+drawn: most cores are idle until the next step is computed, unless steps use all of them. A mask depends only on the
+row's own program and tokens.
 """
 
 import contextlib
@@ -58,18 +58,18 @@ class GuidedRows:
         self._rows: dict[int, GuidedRow] = {}
         self._seconds_per_row = 0.0
         self._ahead: Future[list[ReferenceType[FilledAhead]]] | None = None
-        """Masks that are being filled ahead, on the helper: nobody else may use their matchers meanwhile."""
+        """Masks that the helper thread is filling ahead: no other thread may use their matchers meanwhile."""
         self._kept: deque[ReferenceType[FilledAhead]] = deque()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __contains__(self, row: int) -> bool:
-        """Whether a row has a guide."""
+        """True if the row has a guide."""
         return row in self._rows
 
     def add(self, row: int, state: SamplingState, token_ids: Sequence[int]) -> None:
-        """Make a row known, or replace it; its guide is built beside what comes next.
+        """Make a row known, or replace it; its guide is built on the helper thread.
 
         Args:
             state: of the row; it has a guide.
@@ -161,7 +161,7 @@ class GuidedRows:
                     kept[row] = taken
             elif wants_mask:
                 ahead.append(guided)
-        # Not behind a grammar that is being built: what is quick would wait for it.
+        # Not while the helper builds a grammar: the quick fill would wait for it.
         if len(ahead) >= LEAST_AHEAD and not self._crowded and not any(map(_building, self._rows.values())):
             self._ahead = self._helper.submit(fill_ahead, self._library, ahead)
         return Advanced(finished, forced, kept)
@@ -181,13 +181,13 @@ class GuidedRows:
 
 
 def _may_jump(state: SamplingState) -> bool:
-    """Tokens that are not drawn have no log-probabilities, and pass by whatever masks tokens in the sampler."""
+    """False if forced tokens must be drawn: they would lack log-probabilities, and skip other masks of the sampler."""
     masked = state.bad_words or state.allowed_token_ids or state.processors or state.thinking
     return state.logprobs < 0 and not masked
 
 
 class Guides:
-    """What a worker has of guides whatever rows it runs: the library and the thread that fills masks."""
+    """A worker's resources for guides, independent of its rows: the library and the thread that fills masks."""
 
     def __init__(self, read_tokenizer: Callable[[], Tokenizer], vocab_width: int, *, jumps: bool = True) -> None:
         """
@@ -202,12 +202,12 @@ class Guides:
         self._helper = ThreadPoolExecutor(1, "troupellm-guides")
 
     def rows(self) -> GuidedRows:
-        """Of a fresh runner."""
+        """The guided rows of a new runner."""
         return GuidedRows(self._library, self._helper, jumps=self._jumps, crowded=self._crowded)
 
     def prepare(self, program: GuideProgram) -> None:
         """Build a guide, so that the row that needs it finds it built. Never raises."""
-        with contextlib.suppress(GuideError):  # the row will tell
+        with contextlib.suppress(GuideError):  # the row reports the error
             self._library.matcher(program)
             if program.after:
                 self._library.mark(program)

@@ -25,8 +25,8 @@ def tag_grammar(
 
     Args:
         json_options: for every schema in it.
-        prepare: what is done with every schema first.
-        special: tokens that no text stands for, by what they look like.
+        prepare: applied to every schema first.
+        special: tokens that stand for no text, by their names.
 
     Raises:
         GuideError: it is none, or has a format that is not supported.
@@ -132,7 +132,7 @@ class _Writer:
         return self._rule(" | ".join(self._any(element, end, last=last) for element in elements))
 
     def _tag(self, wanted: Mapping[str, Any], end: str, last: bool, begin: str | None = None) -> str:
-        """begin: what is left of the tag's beginning behind its trigger."""
+        """begin: the rest of the tag's beginning behind its trigger."""
         self._tags += 1
         if self._tags > MOST_TAGS:
             raise GuideError(f"a structural tag must have at most {MOST_TAGS} tags")

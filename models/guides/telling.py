@@ -1,4 +1,4 @@
-"""What a step has drawn, told to the guides of its rows."""
+"""Gives the tokens that a step has drawn to the guides of its rows."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A guide that sleeps until a mark was generated: thinking comes before, the guided output behind it."""
+"""A guide that waits for a mark: thinking comes before the mark, and the guided output after it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,18 +15,18 @@ Mask = NDArray[np.int32]
 
 
 class Mark:
-    """What must be known of a mark and a vocabulary; shared by rows.
+    """Tables of one mark and a vocabulary, shared by rows.
 
-    Before the mark anything goes but the end, and but tokens that would hold the mark and more: what comes behind it
-    belongs to the guide. Where the mark is a name between two tokens of their own, as a channel's header is, nothing
-    but the second one may follow the name: gpt-oss writes more into the header, and the guide would never wake.
+    Before the mark all tokens are allowed, except end tokens and tokens that would contain the mark and further text:
+    that text belongs to the guide. The mark may be a name between two single tokens, as in a channel's header. Then
+    only the second token may follow the name: gpt-oss writes more into the header, and the guide would never start.
     """
 
     def __init__(self, text: str, tokenizer: Tokenizer, vocab_width: int, *, early_end: EarlyEnd | None = None) -> None:
-        """early_end: what may end a call before the mark comes."""
+        """early_end: marks that may end a call before this mark comes."""
         self.text = text.encode()
         self.calls = None if early_end is None else OpenCalls(early_end)
-        """How to tell where a call is open."""
+        """Recognises an open call."""
         self._tokens = tokenizer
         open_mask = np.full(mask_words(tokenizer, vocab_width), -1, dtype=np.int32)
         early = None if early_end is None else tokenizer.added_tokens.get(early_end.token)
@@ -48,7 +48,7 @@ class Mark:
             self._called[named] = self._masks[named] = only
 
     def mask(self, known: int, *, called: bool = False) -> Mask:
-        """What may come when the text so far ends in the mark's first `known` bytes, int32 [words].
+        """The allowed tokens if the text so far ends in the mark's first `known` bytes, int32 [words].
 
         Args:
             called: a call is open.
@@ -88,7 +88,7 @@ class Sleep:
         self._tails = [b""]
         """The text's end after each token so far, no longer than the mark."""
         self._places = [BEGINNING]
-        """Where the text was after each token, if calls may end it."""
+        """The place in the text after each token, if calls may end it."""
         self.awake = False
 
     def accept(self, token_ids: Sequence[int]) -> int:
@@ -119,7 +119,7 @@ class Sleep:
 
 
 def _header(text: str, added: Mapping[str, int]) -> tuple[int, int | None]:
-    """How many bytes of a mark come before the token that it ends with, and that token, if it is a header."""
+    """The number of bytes of a mark before its last token, and that token, if the mark is a header."""
     first = max(filter(text.startswith, added), key=len, default="")
     last = max(filter(text.endswith, added), key=len, default="")
     if not first or not last or len(first) + len(last) >= len(text):
@@ -128,7 +128,7 @@ def _header(text: str, added: Mapping[str, int]) -> tuple[int, int | None]:
 
 
 def allows(mask: Mask, token_id: int) -> bool:
-    """Whether a mask lets a token pass."""
+    """True if a mask allows a token."""
     word, bit = divmod(token_id, BITS)
     return word < mask.size and bool(mask.view(np.uint32)[word] >> bit & 1)
 

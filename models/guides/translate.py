@@ -1,6 +1,6 @@
-"""From what a request asks for to the text that llguidance compiles.
+"""Translates a request's guide into the text that llguidance compiles.
 
-Everything here reads text of strangers: it runs in the process that may be killed.
+Everything here reads untrusted text: it runs in the process that may be killed.
 """
 
 import json
@@ -38,7 +38,7 @@ def translate(spec: GuideSpec, depth: int, special: Mapping[str, int]) -> str:
 
     Args:
         depth: levels of nesting that JSON may have.
-        special: tokens that no text stands for, by what they look like.
+        special: tokens that stand for no text, by their names.
 
     Raises:
         GuideError: it is none.
@@ -114,7 +114,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _prepared(spec: GuideSpec) -> Callable[[Any], Any]:
-    """What is done with each schema before it is compiled."""
+    """The change that is made to each schema before it is compiled."""
     if spec.additional_properties:
         return lambda schema: plain_schema(without_options(schema))
     return lambda schema: plain_schema(close_objects(without_options(schema)))

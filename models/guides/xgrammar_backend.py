@@ -16,17 +16,17 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.guide import GuideSpec
 
 MOST_GRAMMAR_CHARACTERS: Final = 16 * 1024
-"""Of a grammar or a pattern: what one byte of text may cost grows with the square of their size, nothing can interrupt
-it, and only what may come first is tried where they are compiled."""
+"""Largest grammar or pattern. The cost of one byte of text grows with the square of its size, and cannot be
+interrupted. Compilation tries only the bytes that may come first."""
 MOST_COMPILED_BYTES: Final = 32 * 2**20
-"""Of one grammar, which lives as long as it is kept."""
+"""Most memory of one grammar, which lives as long as it is kept."""
 ACCEPT_SECONDS: Final = 2e-4
-"""CPU time that each token may take to be taken in."""
+"""CPU time allowed for taking in one token."""
 ACCEPT_WEIGHT: Final = 10
-"""What it takes beyond counts so many times. There is no limit on the ways in which a text may be read: they take this
-time, and unlike those that a mask tries they are kept, for each byte."""
+"""Factor on the time beyond it. The number of ways in which a text may be read has no limit. They cost this time and,
+unlike those that a mask tries, are kept for each byte."""
 HOPELESS_SECONDS: Final = 1.0
-"""A mask is not begun any more where the tokens before it are charged with so much."""
+"""A mask is no longer begun if the tokens before it are charged with this much."""
 _LONGEST_REASON = 300
 _TOO_MUCH_MEMORY = "it takes too much memory to compile"
 
@@ -141,10 +141,10 @@ class XGrammarMatcher:
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
             self.inner.rollback(num_tokens)
-            del self._unpaid[-num_tokens:]  # drafts: who pays for them is not known before their masks are filled
+            del self._unpaid[-num_tokens:]  # drafts are charged only when their masks are filled
 
     def forced(self) -> list[int]:
-        """None: it knows forced text, which may be cut into tokens in many ways."""
+        """Always empty: xgrammar knows forced text, which may be cut into tokens in many ways."""
         return []
 
     def copy(self) -> "XGrammarMatcher":
@@ -196,7 +196,7 @@ class XGrammar:
                     grammar = compiler.compile_structural_tag(tag)
                 case _:
                     raise GuideError("this is no guide of the backend xgrammar")
-        except (RuntimeError, ValueError, TypeError) as error:  # what its own code raises
+        except (RuntimeError, ValueError, TypeError) as error:  # the library's own code raises these
             if "bad_alloc" in str(error):
                 raise GuideError(_TOO_MUCH_MEMORY) from None
             raise GuideError(" ".join(str(error).split())[-_LONGEST_REASON:] or "it cannot be compiled") from None

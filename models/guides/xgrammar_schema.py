@@ -1,4 +1,4 @@
-"""What xgrammar makes of JSON schemas: it passes over what it does not know, so that is refused here by name."""
+"""Checks JSON schemas for xgrammar, which ignores keywords that it does not know: those are refused here by name."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,13 +16,13 @@ _OF_TYPE: Final[Mapping[str, frozenset[str]]] = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""Keywords that are kept to. Others may be, but not in all of their meaning."""
+"""Keywords that xgrammar enforces. It may enforce others, but not in all of their meaning."""
 _ALONE: Final = ("$ref", "const", "enum", "anyOf")
-"""What stands beside one of these is passed over."""
+"""xgrammar ignores the keywords beside one of these."""
 
 
 def check_schema(schema: Any) -> None:
-    """Raises GuideError: a keyword, or two together, that this backend would pass over."""
+    """Raises GuideError: a keyword, or a pair of keywords, that this backend would ignore."""
     if schema is False:
         raise GuideError("the schema allows nothing")
     pending: list[Any] = [schema]
@@ -47,7 +47,7 @@ def check_schema(schema: Any) -> None:
 
 
 def _target(reference: Any, schema: Any) -> Any:
-    """It need not stand where schemas usually do."""
+    """The target of a reference, which need not be where schemas usually are."""
     found = pointed_at(reference, schema)
     if found is None:
         raise GuideError(f"$ref: there is no schema at {str(reference)[:64]}")

@@ -51,7 +51,7 @@ class Cache:
             return None
 
     def blob(self, etag: str) -> Path:
-        """Where a file's bytes belong; the folder exists."""
+        """The path of a file's bytes; its folder exists."""
         path = self.folder / "blobs" / etag
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -84,7 +84,7 @@ class Cache:
         path.unlink(missing_ok=True)
 
     def record(self, revision: str, commit: str) -> None:
-        """Remember what a branch or tag stands for; done last, when all files of the commit are here."""
+        """Remember the commit of a branch or tag; done last, when all files of the commit are here."""
         path = self.folder / "refs" / revision
         if is_commit(revision) or self.commit_of(revision) == commit:
             return
@@ -95,5 +95,5 @@ class Cache:
 
 
 def is_commit(text: str) -> bool:
-    """Whether this is the full hash of a commit."""
+    """True if this is the full hash of a commit."""
     return _COMMIT.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""A repository of the hub, downloaded into the cache: only the files that are read, and none twice."""
+"""Downloads a repository of the hub into the cache: only files that are read, and no file twice."""
 
 import os
 import re
@@ -32,9 +32,9 @@ class _Listed(NamedTuple):
 
     size: int | None
     blob_id: str | None
-    """Of git."""
+    """The file's id in git."""
     sha256: str | None
-    """Of a file in LFS."""
+    """The digest of a file in LFS."""
 
 
 class _Announced(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Repository:
         given = "HF_HUB_ETAG_TIMEOUT" in os.environ
         answer = float(constants.HF_HUB_ETAG_TIMEOUT) if given else _ANSWER_SECONDS
         self._timeout = (min(_CONNECT_SECONDS, answer), answer, answer, answer)
-        """To connect, to read, to write, and for a place in the pool."""
+        """Timeouts to connect, read, write, and get a connection of the pool."""
         self._metadata, self._url = get_hf_file_metadata, hf_hub_url
         self._files: dict[str, _Listed] = {}
         self.commit = ""
@@ -100,7 +100,7 @@ class Repository:
         return self._files.keys()
 
     def revisions(self) -> list[str]:
-        """The branches and tags; empty where the hub does not tell."""
+        """The branches and tags; empty if the hub does not list them."""
         try:
             refs = self._api.list_repo_refs(self._repo)
             return [str(ref.name) for ref in (*refs.branches, *refs.tags)]
@@ -123,7 +123,7 @@ class Repository:
             self._fetch(file)
 
     def _is_here(self, name: str) -> bool:
-        """Whether the cache has the file; one of another size is damaged, and removed."""
+        """True if the cache has the file; a file of another size is damaged, and is removed."""
         size, listed = self._cache.size(self.commit, name), self._files[name].size
         if size is None:
             return False

@@ -1,4 +1,4 @@
-"""Which files of a repository are read beside its weights; no other file is fetched."""
+"""Selects the files of a repository that are read beside its weights; no other file is downloaded."""
 
 import re
 from collections.abc import Collection
@@ -25,7 +25,7 @@ _VOCABULARIES = frozenset({"tekken.json", "vocab.json", "vocab.txt", "merges.txt
 _VOCABULARY_SUFFIXES = (".model", ".tiktoken", ".spm")
 """Read where there is no tokenizer.json."""
 _POOLING = re.compile(r"[0-9]{1,2}_Pooling/config\.json")
-"""Of sentence-transformers: how a vector is made."""
+"""sentence-transformers' settings of pooling."""
 _TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 
@@ -60,16 +60,16 @@ def files_beside(names: Collection[str], gguf: str) -> list[str]:
 
 
 def is_vocabulary(name: str) -> bool:
-    """Whether a tokenizer can be made of this file, where there is no tokenizer.json."""
+    """True if a tokenizer can be built from this file, if there is no tokenizer.json."""
     return name in _VOCABULARIES or (name.endswith(_VOCABULARY_SUFFIXES) and "/" not in name)
 
 
 def has_tokenizer(names: Collection[str]) -> bool:
-    """Whether a snapshot can have its tokenizer."""
+    """True if a snapshot has files from which its tokenizer can be built."""
     return TOKENIZER in names or any(is_vocabulary(name) and name != "merges.txt" for name in names)
 
 
 def is_safe_path(name: str) -> bool:
-    """Whether a path that the hub lists stays in its repository."""
+    """True if a path that the hub lists stays inside its repository."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\\" not in name and "\0" not in name

@@ -34,7 +34,7 @@ class Meter:
         self._current, self._next = earlier, 0.0
 
     def report(self, name: str, current: int, *, whole: bool = False) -> None:
-        """So many bytes of the current file are here; in between, most reports are left out."""
+        """Report the bytes of the current file; most reports in between are left out."""
         self._current = current
         now = time.monotonic()
         if whole or now >= self._next:

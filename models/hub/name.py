@@ -1,4 +1,4 @@
-"""How a model of the hub is written: owner/name, with a revision, a tag of a GGUF file or the file itself."""
+"""Names of hub models: owner/name, with a revision, a tag of a GGUF file or the file itself."""
 
 import re
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""From the name of a hub model to its files on this machine: downloaded, or out of the cache."""
+"""Finds the files of a hub model on this machine: downloads them, or takes them from the cache."""
 
 import os
 from collections.abc import Callable, Collection
@@ -120,7 +120,7 @@ class HubModel:
         """The cached snapshot where the hub fails; where it refuses, the refusal.
 
         Raises:
-            ModelLoadError: says what to do.
+            ModelLoadError: its text says how to fix it.
         """
         errors, repo = self._errors, self._name.repo
         if isinstance(error, errors.GatedRepoError):
@@ -187,7 +187,7 @@ class HubModel:
 
 
 def not_found(model: str) -> ModelLoadError:
-    """For a name that is neither a path nor known to the hub."""
+    """The error for a name that is neither a path nor known to the hub."""
     return ModelLoadError(
         f"{plain_name(model)} is neither a local folder nor a model on the hub",
         hint="check the spelling; a private model needs HF_TOKEN or --hf-token",

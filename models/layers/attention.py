@@ -25,14 +25,14 @@ Angles = tuple[Tensor, Tensor]
 
 
 class SelfAttention(Protocol):
-    """What a layer needs of its attention."""
+    """The interface of a layer's attention."""
 
     def __call__(
         self, hidden: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
     ) -> Tensor:
         """[rows, hidden] to [rows, hidden], or to [kept, hidden]; all tokens' keys and values are written to the cache.
 
-        There may be more rows than tokens; what the rows behind the tokens hold does not matter.
+        There may be more rows than tokens; rows beyond the tokens may hold anything.
 
         Args:
             angles: of the layer's rotation; None is none.
@@ -57,7 +57,7 @@ class Attention:
     def __init__(
         self, config: DecoderConfig, layer: int, prefix: str, source: WeightSource, *, input_size: int | None = None
     ) -> None:
-        """input_size: of what queries, keys and values are made from, where it is not the hidden size."""
+        """input_size: width of the input of queries, keys and values, if it is not the hidden size."""
         size = config.head_dim
         self.num_heads, self.num_kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, size
         self.view = cache_layout(config).view_of[layer]
@@ -76,7 +76,7 @@ class Attention:
         if config.attention_sinks:
             self.sinks = source.take(f"{prefix}.sinks", (config.num_heads,)).float()
         self.norms: tuple[Tensor, Tensor] | None = None
-        """Of queries and keys, [head_dim] or [all heads * head_dim]."""
+        """Norms of queries and keys, [head_dim] or [all heads * head_dim]."""
         if config.qk_norm != "none":
             widths = (size, size) if config.qk_norm == "head" else (query, key)
             self.norms = (
@@ -84,38 +84,47 @@ class Attention:
                 take_norm(config, source, f"{prefix}.k_norm", widths[1]),
             )
         self.native = self._native(config, layer)
-        """The compiled path for all that lies between the two products."""
+        """The compiled path between the two products."""
         self.codes = code_type(self.qkv)
         self.adds = self.qkv.fuses and self.out.fuses
-        """Whether `attended` and `add` are worth it."""
+        """True if `attended` and `add` are faster than the separate operations."""
 
     def best_rows(self, tokens: int) -> int:
         """As `SelfAttention.best_rows`."""
         return linear_kernel.best_rows(self.qkv, tokens)
 
     def __call__(
-        self, hidden: Tensor | RowCodes, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        self,
+        hidden: Tensor | RowCodes,
+        batch: ForwardBatch,
+        angles: Angles | None,
+        cache: KVPair,
         keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As `SelfAttention`; `hidden` may be of the type `codes`."""
         return linear(self._mixed(linear(hidden, self.qkv), batch, angles, cache, keep), self.out)
 
     def attended(
-        self, residual: Tensor, norm: Tensor | None, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        self,
+        residual: Tensor,
+        norm: Tensor | None,
+        batch: ForwardBatch,
+        angles: Angles | None,
+        cache: KVPair,
         keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """What the normed residual [rows, hidden] attends to, for `add`: [rows or kept, heads * head_dim]."""
+    ) -> Tensor:
+        """The attention of the normed residual [rows, hidden], as input of `add`: [rows or kept, heads * head_dim]."""
         qkv = linear(residual, self.qkv) if norm is None else norm_linear(residual, norm, self.eps, self.qkv)
         return self._mixed(qkv, batch, angles, cache, keep)
 
     def add(self, attended: Tensor, residual: Tensor, factor: float) -> None:
-        """Project what was attended to, and add `factor` times that to the residual of the same rows, in place."""
+        """Project the attention's result, and add `factor` times that to the residual of the same rows, in place."""
         linear_add(attended, self.out, residual, factor)
 
     def _mixed(
         self, qkv: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair, keep: Tensor | None
     ) -> Tensor:
-        """From queries, keys and values [rows, ...] to the attention's result; keys and values are written before."""
+        """The attention's result for queries, keys and values [rows, ...]; keys and values are cached first."""
         rows = qkv.shape[0]
         group = batch.groups[self.view]
         plan = group.plan
@@ -124,15 +133,20 @@ class Attention:
             return attended if keep is None else attended[keep]
         norms = None if self.norms is None else HeadNorms(*self.norms, self.eps)
         query = rope_kv_write(
-            qkv.view(rows, -1, self.head_dim), self.num_heads, cache, group.kv_rows, norms=norms, angles=angles,
+            qkv.view(rows, -1, self.head_dim),
+            self.num_heads,
+            cache,
+            group.kv_rows,
+            norms=norms,
+            angles=angles,
             interleaved=self.rope_interleaved,
-        )  # fmt: skip
+        )
         attended = paged_attention(query, *cache, plan, self.scale, softcap=self.softcap, sinks=self.sinks)
         flat = attended.view(rows, -1)
         return flat if keep is None else flat[keep]
 
     def _native(self, config: DecoderConfig, layer: int) -> NativeAttention | None:
-        if self.qkv.weight.device.type != "cpu":  # nothing is compiled for what is not there
+        if self.qkv.weight.device.type != "cpu":  # other devices have no compiled code
             return None
         if self.rope_interleaved or (
             self.norms is not None and any(norm.shape[0] != self.head_dim for norm in self.norms)
@@ -140,6 +154,11 @@ class Attention:
             return None
         turned = 0 if config.rope_of(layer) is None else config.rotary_dim or self.head_dim
         return native_attention(
-            self.num_heads, self.num_kv_heads, self.head_dim, self.scale, softcap=self.softcap, sinks=self.sinks,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.scale,
+            softcap=self.softcap,
+            sinks=self.sinks,
             turn=Turn(self.norms, self.eps, turned),
-        )  # fmt: skip
+        )

@@ -56,7 +56,7 @@ class DecoderLayer:
         """One layer.
 
         Args:
-            update: [rows, hidden], what the layer before adds to the residual; None is nothing any more.
+            update: [rows, hidden], the previous layer's addition to the residual; None if it is added already.
             residual: [rows, hidden]; changed in place.
             angles: of the layer's rotation; None is none.
             keep: int64 [kept], the rows to go on with after the attention; None is all.
@@ -82,25 +82,38 @@ class DecoderLayer:
         return self._weighed(self._fed(update, residual, tokens), self.after_feed_forward), residual
 
     def parts(self, rotation: int | None) -> LayerParts | None:
-        """What compiled code computes all layers of a step from; None where this one is otherwise made.
+        """The parts from which compiled code computes all layers of a step; None if this layer has another form.
 
         Args:
-            rotation: number of the layer's rotation; None is none.
+            rotation: number of the layer's rotation; None if it has none.
         """
         attention, feed_forward = self._adding_attention, self._adding_feed_forward
         if attention is None or feed_forward is None or attention.native is None:
             return None
         return LayerParts(
-            attention_norm=self.before_attention, qkv=attention.qkv, attention=attention.native, view=attention.view,
-            rotation=rotation or 0, out=attention.out, feed_forward_norm=self.before_feed_forward,
-            gate_up=feed_forward.gate_up, down=feed_forward.down, activation=feed_forward.activation, eps=self.eps,
+            attention_norm=self.before_attention,
+            qkv=attention.qkv,
+            attention=attention.native,
+            view=attention.view,
+            rotation=rotation or 0,
+            out=attention.out,
+            feed_forward_norm=self.before_feed_forward,
+            gate_up=feed_forward.gate_up,
+            down=feed_forward.down,
+            activation=feed_forward.activation,
+            eps=self.eps,
             multiplier=self.multiplier,
-        )  # fmt: skip
+        )
 
     def _attended(
-        self, update: Tensor | None, residual: Tensor, batch: ForwardBatch, angles: Angles | None, cache: KVPair,
+        self,
+        update: Tensor | None,
+        residual: Tensor,
+        batch: ForwardBatch,
+        angles: Angles | None,
+        cache: KVPair,
         keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         part, norm = self.attention, self.before_attention
         if isinstance(part, Attention) and part.codes is not None and norm is not None:
             return part(self._codes(update, residual, norm, part.codes), batch, angles, cache, keep)

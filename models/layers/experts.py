@@ -1,4 +1,4 @@
-"""A feed-forward part that is a choice of experts."""
+"""A feed-forward part with a router that chooses experts."""
 
 from collections.abc import Callable
 
@@ -19,13 +19,13 @@ _APART = ("gate_proj", "up_proj")
 
 
 def block_prefix(moe: MoeConfig, layer: str, source: WeightSource) -> str:
-    """What the names of a layer's experts and router begin with: the first of the family's that the source has."""
+    """Prefix of the names of a layer's experts and router: the first one of the family's that the source has."""
     prefixes = [f"{layer}.{block}" for block in moe.names.blocks]
     return next((prefix for prefix in prefixes if source.has(f"{prefix}.{moe.names.router}.weight")), prefixes[0])
 
 
 class Experts:
-    """A router, the experts that it chooses from, and where there is one an expert that all tokens share."""
+    """A router, the experts that it chooses from, and optionally an expert that all tokens share."""
 
     def __init__(
         self, config: DecoderConfig, moe: MoeConfig, prefix: str, source: WeightSource, shared: Shared | None
@@ -43,13 +43,19 @@ class Experts:
         if moe.choice_bias:
             self.choice_bias = source.take(f"{router}.e_score_correction_bias", (count,)).float()
         self.routing = Routing(
-            top_k=moe.top_k, scoring=moe.scoring, renormalize=moe.renormalize, scale=moe.scale, groups=moe.groups,
-            top_groups=moe.top_groups, group_score=moe.group_score,
-        )  # fmt: skip
+            top_k=moe.top_k,
+            scoring=moe.scoring,
+            renormalize=moe.renormalize,
+            scale=moe.scale,
+            groups=moe.groups,
+            top_groups=moe.top_groups,
+            group_score=moe.group_score,
+        )
         self.experts = take_experts(config, moe, f"{prefix}.experts", source)
         self.shared = shared
-        self.shared_gate = pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (
-            moe.shared_gate) else None  # fmt: skip
+        self.shared_gate = (
+            pack(source.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))) if (moe.shared_gate) else None
+        )
 
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
         """As `FeedForwardPart`. Rows behind the tokens are given to no expert, whose weights they would cost."""

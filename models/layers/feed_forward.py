@@ -12,10 +12,10 @@ from troupellm.models.layers.projection import merged_linear
 
 
 class FeedForwardPart(Protocol):
-    """What a layer needs of its feed-forward part."""
+    """The interface of a layer's feed-forward part."""
 
     def __call__(self, hidden: Tensor, tokens: int) -> Tensor:
-        """[rows, hidden] to [rows, hidden]; what the rows behind the first `tokens` hold does not matter."""
+        """[rows, hidden] to [rows, hidden]; rows beyond the first `tokens` may hold anything."""
 
 
 def make_feed_forward(config: DecoderConfig, layer: int, source: WeightSource) -> FeedForwardPart:
@@ -39,7 +39,7 @@ class FeedForward:
         self.down = merged_linear(source, (f"{prefix}.down_proj",), (config.hidden_size,), size, bias=config.mlp_bias)
 
         self.adds = self.gate_up.fuses and self.down.fuses
-        """Whether `add` is worth it."""
+        """True if `add` is faster than the separate operations."""
         self.codes, self._between = code_type(self.gate_up), code_type(self.down)
 
     def __call__(self, hidden: Tensor | RowCodes, tokens: int) -> Tensor:

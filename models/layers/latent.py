@@ -15,7 +15,7 @@ from troupellm.models.forward_batch import ForwardBatch
 from troupellm.models.layers.projection import merged_linear
 
 NORM_EPS = 1e-6
-"""Of the norms of latent vectors, whatever that of the layers is."""
+"""Epsilon of the norms of latent vectors; it does not depend on the layers' epsilon."""
 
 
 class LatentAttention:
@@ -31,9 +31,12 @@ class LatentAttention:
         self.query_width = query if mla.query_latent is None else mla.query_latent
         first = f"{prefix}.q_proj" if mla.query_latent is None else f"{prefix}.q_a_proj"
         self.down = merged_linear(
-            source, (first, f"{prefix}.kv_a_proj_with_mqa"), (self.query_width, mla.latent + mla.rotated),
-            config.hidden_size, bias=config.qkv_bias,
-        )  # fmt: skip
+            source,
+            (first, f"{prefix}.kv_a_proj_with_mqa"),
+            (self.query_width, mla.latent + mla.rotated),
+            config.hidden_size,
+            bias=config.qkv_bias,
+        )
         self.query_norm: Tensor | None = None
         self.query_up: PackedLinear | None = None
         if mla.query_latent is not None:
@@ -57,9 +60,13 @@ class LatentAttention:
         return tokens
 
     def __call__(
-        self, hidden: Tensor, batch: ForwardBatch, angles: tuple[Tensor, Tensor] | None, cache: tuple[Tensor, Tensor],
+        self,
+        hidden: Tensor,
+        batch: ForwardBatch,
+        angles: tuple[Tensor, Tensor] | None,
+        cache: tuple[Tensor, Tensor],
         keep: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """As `SelfAttention`; both caches are the same one, [blocks, 1, block_size, latent + rotated]."""
         assert angles is not None
         rows, mla, group = hidden.shape[0], self.mla, batch.groups[self.view]
@@ -75,8 +82,13 @@ class LatentAttention:
         query[..., mla.plain :] = turned
         kv_write(entry, entry, *cache, group.kv_rows)
         mixed = mla_attention(
-            query, cache[0], group.plan, self.key_weight, self.value_weight, self.scale,
+            query,
+            cache[0],
+            group.plan,
+            self.key_weight,
+            self.value_weight,
+            self.scale,
             batch_invariant=self.down.invariant,
-        )  # fmt: skip
+        )
         flat = mixed.view(rows, -1)
         return linear(flat if keep is None else flat[keep], self.out)

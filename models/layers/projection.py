@@ -7,8 +7,9 @@ from troupellm.kernels.quantized import merge
 from troupellm.models.checkpoint import WeightSource
 
 
-def merged_linear(source: WeightSource, names: tuple[str, ...], sizes: tuple[int, ...], in_features: int,
-                  *, bias: bool) -> PackedLinear:  # fmt: skip
+def merged_linear(
+    source: WeightSource, names: tuple[str, ...], sizes: tuple[int, ...], in_features: int, *, bias: bool
+) -> PackedLinear:
     """Projections of the same input as one: outputs of `sizes`, side by side."""
     weights = [source.linear(name, (size, in_features)) for name, size in zip(names, sizes, strict=True)]
     biases = [source.take(f"{name}.bias", (size,)) for name, size in zip(names, sizes, strict=True)] if bias else []

@@ -20,7 +20,7 @@ class HostArena:
     once, so that the device copies without a detour.
 
     Attributes:
-        checksums: of what each place holds, set by whoever wrote it.
+        checksums: of each place's content, set by the thread that wrote it.
     """
 
     def __init__(self, places: int, block_bytes: int, *, pinned: bool = False) -> None:
@@ -28,7 +28,7 @@ class HostArena:
         self.checksums = [0] * places
         self._memory: torch.Tensor | None = None
         self._unpin: weakref.finalize[..., HostArena] | None = None
-        """Also called when the arena goes without having been asked to."""
+        """Unpins the memory; also called when the arena is garbage-collected."""
         self._array = np.empty((0, block_bytes), np.uint8)
         self.reserve()
 
@@ -50,7 +50,7 @@ class HostArena:
         self._memory, self._array = memory, memory.numpy().reshape(self.places, self.block_bytes)
 
     def release(self) -> None:
-        """Give the memory back; what it held is lost. Nobody may hold a place's view any more."""
+        """Free the memory with its content. No view of a place may be in use any more."""
         if self._unpin is not None:
             self._unpin()
         self._array = np.empty((0, self.block_bytes), np.uint8)
@@ -62,7 +62,7 @@ class HostArena:
         return view
 
     def tensor(self, place: int) -> torch.Tensor:
-        """The same, as a tensor."""
+        """One place's memory as a tensor."""
         assert self._memory is not None, "the arena's memory was given back"
         return self._memory[place * self.block_bytes :][: self.block_bytes]
 
@@ -84,7 +84,7 @@ def host_places(config: EngineConfig, block_bytes: int) -> int:
 
 
 def memory_left(config: EngineConfig) -> int | None:
-    """Bytes of this machine's memory that are free beside the host tier; None without one: nobody has to look.
+    """Bytes of this machine's memory that are free beside the host tier; None without a tier, which needs no check.
 
     Raises:
         ConfigError: it does not fit.

@@ -1,8 +1,8 @@
-"""How blocks get from the device to the host arena and back.
+"""Copies blocks between the device and the host arena.
 
-What a block id holds lies in one piece per layer and tensor, in every storage of the cache: the model's layers in
-whatever number type, latent vectors, and what a drafter keeps. All of it is moved, as bytes; in the arena it lies in
-one piece. Which cache group the block is of does not matter: a block of any group has the same size.
+A block id's content is contiguous per layer and tensor, in every storage of the cache: keys and values of the model's
+layers in any number type, latent vectors, and a drafter's entries. All of it is moved as bytes, and is contiguous in
+the arena. The block's cache group does not matter: blocks of all groups have the same size.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ def block_views(cache: KVCache) -> list[torch.Tensor]:
 
 
 def bytes_of_block(cache: KVCache) -> int:
-    """What one block id holds."""
+    """Bytes of one block id, in all storages together."""
     return sum(view.shape[0] * view.shape[2] for view in block_views(cache))
 
 
@@ -46,10 +46,10 @@ class BlockMover(ABC):
 
     @abstractmethod
     def begin_stores(self, blocks: Sequence[int]) -> Any:
-        """On the step's thread: the blocks' content of now is what `store` copies.
+        """On the step's thread: mark the blocks' present content as that which `store` copies.
 
         Returns:
-            what `store` is to be given of it.
+            the argument of `store` for them.
         """
 
     @abstractmethod
@@ -67,7 +67,7 @@ class BlockMover(ABC):
 
     @abstractmethod
     def settle(self, blocks: AbstractSet[int] | None = None) -> None:
-        """On the step's thread, before the blocks (None: any) are written to: see that stores have what they need."""
+        """On the step's thread, before the blocks (None: any) are written to: wait until stores have read them."""
 
     @abstractmethod
     def load(self, moves: Sequence[Move]) -> None:
@@ -82,7 +82,7 @@ class MemoryMover(BlockMover):
         self._views = [view.numpy() for view in block_views(cache)]
         self._arena = arena
         self._unread: dict[int, int] = {}
-        """How many stores are still to read a block."""
+        """By block, the number of stores that have not read it yet."""
         self._read = Condition()
 
     def begin_stores(self, blocks: Sequence[int]) -> None:
@@ -99,7 +99,7 @@ class MemoryMover(BlockMover):
                 for view, part in self._parts(left[-1].place):
                     np.copyto(part, view[:, left[-1].block])
                 self.forget(left.pop().block)
-        finally:  # nobody waits for what failed
+        finally:  # also after an error: no store may stay marked as unread
             for move in left:
                 self.forget(move.block)
 

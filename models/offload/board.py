@@ -1,4 +1,4 @@
-"""Who answers for what: operations under way, and answers that the step has not taken along yet."""
+"""Tracks the operations under way, and the answers that no step has collected yet."""
 
 from enum import Enum, auto
 from threading import Condition, Lock
@@ -26,9 +26,9 @@ class Operation:
         self.stage = Stage.WAITING
         self.begun = monotonic()
         self.started = 0.0
-        """When a thread took it; monotonic."""
+        """Time at which a thread took it; monotonic."""
         self.work = 0.0
-        """When the thread began; of the precise clock."""
+        """Time at which the thread began; of the precise clock."""
 
     def take(self) -> None:
         """A thread begins."""
@@ -91,16 +91,16 @@ class Board:
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way."""
+        """True if nothing is under way."""
         return not self._transfers and not self._lookups
 
     def wait(self, seconds: float) -> None:
-        """Until nothing is under way any more, or for so long."""
+        """Wait until nothing is under way, for at most `seconds`."""
         with self.lock:
             self._told.wait_for(lambda: self.idle, seconds)
 
     def numbers(self) -> tuple[set[int], set[int]]:
-        """Of transfers and of lookups under way."""
+        """Numbers of the transfers and of the lookups under way."""
         with self.lock:
             return set(self._transfers), set(self._lookups)
 

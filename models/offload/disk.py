@@ -1,19 +1,19 @@
 """Blocks as files in a folder, which outlive the process.
 
-One file per block, named by its key and the model's fingerprint; a file is what `framing` says. Files that this store
-did not make are neither read nor touched nor counted. Its own are of the owner alone (mode 0600), are opened without
-following links, and belong to this user or are not read at all.
+There is one file per block, named by its key and the model's fingerprint; `framing` defines its content. Files that
+this store did not make are not read, touched or counted. Its own files have mode 0600 and are opened without following
+links; a file of another user is not read.
 
-A file is written under a temporary name and renamed when it is whole. Nothing is synced: a block that a power failure
-halves or empties fails its checksum and is computed again, so waiting for the medium with each of them would buy
-nothing. What survives the process (kill -9 included) is what the system has been given, which is all that was renamed.
+A file is written under a temporary name and renamed when it is whole. There is no fsync: a block that a power failure
+damages fails its checksum and is computed again, so waiting for the medium would gain nothing. All renamed files
+survive the end of the process (kill -9 included), since the system has their content.
 
-A reset gives the model's blocks another generation, so that none of before is found again, and removes their files;
-what it does not get done in time gives way first. Blocks of other models stay.
+A reset gives the model's blocks another generation, so that no earlier block is found again, and removes their files.
+Files that it has no time to remove are the first to be evicted. Blocks of other models stay.
 
-The folder belongs to one engine at a time: whoever holds the lock file. Another one finds the tier disabled and tries
-again later, so a new instance takes over when the old one has ended. Generations alone are changed without the lock: a
-reset must not wait for it.
+The folder belongs to one engine at a time: the one that holds the lock file. For another engine the tier is disabled
+and tried again later, so a new instance takes over when the old one has ended. Only generations are changed without
+the lock: a reset must not wait for it.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _ALLOCATION = 4096
 MOST_BLOCKS = 1_000_000
 """Names in memory, some 200 bytes each."""
 RESET_SHARE = 0.4
-"""Of the time that the tier gives an operation: so long a reset removes files."""
+"""Share of an operation's deadline for which a reset removes files."""
 USE_SECONDS = 60.0
 """A file whose time of use is older gets a new one when it is used: the order of eviction after a restart."""
 
@@ -117,7 +117,7 @@ class DiskStore(BlockStore):
             self._drop(name)
             raise StoreMiss from None
         except OSError as error:
-            if not self._is_ours(name):  # a link, say: whatever it is, it is not what was put here
+            if not self._is_ours(name):  # a link, say: this store has not written it
                 self._drop(name)
                 raise StoreMiss from None
             raise error
@@ -146,7 +146,7 @@ class DiskStore(BlockStore):
                 self._index.move_to_end(name)
 
     def probe(self) -> None:
-        """Open the folder and learn what is there, if that was not done yet; write, read and remove a block.
+        """Open the folder and list its blocks, if that was not done yet; write, read and remove a test block.
 
         Raises:
             StoreError: another engine has the folder.
@@ -156,12 +156,12 @@ class DiskStore(BlockStore):
             self._open()
         name = _temporary_name()
         data = secrets.token_bytes(64).ljust(self._framing.frame_bytes, b"\0")
-        try:  # beyond what blocks may take, for a moment: none has to give way for it
+        try:  # exceeds the blocks' limit for a moment: no block is evicted for it
             self._write_new(name, (data,))
             file = os.open(name, _READ, dir_fd=self._folder)
             try:
                 if os.pread(file, len(data), 0) != data:
-                    raise StoreError("what is written is not what is read")
+                    raise StoreError("a written block is not read back unchanged")
             finally:
                 os.close(file)
         finally:
@@ -198,7 +198,7 @@ class DiskStore(BlockStore):
         return self._folder
 
     def _is_open(self) -> bool:
-        """Whether the folder that was opened is still the one at its path."""
+        """True if the folder that was opened is still the one at its path."""
         if self._folder < 0:
             return False
         try:
@@ -241,7 +241,7 @@ class DiskStore(BlockStore):
         self._make_room(0)
 
     def _scan(self, folder: int) -> list[tuple[int, str, int]]:
-        """Time of use, name and space of every block; what was being written when a process died is removed."""
+        """Time of use, name and space of every block; unfinished files of a dead process are removed."""
         found = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -292,7 +292,7 @@ class DiskStore(BlockStore):
         return True
 
     def _suffix_of(self, generation: bytes) -> str:
-        """How names of this model's blocks end."""
+        """The ending of the names of this model's blocks."""
         named = sha256(self._fingerprint + generation).digest() if generation else self._fingerprint
         return f".{named[:8].hex()}.kv"
 

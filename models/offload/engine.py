@@ -1,4 +1,4 @@
-"""The worker's side of KV offload: takes plans' transfers and lookups in hand, and answers them when they are over."""
+"""The worker's side of KV offload: starts the transfers and lookups of plans, and collects their answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierReport, 
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
 IDLE_SECONDS = 0.005
-"""How long a plan without rows waits for transfers: a new request's plan waits behind it."""
+"""Longest wait of a plan without rows for transfers: a new request's plan waits behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step's result says of transfers."""
+    """The answers that a step's result carries about transfers."""
 
     transfers: tuple[TransferDone, ...] = ()
     found: tuple[LookupDone, ...] = ()
@@ -56,12 +56,12 @@ class TransferEngine:
             tier.start()
 
     def described(self, ready: WorkerReady) -> WorkerReady:
-        """With what the scheduler must know of the tiers."""
+        """Add the tiers' properties for the scheduler."""
         tiers = tuple(tier.info() for tier in self._tiers)
         return msgspec.structs.replace(ready, host_places=self._arena.places, tiers=tiers)
 
     def reported(self, result: StepResult, *, idle: bool) -> StepResult:
-        """With what has ended; see `collect`."""
+        """Add the operations that have ended; see `collect`."""
         outcome = self.collect(idle=idle)
         if outcome is NOTHING:
             return result
@@ -80,7 +80,7 @@ class TransferEngine:
             self._begin(plan, before_loads)
         elif self._host.is_storing:
             self._host.settle(_named(plan))
-        if plan.cancelled:  # perhaps some that the plan itself begins: who wanted them left before it was made
+        if plan.cancelled:  # the plan itself may begin some of them, if their request ended before it was made
             self._cancel(plan.cancelled)
 
     def _begin(self, plan: StepPlan, before_loads: Callable[[set[int]], None] | None) -> None:
@@ -105,10 +105,10 @@ class TransferEngine:
         self._host.settle(None)
 
     def collect(self, *, idle: bool) -> Outcome:
-        """What has ended since the last time.
+        """The operations that have ended since the last call.
 
         Args:
-            idle: the step has nothing to compute: wait a short while for what is under way.
+            idle: the step has nothing to compute, so wait a short while for operations under way.
         """
         for tier in self._tiers:
             tier.watch()
@@ -133,7 +133,7 @@ class TransferEngine:
             tier.rest()
 
     def forget(self) -> None:
-        """`rest`, and whoever asked is not there any more to be answered. The host tier counts as empty."""
+        """`rest`, and discard the open answers: their scheduler is gone. The host tier counts as empty."""
         self.rest()
         self._board.take()
 
@@ -166,7 +166,7 @@ class TransferEngine:
                     board.answer(operation, error="cancelled")
 
     def _admitted(self, plan: StepPlan) -> tuple[list[BlockTransfer], list[BlockTransfer], list[BlockTransfer]]:
-        """Stores, loads, and what is for outer tiers; what the host tier has no room for is refused."""
+        """Submit stores, loads, and operations of outer tiers; those that the host tier has no room for are refused."""
         stores, loads, outer = list[BlockTransfer](), list[BlockTransfer](), list[BlockTransfer]()
         room = self._host.room()
         for asked in plan.transfers:
@@ -200,7 +200,7 @@ class TransferEngine:
             lookups.add(lookup.lookup)
 
     def _reports(self) -> tuple[TierReport, ...]:
-        """Of tiers that stand otherwise than was told last."""
+        """Reports of the tiers that have changed since their last report."""
         for tier in self._tiers:
             self._changed |= tier.has_changed()
         if not self._changed:

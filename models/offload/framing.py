@@ -1,9 +1,9 @@
-"""How a KV block lies outside of memory: a header that says what it is, and a checksum over both.
+"""The form of a KV block outside of memory: a header that identifies it, and a checksum over both.
 
 Header, little-endian, 128 bytes: magic, version, length of the key, zeros, length of the block, fingerprint of model
 and layout, key (zeros behind it), checksum. The checksum is XXH3 (64 bit, https://xxhash.com) over the block, seeded
-with that of the header in front of it, so one number covers all. It finds what media and half-done writes do to data;
-against people who mean harm stand file owners, modes and shared secrets.
+with that of the header in front of it, so one number covers all. It detects damage by media and incomplete writes.
+Against attackers it gives no protection: file owners, modes and shared secrets do.
 """
 
 import struct
@@ -31,7 +31,7 @@ def checksum(data: Buffer, seed: int = 0) -> int:
 
 
 class Headed(ABC):
-    """Blocks of one model and layout with headers: fields that say what a block is, and a proof over both."""
+    """Blocks of one model and layout with headers: fields that identify a block, and a proof over both."""
 
     magic: ClassVar[bytes]
     version: ClassVar[int]
@@ -52,7 +52,7 @@ class Headed(ABC):
         return FIELDS.size + self.proof_bytes + self.block_bytes
 
     def header(self, key: bytes, data: Buffer) -> bytes:
-        """What goes in front of `data`.
+        """The header that precedes `data`.
 
         Raises:
             ValueError: a key of no or more than 64 bytes, or a block of another size.
@@ -64,15 +64,15 @@ class Headed(ABC):
 
     @abstractmethod
     def check(self, key: bytes, header: Buffer, data: Buffer) -> None:
-        """Whether `header` and `data` are the block of this key, of this model, and whole.
+        """Check that `header` and `data` are the whole block of this key and this model.
 
         Raises:
-            StoreCorrupt: they are not; its text says in what way.
+            StoreCorrupt: they are not; its text names the fault.
         """
 
     @abstractmethod
     def _proof(self, fields: bytes, data: Buffer) -> bytes:
-        """What stands behind the fields."""
+        """The bytes that follow the header's fields."""
 
     def _parts(self, header: Buffer, data: Buffer) -> tuple[bytes, bytes]:
         """Fields and proof of a header.

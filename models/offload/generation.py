@@ -1,12 +1,12 @@
-"""Which blocks of a model in a folder count: those that were named since they were last reset.
+"""Generations: a folder's blocks are valid if they were named since the last reset of their model.
 
-A small file beside the blocks holds a random value, drawn at each reset, that is part of every block's name. So whoever
-reads the folder from then on, in this life of an engine or a later one, here or on another machine, looks for nothing
-that was kept before; and what is being written while the blocks are reset gets a name that nobody asks for. No file is
-the generation before the first reset.
+A small file beside the blocks holds a random value, drawn at each reset, that is part of every block's name. Every
+later reader of the folder, in the same engine, a restarted one, or on another machine, therefore finds no earlier
+block. A block that is being written during the reset gets a name that is never looked up. Before the first reset there
+is no file, which counts as a generation too.
 
-A folder that cannot be written to keeps its generation, and there is no other place that every later life would look
-at: a reset that it never took is lost with the engine that owes it.
+A folder that cannot be written to keeps its generation. No other place is read by all later engines, so a reset that
+the folder never took is lost when its engine ends.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ import stat
 from troupellm.models.offload.store import StoreError
 
 NAME = "troupellm-kv.generation"
-"""A name of ours: a reset replaces whatever has it, in a folder where others may keep files too."""
+"""The file's reserved name: a reset replaces any file of that name, in a folder that may hold other files too."""
 UNFINISHED = r"\.troupellm-[0-9a-f]{16}"
-"""Files that a process left behind which died while it made one."""
+"""Files left behind by a process that died while it wrote one."""
 _BYTES = 16
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""No links are followed, no pipe is waited for."""
+"""Does not follow links or wait for pipes."""
 
 
 def read_generation(folder: int, name: str = NAME) -> bytes:
@@ -33,7 +33,7 @@ def read_generation(folder: int, name: str = NAME) -> bytes:
         name: of the file, where a folder has several generations.
 
     Raises:
-        OSError, StoreError: it cannot be read; nobody knows then what counts.
+        OSError, StoreError: it cannot be read, so the valid blocks are unknown.
     """
     try:
         file = os.open(name, os.O_RDONLY | _SAFE, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""The host tier: one thread that copies blocks between the device and the arena, in the order in which it is told."""
+"""The host tier: one thread that copies blocks between the device and the arena, in the order of submission."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from troupellm.protocol.transfers import BlockTransfer, TierReport
 MOST_WAITING = 4096
 """Copies that may wait for their turn; the scheduler's credits are far below."""
 BATCH = 16
-"""Copies between two looks at what else was said."""
+"""Number of copies before the thread looks at new requests."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _Job:
     operation: Operation
     asked: BlockTransfer
     begun: Any
-    """Of stores; the same object for those that were begun together."""
+    """Result of `begin_stores`; the same object for stores that were begun together."""
     index: int
 
 
@@ -62,7 +62,7 @@ class HostTier:
             self._mover.settle(blocks)
 
     def room(self) -> int:
-        """How many more transfers may come."""
+        """The number of transfers that can still be submitted."""
         return MOST_WAITING - len(self._jobs)
 
     def refuse(self, asked: BlockTransfer) -> None:
@@ -74,12 +74,15 @@ class HostTier:
 
     def report(self) -> TierReport:
         return TierReport(
-            tier=HOST_TIER, corrupt=self._corrupt, refused=self._refused, failed=self._failed,
+            tier=HOST_TIER,
+            corrupt=self._corrupt,
+            refused=self._refused,
+            failed=self._failed,
             capacity_bytes=self._arena.places * self._arena.block_bytes,
-        )  # fmt: skip
+        )
 
     def rest(self) -> None:
-        """Give up what waits, see the rest to its end, and let go of the cache."""
+        """Give up waiting operations, wait for the running ones, and let go of the cache."""
         with self._board.lock:
             for job in self._jobs:
                 self._board.answer(job.operation, error="cancelled")
@@ -92,7 +95,7 @@ class HostTier:
         self._mover = mover
 
     def close(self) -> None:
-        """Join the thread. What waits is given up."""
+        """Join the thread. Waiting operations are given up."""
         self.rest()
         with self._board.lock:
             self._closing = True
@@ -113,7 +116,7 @@ class HostTier:
             error = ""
             try:
                 self._move(kept)
-            except Exception as problem:  # whatever it was, the step goes on without these blocks
+            except Exception as problem:  # on any error the step goes on without these blocks
                 error = str(problem) or type(problem).__name__
             with self._board.lock:
                 self._busy = False
@@ -148,7 +151,7 @@ class HostTier:
                 self._work.notify_all()
 
     def _checked(self, batch: list[_Job]) -> list[_Job]:
-        """Without loads of what is not what was stored."""
+        """Without loads of blocks whose content is not the stored one."""
         if batch[0].asked.kind == "store":
             return batch
         sound = [self._arena.checksums[job.asked.place] == checksum(self._arena[job.asked.place].data) for job in batch]

@@ -1,4 +1,4 @@
-"""What a worker's configuration says of offload, made into an engine of transfers."""
+"""Builds the transfer engine from a worker's offload settings."""
 
 from pathlib import Path
 
@@ -29,15 +29,15 @@ def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_
         return None
     timeout = config.offload.kv_offload_timeout
     context = StoreContext(bytes.fromhex(fingerprint) or bytes(32), bytes_of_block(cache), timeout)
-    memory_left(config)  # on a GPU nobody has asked yet
+    memory_left(config)  # on a GPU the size has not been checked yet
     arena = HostArena(places, context.block_bytes, pinned=cache.storage.is_cuda)
     mover = make_mover(cache, arena)
-    stores = open_stores(config, context)  # behind what may fail: they hold ports and threads
+    stores = open_stores(config, context)  # last, since they hold ports and threads and the steps before may fail
     return TransferEngine(mover, arena, stores, num_blocks=num_blocks, timeout=timeout)
 
 
 def make_mover(cache: KVCache, arena: HostArena) -> BlockMover:
-    """What copies blocks of that cache."""
+    """The mover that copies blocks of that cache."""
     if not cache.storage.is_cuda:
         return MemoryMover(cache, arena)
     from troupellm.models.cuda.block_mover import CudaMover
@@ -49,7 +49,7 @@ def open_stores(config: EngineConfig, context: StoreContext) -> list[BlockStore]
     """The outer tiers, nearest first: tiers 1, 2 and so on.
 
     Raises:
-        ConfigError: one cannot be what it is told to be.
+        ConfigError: one cannot be opened with its settings.
     """
     stores: list[BlockStore] = []
     offload = config.offload

@@ -1,7 +1,6 @@
-"""Ordinary memory that a GPU copies from and to without a detour.
+"""Pins ordinary memory, so that a GPU copies from and to it directly.
 
-torch has pinned memory of its own, but in powers of two, which may be twice what was asked for, and it keeps what is
-freed.
+torch has pinned memory of its own, but rounds sizes up to powers of two, and keeps freed memory.
 """
 
 import logging
@@ -17,14 +16,14 @@ logger = logging.getLogger("troupellm.worker")
 _PORTABLE = 1
 """cudaHostRegisterPortable: for all devices."""
 _STUCK: list[Tensor] = []
-"""That could not be unpinned: a device may write there still, so nobody else may get it."""
+"""Memory that could not be unpinned: a device may still write there, so it must not be used again."""
 
 
 def pin(memory: Tensor) -> None:
-    """Lock the pages of it all, which takes them.
+    """Lock all pages of the memory, which also allocates them.
 
     Raises:
-        ConfigError: the system does not let it.
+        ConfigError: the system does not permit it.
     """
     code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE))  # type: ignore[no-untyped-call]
     if code:

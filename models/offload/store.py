@@ -1,4 +1,4 @@
-"""What an outer tier of KV blocks is: something that keeps bytes under keys, and may lose them."""
+"""The interface of an outer tier of KV blocks: it keeps bytes under keys, and may lose them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ class StoreMiss(Exception):
 
 
 class StoreCorrupt(StoreMiss):
-    """What lies under the key is damaged, short, misnamed or of another model: a miss that is counted."""
+    """The content under the key is damaged, short, misnamed or of another model: a miss that is counted."""
 
 
 class StoreError(Exception):
@@ -22,47 +22,48 @@ class StoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoreContext:
-    """What every store is told of the blocks that it keeps."""
+    """Properties of the blocks that a store keeps."""
 
     fingerprint: bytes
-    """32 bytes: of the model and of how its KV blocks are laid out. Blocks of another one are of no use."""
+    """32 bytes, from the model and the layout of its KV blocks. Blocks with another fingerprint are useless."""
     block_bytes: int
     """Every block has this size; plug-ins are given them sealed, see `ConnectorContext.frame_bytes`."""
     timeout: float
-    """Seconds after which an operation is given up by whoever waits for it; a store that can stop itself does."""
+    """Seconds after which the tier gives an operation up; a store that can stop itself does so, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreUse:
-    """What a store says of itself; zeros where it does not know."""
+    """A store's figures for metrics; zeros where it does not know them."""
 
     blocks: int = 0
     used_bytes: int = 0
     capacity_bytes: int = 0
     evicted: int = 0
-    """Since it was opened."""
+    """Since the store was opened."""
 
 
 class BlockStore(ABC):
     """Keeps blocks under keys.
 
     Methods are called on threads of the transfer engine, several at a time, and may block. They raise `StoreMiss`,
-    `StoreError` or `OSError`, nothing else. What `get` has written to before it raised is void. `data` and `into` are
-    writable or not as their direction says, contiguous, of `block_bytes`, and not to be kept after the return.
+    `StoreError` or `OSError`, nothing else. If `get` raises, the bytes that it has written are ignored. `data` and
+    `into` are writable or not as their direction says, contiguous, of `block_bytes`, and must not be kept after the
+    return.
     """
 
     name: str = "store"
-    """As metrics and the log call it."""
+    """Name in metrics and the log."""
     loads: bool = True
-    """`get` is worth a call."""
+    """`get` may be called."""
     stores: bool = True
-    """`put` is worth a call."""
+    """`put` may be called."""
     failure_policy: FailurePolicy = "recompute"
-    """What becomes of a sequence when blocks do not come that `contains` said are there."""
+    """The fate of a sequence whose blocks `contains` has reported and `get` does not return."""
 
     @abstractmethod
     def contains(self, keys: Sequence[bytes]) -> int:
-        """How many of the keys are there, from the first on up to the first one that is not."""
+        """The number of keys that are there, from the first one up to the first missing one."""
 
     @abstractmethod
     def put(self, key: bytes, data: memoryview) -> None:
@@ -94,7 +95,7 @@ class BlockStore(ABC):
         self.contains(())
 
     def use(self) -> StoreUse:
-        """From memory; called on the step's thread."""
+        """The store's figures, from memory; called on the step's thread."""
         return StoreUse()
 
     @abstractmethod

@@ -1,14 +1,14 @@
-"""An outer tier: a store of blocks behind a bounded queue and a few threads, which is left alone when it fails.
+"""An outer tier: a store of blocks behind a bounded queue and a few threads, which is disabled when it fails.
 
-A store may fail, hang or lie. An operation that fails, or takes longer than its deadline, disables the tier: whatever
-waits is answered at once, and nothing more is begun until a probe has gone well. Probes come after 1, 2, 4 .. 60
-seconds. What hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A store never sees the
-arena's memory, so what it does late can neither harm a place that was given to another block nor write one's content
-under the key of another.
+A store may fail, hang or return wrong data. An operation that fails, or takes longer than its deadline, disables the
+tier: waiting operations are answered at once, and no more are begun until a probe succeeds. Probes come after 1, 2, 4
+.. 60 seconds. An operation that hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A
+store never sees the arena's memory. So a late operation can neither harm a place that was given to another block nor
+write a block's content under the key of another.
 
-A reset is in its turn when nothing else is: what waits or runs is given up, and what comes behind it waits for it. One
-that was not carried out is owed: it is tried with every probe, and in the end, whatever else the store cannot do, so
-that a later life does not find what was to be forgotten.
+A reset runs alone: waiting and running operations are given up, and later ones wait for it. A reset that was not
+carried out is owed. It is tried with every probe and once more at the end, even if all else in the store fails. A later
+engine must not find blocks that were to be forgotten.
 """
 
 import logging
@@ -33,7 +33,7 @@ MOST_WAITING = 4096
 """Operations that may wait for a thread; the scheduler's credits are far below."""
 FIRST_PROBE_SECONDS, LAST_PROBE_SECONDS = 1.0, 60.0
 CLOSE_SECONDS = 5.0
-"""How long a thread that hangs in a store is waited for in the end."""
+"""Longest wait at the end for a thread that hangs in a store."""
 STARTING = "starting"
 
 
@@ -59,7 +59,7 @@ class OuterTier:
         self._next_probe = 0.0
         self._enabled_at = 0.0
         self._progressed_at = 0.0
-        """When an operation ended last without a failure."""
+        """Time at which an operation last ended without a failure."""
         self._corrupt = self._failed = self._disablings = self._refused = self._late = 0
         self._changed = True
         self._threads = [
@@ -75,12 +75,15 @@ class OuterTier:
             self._work.wait_for(lambda: self._probe is None, self._timeout)
 
     def info(self) -> TierInfo:
-        """What the scheduler is told once."""
+        """The tier's properties, which the scheduler gets once."""
         store = self._store
         return TierInfo(
-            name=store.name, capacity_bytes=store.use().capacity_bytes, loads=store.loads, stores=store.stores,
+            name=store.name,
+            capacity_bytes=store.use().capacity_bytes,
+            loads=store.loads,
+            stores=store.stores,
             failure_policy=store.failure_policy,
-        )  # fmt: skip
+        )
 
     def submit(self, asked: BlockTransfer | TierLookup) -> None:
         """Take an operation in hand, or answer it at once."""
@@ -104,7 +107,7 @@ class OuterTier:
                 self._work.notify()
 
     def watch(self) -> None:
-        """Give up what is late; find out whether a disabled store works again. Costs nothing while all is well."""
+        """Give up late operations; probe a disabled store when it is due. Costs nothing while all is well."""
         if not self._disabled and not self._running and not self._reads and not self._resets:
             return
         now = monotonic()
@@ -120,21 +123,29 @@ class OuterTier:
                 self._disable(f"slower than {self._timeout:g} s")
 
     def has_changed(self) -> bool:
-        """Whether it stands otherwise than at the last call."""
+        """True if its report has changed since the last call."""
         changed, self._changed = self._changed, False
         return changed
 
     def report(self) -> TierReport:
-        """How it stands."""
+        """The tier's state and figures."""
         use = self._store.use()
         return TierReport(
-            tier=self.number, disabled=self._disabled, blocks=use.blocks, used_bytes=use.used_bytes,
-            capacity_bytes=use.capacity_bytes, evicted=use.evicted, corrupt=self._corrupt, failed=self._failed,
-            disablings=self._disablings, refused=self._refused, late=self._late,
-        )  # fmt: skip
+            tier=self.number,
+            disabled=self._disabled,
+            blocks=use.blocks,
+            used_bytes=use.used_bytes,
+            capacity_bytes=use.capacity_bytes,
+            evicted=use.evicted,
+            corrupt=self._corrupt,
+            failed=self._failed,
+            disablings=self._disablings,
+            refused=self._refused,
+            late=self._late,
+        )
 
     def rest(self) -> None:
-        """Give up everything; what moves bytes of the arena right now is waited for."""
+        """Give up everything; wait for operations that are copying bytes of the arena right now."""
         with self._board.lock:
             self._give_up("cancelled", (self._resets, self._reads, self._writes))
             self._work.wait_for(lambda: all(each.stage is not Stage.LANDING for each in self._running))
@@ -154,7 +165,7 @@ class OuterTier:
         self._store.close()
 
     def _is_late(self, operation: Operation, now: float) -> bool:
-        """Those before it in the queue may take their time, each of them."""
+        """True if an operation is late. A waiting one is late only if those before it in the queue are slow, too."""
         waits = operation.stage is Stage.WAITING
         return now > (max(operation.begun, self._progressed_at) if waits else operation.started) + self._timeout
 
@@ -163,7 +174,7 @@ class OuterTier:
         self._work.notify()
 
     def _disable(self, why: str) -> None:
-        """With the lock."""
+        """Disable the tier, with the lock held."""
         self._failed += 1
         self._changed = True
         if self._disabled:
@@ -178,7 +189,7 @@ class OuterTier:
         self._backoff = min(LAST_PROBE_SECONDS, 2 * self._backoff)
 
     def _give_up(self, error: str, queues: Sequence[deque[Operation]]) -> None:
-        """With the lock: answer what waits in these queues, and what runs, unless that ends at once."""
+        """With the lock held: answer the operations in these queues, and running ones unless they end at once."""
         for waiting in queues:
             for operation in waiting:
                 self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
@@ -189,7 +200,7 @@ class OuterTier:
             if operation.stage is Stage.RUNNING and operation.asked is not None:
                 self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
 
-    # What follows runs on the tier's threads.
+    # The methods below run on the tier's threads.
 
     def _run(self) -> None:
         buffer: NDArray[np.uint8] = np.empty(self._arena.block_bytes, np.uint8)
@@ -222,7 +233,7 @@ class OuterTier:
             return self._probe
         if self._resets or any(map(_is_reset, self._running)):
             return self._resets.popleft() if self._resets and not self._running else None
-        busy = sum(each.stage is not Stage.ANSWERED for each in self._running)  # what hangs was given up
+        busy = sum(each.stage is not Stage.ANSWERED for each in self._running)  # hanging ones were given up
         for waiting in (self._reads, self._writes):
             if waiting is self._writes and busy >= THREADS - 1:
                 return None
@@ -256,15 +267,15 @@ class OuterTier:
             self._changed = True
 
     def _attempt(self, call: Callable[[], None]) -> str:
-        """What is wrong; empty if nothing is."""
+        """Run a call; returns the error's text, empty if there was none."""
         try:
             call()
-        except Exception as error:  # a plug-in's store may raise whatever it likes
+        except Exception as error:  # a plug-in's store may raise anything
             return _text(error)
         return ""
 
     def _pay(self) -> None:
-        """Carry out a reset that is owed, if any. What is given up or asked for meanwhile is owed anew."""
+        """Carry out a reset that is owed, if any. If it is given up, or another one comes meanwhile, it stays owed."""
         with self._board.lock:
             owed, self._owes_reset = self._owes_reset, False
         if not owed:
@@ -311,7 +322,7 @@ class OuterTier:
         """Copy a place; False where that was given up before.
 
         Raises:
-            StoreCorrupt: it does not hold what was stored there.
+            StoreCorrupt: its content is not the stored one.
         """
         if not self._land(operation):
             return False
@@ -330,7 +341,7 @@ class OuterTier:
             self._arena.checksums[place] = checksum(buffer.data)
 
     def _land(self, operation: Operation) -> bool:
-        """Begin what cannot be given up; False: it was given up before."""
+        """Begin the part that cannot be given up; False: it was given up before."""
         with self._board.lock:
             if operation.stage is not Stage.RUNNING:
                 return False
@@ -343,7 +354,7 @@ def _is_reset(operation: Operation) -> bool:
 
 
 def _text(error: Exception) -> str:
-    """Without paths: it goes into metrics and the log."""
+    """The error's text without paths: it goes into metrics and the log."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error)[:200] if isinstance(error, StoreError) and str(error) else type(error).__name__

@@ -19,11 +19,11 @@ KV_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale", ".o
 
 
 class Format(Protocol):
-    """What `quantization_config` says, ready to read weights by."""
+    """The parsed `quantization_config`, by which weights are read."""
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """The name of the method."""
 
     def linear(self, stored: "QuantizedCheckpoint", name: str, shape: tuple[int, int]) -> Weight:
         """The weight of a layer, quantized as it is stored.
@@ -33,20 +33,21 @@ class Format(Protocol):
         """
 
     def outline(self, stored: "QuantizedCheckpoint", name: str) -> Outline | None:
-        """What `linear` will give, told from the headers; None where the layer is plain, or none.
+        """The outline of the weight that `linear` will return, from the headers; None if the layer is not quantized, or
+        does not exist.
 
-        Whether groups have offsets and an order may show only in the numbers: then it says that they have.
+        Offsets of groups and an order of inputs may show only in the numbers: the outline then includes both.
 
         Raises:
             ModelLoadError: the layer is stored otherwise than the configuration says.
         """
 
     def notes(self) -> tuple[str, ...]:
-        """What of the checkpoint is not followed to the letter, for the load log."""
+        """Deviations from the checkpoint's settings, for the load log."""
 
 
 class QuantizedCheckpoint(Checkpoint):
-    """A `Checkpoint` that knows what a layer's tensors mean."""
+    """A `Checkpoint` that decodes a layer's quantized tensors."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, taken: Callable[[int], None], form: Format) -> None:
         super().__init__(folder, dtype, taken)
@@ -64,7 +65,7 @@ class QuantizedCheckpoint(Checkpoint):
         return self.take(f"{name}.weight", shape)
 
     def build(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
-        """Make a quantized weight; what does not fit together is the checkpoint's fault.
+        """Make a quantized weight; parts that do not fit together are the checkpoint's fault.
 
         Raises:
             ModelLoadError: names the layer.
@@ -75,7 +76,7 @@ class QuantizedCheckpoint(Checkpoint):
             raise ModelLoadError(f"{name}: {error}") from error
 
     def sides(self, name: str) -> tuple[int, int]:
-        """Of a matrix, from its header; anything else, which reading it refuses, has none."""
+        """Rows and columns of a matrix, from its header; (0, 0) for other shapes, which reading refuses."""
         shape = self.shape_of(name) or ()
         return (shape[0], shape[1]) if len(shape) == 2 else (0, 0)
 

@@ -2,8 +2,8 @@
 
     w = (q - zero_point) * scale
 
-What schemes say about inputs decides how products are computed where there is a kernel for it (eight bits of the
-weight's own type); everywhere else inputs keep their type, which is closer to the unquantized model.
+Where a kernel has inputs in eight bits of the weight's own type, the schemes' input settings select it. Everywhere else
+inputs keep their type, which is closer to the unquantized model.
 """
 
 from typing import NamedTuple
@@ -42,7 +42,7 @@ _ARGUMENTS = frozenset(
 
 
 class Scheme(NamedTuple):
-    """How the weights of some layers are stored."""
+    """The form in which the weights of some layers are stored."""
 
     form: str
     bits: int
@@ -57,7 +57,7 @@ class Scheme(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Of the tensor of codes."""
+        """Name of the tensor of codes."""
         packed = self.form == "pack-quantized" or (self.form.startswith("mx") and self.bits < 8)
         return "weight_packed" if packed else "weight"
 
@@ -259,7 +259,7 @@ def _packed(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int], sche
 
 
 ELEMENTS: dict[int, Element] = {4: "fp4_e2m1", 6: "fp6_e2m3", 8: "fp8_e4m3"}
-"""By their bits."""
+"""Element types by their bits."""
 
 
 def _drop_input_scales(stored: QuantizedCheckpoint, name: str, scheme: Scheme) -> None:

@@ -1,4 +1,4 @@
-"""Which reader `quantization_config` asks for."""
+"""Chooses the reader for a `quantization_config`."""
 
 from collections.abc import Callable
 

@@ -26,7 +26,7 @@ _READ = frozenset(
 
 
 class Fp8Format:
-    """A `Format`. Whether a layer is quantized is seen from the type of its weight."""
+    """A `Format`. The type of a layer's weight shows if the layer is quantized."""
 
     method = "fp8"
 
@@ -92,7 +92,7 @@ class Fp8Format:
 def fp8_outline(
     stored: QuantizedCheckpoint, name: str, block: tuple[int, int] | None, *, eight_bit_inputs: bool
 ) -> Outline:
-    """Of an `Fp8` in `weight`."""
+    """Outline of an `Fp8` in `weight`."""
     rows, columns = stored.sides(f"{name}.weight")
     group = columns if block is None else min(block[1], columns)
     e4m3 = stored.type_of(f"{name}.weight") == TYPES[0]

@@ -30,12 +30,12 @@ _READ = frozenset({"quant_method", "checkpoint_format", "format", "lm_head", "dy
 
 
 class Settings(NamedTuple):
-    """Of a layer that is quantized."""
+    """Settings of a quantized layer."""
 
     bits: int
     group_size: int
     ordered: bool
-    """Whether inputs may lie in other groups than their neighbours."""
+    """True if inputs may be in other groups than their neighbours."""
 
 
 class Gptq:
@@ -118,7 +118,7 @@ class Gptq:
         return self._settings
 
     def _groups(self, stored: QuantizedCheckpoint, name: str, columns: int, size: int) -> Tensor | None:
-        """Which group an input belongs to; None where groups are runs."""
+        """The group of each input; None if groups are runs of inputs."""
         runs = torch.arange(columns, dtype=torch.int32) // size
         key = f"{name}.g_idx"
         index = stored.raw(key, (columns,), "I32", "I64").to(torch.int32) if stored.has(key) else runs

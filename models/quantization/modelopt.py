@@ -18,7 +18,7 @@ _HARMLESS = frozenset({"producer", "kv_cache_*", "config_groups"})
 
 
 class ModelOpt:
-    """A `Format`. Whether a layer is quantized is seen from the type of its weight."""
+    """A `Format`. The type of a layer's weight shows if the layer is quantized."""
 
     method = "modelopt"
 

@@ -33,7 +33,7 @@ def mx_weight(
 
 
 def mx_outline(stored: QuantizedCheckpoint, name: str, element: Element, key: str = "weight") -> Outline:
-    """As of `mx_weight`."""
+    """Outline of the weight that `mx_weight` returns."""
     rows, octets = stored.sides(f"{name}.{key}")
     return Outline(CODES[element], rows, octets * 8 // _BITS[element], BLOCK)
 

@@ -23,7 +23,7 @@ def mx_experts(source: Raw, name: str, shape: tuple[int, int, int], dtype: torch
 
     Args:
         shape: experts, out_features, in_features.
-        dtype: what products with them are computed in.
+        dtype: type in which products are computed.
 
     Raises:
         ModelLoadError: a tensor is missing or has another shape, or the inputs are no whole blocks.
@@ -37,6 +37,6 @@ def mx_experts(source: Raw, name: str, shape: tuple[int, int, int], dtype: torch
 
 
 def experts_outline(shape: tuple[int, ...]) -> Outline:
-    """Of all experts, one below the other, by the shape of the tensor of their blocks; of any other shape nothing."""
+    """Outline of all experts, one below the other, from the shape of their blocks; empty for any other shape."""
     experts, rows, blocks, _ = shape if len(shape) == 4 else (0, 0, 0, 0)
     return Outline("mxfp4", experts * rows, blocks * BLOCK, BLOCK)

@@ -1,8 +1,8 @@
 """Lists of layers in a checkpoint's configuration: exact names, patterns behind `re:`, shell wildcards.
 
-The patterns come with a model from anywhere and Python's matcher has no limit on its time, so those that could take
-long are refused: a repeat of a group that holds a repeat or a choice, many repeats in one pattern, what may be there or
-not being one of them, and many choices, which multiply, with each other and with the repeats behind them.
+The patterns are untrusted, and Python's matcher has no time limit, so patterns that could take long are refused. These
+have a repeat of a group that holds a repeat or a choice, or many repeats (optional parts included). Many choices are
+refused too: they multiply with each other and with the repeats behind them.
 """
 
 import re
@@ -15,11 +15,11 @@ EXPRESSION = "re:"
 MOST_CHARACTERS = 512
 MOST_REPEATS = 5
 MOST_WAYS = 2**18
-"""Through all choices and repeats of a pattern, each with each."""
+"""Number of paths through all choices and repeats of a pattern, multiplied with each other."""
 REPEAT_WAYS = 8
-"""What a repeat counts for that begins behind a certain letter, or that may be there or not."""
+"""Factor of a repeat that begins behind a certain letter, or of an optional part."""
 CLOSE_REPEAT_WAYS = 64
-"""What one counts for that may begin anywhere in the one before it."""
+"""Factor of a repeat that may begin anywhere in the one before it."""
 MOST_PATTERNS = 4096
 _HARMLESS = ("(?:", "(?=", "(?!", "(?i:")
 
@@ -54,7 +54,7 @@ class Names:
         return name in self._exact or any(pattern.match(name) for pattern in self._patterns)
 
     def exactly(self, name: str) -> bool:
-        """Whether the name itself is in the list."""
+        """True if the name itself is in the list."""
         return name in self._exact
 
 
@@ -72,7 +72,7 @@ def safe_pattern(text: str, where: str) -> re.Pattern[str]:
 
 
 def _is_quick(text: str) -> bool:
-    """Whether the time to match grows with a small power of the name's length."""
+    """True if the matching time grows with a small power of the name's length."""
     bare = re.sub(r"\\(.)", lambda found: "." if found[1].isalnum() else "x", text)
     bare = re.sub(r"\[\^?\]?[^\]]*\]", ".", bare).replace("(?i:", "(?:")
     bare = re.sub(r"\{\d*(,?)\d*\}", r"{\1}", bare)
@@ -81,7 +81,7 @@ def _is_quick(text: str) -> bool:
         optional = character == "?" and bare[index - 1 : index] != "("
         repeating = optional or character in "*+{"
         if repeating and index and bare[index - 1] in "*+?}":
-            continue  # how greedy the repeat before it is
+            continue  # it only sets how greedy the repeat before it is
         if character == "(":
             if bare[index : index + 2] == "(?" and not bare[index:].startswith(_HARMLESS):
                 return False

@@ -14,7 +14,7 @@ HEAD = "lm_head"
 
 
 def int4_group(columns: int) -> int | None:
-    """None where no group divides the inputs."""
+    """The group size; None if no group divides the inputs."""
     return next((size for size in INT4_GROUPS if columns % size == 0), None)
 
 
@@ -33,7 +33,7 @@ QUANTIZE: dict[OnLoad, Callable[[Tensor], Weight]] = {
 
 
 def outline_on_load(mode: OnLoad, rows: int, columns: int) -> Outline | None:
-    """Of what `QUANTIZE` makes of a weight of this shape; None where that stays as it is."""
+    """Outline of a weight of this shape after `QUANTIZE`; None if it is not quantized."""
     match mode:
         case "int8":
             return Outline("int8", rows, columns, columns, eight_bit_inputs=True)
@@ -52,7 +52,7 @@ WITH_HEAD: frozenset[OnLoad] = frozenset({"int8", "int8-weight-only"})
 TURNED = (".kv_b_proj",)
 """Ends of names of weights that layers take apart and hold whole: fewer bits would cost accuracy and save nothing."""
 ANY_STORED: frozenset[OnLoad] = frozenset({"int8"})
-"""Modes that take weights of quantized checkpoints too: what is stored in other bits is quantized once more."""
+"""Modes that also apply to quantized checkpoints: weights in other bits are quantized once more."""
 
 
 class QuantizeOnLoad:

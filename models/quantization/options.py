@@ -1,4 +1,4 @@
-"""Reading a quantization section: what cannot change the arithmetic is ignored and noted, the rest is refused."""
+"""Reads a quantization section: keys that cannot change the arithmetic are ignored and noted, the rest is refused."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ MAKING = frozenset(
         "wait_for_submodule_finalizers", "auto_forward_data_parallel",
     }
 )  # fmt: skip
-"""How AutoGPTQ, GPTQModel, Optimum and AutoAWQ made a checkpoint, which does not change what its tensors mean."""
+"""Settings of tools (AutoGPTQ, GPTQModel, Optimum, AutoAWQ) that do not change the meaning of the tensors."""
 AUTOROUND_MAKING = frozenset(
     {
         "iters", "nsamples", "seqlen", "lr", "minmax_lr", "batch_size", "amp", "low_gpu_mem_usage", "train_bs",
@@ -29,7 +29,7 @@ AUTOROUND_MAKING = frozenset(
         "enable_torch_compile", "enable_alg_ext", "enable_deterministic_algorithms", "act_*",
     }
 )  # fmt: skip
-"""The same of AutoRound. Its settings of inputs say nothing where `act_bits` is 16, which `check_numbers` wants."""
+"""The same for AutoRound. Its settings of inputs have no effect if `act_bits` is 16, which `check_numbers` requires."""
 NUMBERS = frozenset({"data_type", "act_bits"})
 PLAIN_BITS = 16
 
@@ -39,7 +39,7 @@ def only(reader: ConfigReader, known: Collection[str], harmless: Collection[str]
 
     Args:
         known: settings that are read.
-        harmless: settings of the tool that cannot change what the tensors mean; `damp_*` is all that begin so.
+        harmless: settings of the tool that cannot change the meaning of the tensors; `damp_*` is all that begin so.
 
     Raises:
         ModelLoadError: there is another setting.

@@ -31,7 +31,7 @@ _WEIGHT = frozenset(
         "qat_spec",
     }
 )  # fmt: skip
-"""Those that are not looked at say how the numbers were found, which are stored."""
+"""Keys of weights. Unread ones describe how the stored numbers were found."""
 _AT_RUN_TIME = ("online_rotation_layers", "online_r1_rotation", "online_had", "r3", "r4")
 """Settings of algorithms that turn inputs."""
 _LINEAR_TYPES = ("Linear", "nn.Linear", "<class 'torch.nn.modules.linear.Linear'>")
@@ -91,12 +91,12 @@ class Quark:
 
 
 class Layer:
-    """What one section says about the layers that it is for."""
+    """One section's settings for the layers that it applies to."""
 
     def __init__(self, reader: ConfigReader, *, cached: bool = False) -> None:
         """
         Args:
-            cached: outputs go into the KV cache, whose type is not the checkpoint's to say.
+            cached: outputs go into the KV cache, whose type the server's settings choose.
 
         Raises:
             ModelLoadError: weights, inputs or outputs of a kind that is not supported.

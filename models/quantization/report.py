@@ -1,4 +1,4 @@
-"""What became of a model's quantized weights, for the load log."""
+"""One line for the load log that counts a model's matrix products by kind of quantization."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def packed_weights(part: object) -> Iterator[PackedLinear | StackedWeight]:
 
 
 def quantization_report(model: object) -> str:
-    """One line that counts products by kind; empty where none is quantized."""
+    """One line that counts products by kind; empty if none is quantized."""
     weights = {id(weight): weight for weight in packed_weights(model)}  # there may be several ways to one
     kinds = Counter[str]()
     for weight in weights.values():

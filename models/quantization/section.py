@@ -1,6 +1,6 @@
-"""Where a checkpoint says how its weights are quantized: a section of config.json, or a file of a tool beside it.
+"""Finds a checkpoint's description of its quantized weights: a section of config.json, or a tool's file beside it.
 
-Two places that say different things about the same weights are refused: one of them is wrong.
+Two places that contradict each other about the same weights are refused: one of them is wrong.
 """
 
 import json
@@ -31,9 +31,9 @@ _COMPARED = (
     "modules_to_not_convert", "packing_format", "extra_config", "data_type", "act_bits", "quant_algo",
     "exclude_modules", "config_groups", "weight_block_size", "activation_scheme", "fmt",
 )  # fmt: skip
-"""Keys that change what the stored tensors mean."""
+"""Keys that change the meaning of the stored tensors."""
 _LISTS = ("modules_to_not_convert", "exclude_modules", "dynamic", "extra_config", "config_groups")
-"""Of these, an empty one does not contradict another file."""
+"""Lists of which an empty one does not contradict another file."""
 _SIGNS = (
     # key of a section without `quant_method`, and the method that writes it
     ("load_in_4bit", "bitsandbytes"), ("load_in_8bit", "bitsandbytes"), ("quant_algo", "modelopt"),
@@ -100,7 +100,7 @@ def _of_config(reader: ConfigReader) -> list[_Place]:
 
 
 def _of_file(file: str, values: dict[str, Any]) -> _Place | None:
-    """None of a file that is about something else, such as another runtime's conversion."""
+    """The section of a file; None if it is about something else, such as another runtime's conversion."""
     inner, prefix = values.get(_NESTED), ""
     if isinstance(inner, dict) and not is_on(values.get(METHOD)):  # ModelOpt
         values = {METHOD: "modelopt", "producer": values.get("producer"), **inner}
@@ -142,7 +142,7 @@ def _check_same(first: _Place, other: _Place) -> None:
 
 
 def _compared(place: _Place) -> dict[str, tuple[str, Any]]:
-    """By the usual names of keys: the own name, and the value."""
+    """By the usual names of keys: the section's own name, and the value."""
     return {_SAME_NAMES.get(key, key): (key, value) for key, value in place.values.items() if value is not None}
 
 

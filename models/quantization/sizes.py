@@ -1,4 +1,4 @@
-"""What the weights of a model take in memory, before any of them is read."""
+"""Computes the memory that a model's weights will take, before any of them is read."""
 
 import torch
 
@@ -12,15 +12,18 @@ from troupellm.protocol.setting_types import OnLoad
 
 
 def weight_bytes(
-    model: DecoderConfig, dtype: torch.dtype, device: torch.device, mode: OnLoad | None,
+    model: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    mode: OnLoad | None,
     stored: StoredSize | None = None,
-) -> int:  # fmt: skip
-    """At most what a model takes.
+) -> int:
+    """Upper bound of a model's memory.
 
     Args:
         dtype: to compute with.
         device: to compute on.
-        mode: how weights are quantized on load; what it has no product for there is dequantized, and counts so.
+        mode: how weights are quantized on load; a kind without products there is dequantized, and counts so.
         stored: of a quantized checkpoint, which counts as it is unless it is quantized once more.
     """
     if mode is None and stored is not None:

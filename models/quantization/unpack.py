@@ -1,11 +1,11 @@
-"""From packed bytes and words to one whole number per element. All layouts are little-endian, lowest bits first."""
+"""Unpacks bytes and words to one integer per element. All layouts are little-endian, lowest bits first."""
 
 import torch
 from torch import Tensor
 
 WORD = 32
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where AWQ's gemm layout keeps each of eight neighbours within a word."""
+"""Place of each of eight neighbours within a word of AWQ's gemm layout."""
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:

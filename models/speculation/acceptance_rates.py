@@ -1,4 +1,4 @@
-"""How probable it is that drafts are kept: by row and by depth, out of what became of earlier ones."""
+"""The probability that drafts are kept, by row and by depth, estimated from earlier drafts."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ Floats = NDArray[np.float64]
 _ROW_MEMORY: Final = 0.9
 """Weight of an observation of a row after its next one: a text changes its kind within some ten steps."""
 _MEMORY: Final = 0.95
-"""The same for all rows together, by steps."""
+"""The same factor for all rows together, by steps."""
 _STRENGTH: Final = 2.0
-"""How many observations weigh as much as what is known of the other rows, or of other depths."""
+"""Number of observations that weigh as much as the average over the other rows, or other depths."""
 _ROW_STRENGTH: Final = 4.0
-"""The same where it is about a row: a few bad guesses do not make it another kind of text."""
+"""The same number for one row: a few bad guesses do not mean that its text is of another kind."""
 _FIRST_RATE: Final = 0.7
 _MOST_POOLED: Final = 4.0
 """Observations of a row, at any depth, up to which its own mean counts at depths where it has none."""

@@ -1,4 +1,4 @@
-"""What steps cost by the drafts in them, measured while they run."""
+"""Step times as a function of the number of drafts, measured while the engine runs."""
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -14,46 +14,46 @@ _KNOTS: Final[tuple[int, ...]] = (
 )  # fmt: skip
 """Numbers of drafts that are measured; others count for the nearest."""
 _FIRST_SLOPE: Final = 0.1
-"""Before anything is known, a draft adds so much of a step without any, divided by the rows."""
+"""Initial cost of a draft, as a share of a step without drafts, divided by the rows."""
 _FIRST_REACH: Final = 4.0
 _LEAST_SLOPE: Final = 0.002
 _OUTLIER: Final = 2.0
-"""No step is believed to take more than so many times what was expected, or less than so small a part."""
+"""Bounds on a single measurement, relative to the expected time."""
 _SLOW: Final = 1.25
-"""A single step that took so many times what was expected is not believed."""
+"""A single step that took this many times the expected time is ignored."""
 _TRUST_IN_SLOW: Final = 0.4
-"""Of one that took longer than expected, compared with one that took less."""
+"""Weight of a step that took longer than expected, relative to one that took less."""
 _ASKING_ITSELF: Final = 0.3
-"""Of what a proposer takes, whatever it is asked for, as long as one depth only is known."""
+"""Fixed share of a proposer's time, independent of the depth, as long as only one depth is known."""
 _SURE: Final = 3
-"""Observations after which a knot's ratio tells of the machine's speed now."""
+"""Observations after which a knot's ratio shows the machine's current speed."""
 _SLOWEST: Final = 0.15
 """Share of the error that is corrected at an observation, after the first few."""
 
 
 class CostCurve:
-    """Seconds of steps that have the same rows, by their drafts.
+    """Seconds of steps with the same number of rows, by their number of drafts.
 
-    Kept as seconds without drafts (`level`) times a ratio per number of drafts. The level follows the machine as its
-    speed changes, whatever the drafts of the steps seen; the ratios stay.
+    Kept as seconds without drafts (`level`) times a ratio per number of drafts. The level follows the machine's speed,
+    with any number of drafts in the observed steps; the ratios stay.
     """
 
     def __init__(self, rows: int, seconds_per_draft: float | None = None) -> None:
         """
         Args:
             rows: of the steps.
-            seconds_per_draft: as steps with other rows have it, if any is known.
+            seconds_per_draft: the value of steps with other numbers of rows, if it is known.
         """
         self._rows = rows
         self._per_draft = seconds_per_draft
         self.level = 0.0
         self.slope = _FIRST_SLOPE / rows
-        """Share of the level that a draft adds, on average over what is known."""
+        """Share of the level that a draft adds, on average over the known points."""
         self._was_slow = False
         self._measured: dict[int, _Ratio] = {}
-        """By knot."""
+        """Measured ratios, by knot."""
         self._places, self._ratios = [0.0], [1.0]
-        """What is known, rising in both."""
+        """The known points, rising in both."""
 
     @property
     def plain_seen(self) -> int:
@@ -62,17 +62,17 @@ class CostCurve:
 
     @property
     def reach(self) -> float:
-        """Drafts up to which the costs may be taken for known."""
+        """The number of drafts up to which the costs count as known."""
         return max(_FIRST_REACH, self._rows / 4, 2 * self._places[-1])
 
     def seconds(self, drafts: Floats) -> Floats:
-        """[n] of steps with so many drafts [n]; measured, between measured ones, or beyond them by their slope."""
+        """Times [n] of steps with these numbers of drafts [n]: measured, interpolated, or extrapolated by the slope."""
         beyond = np.maximum(drafts - self._places[-1], 0.0)
         found: Floats = self.level * (np.interp(drafts, self._places, self._ratios) + beyond * self.slope)
         return found
 
     def expected(self, drafts: float) -> float:
-        """As `seconds`, of one number."""
+        """As `seconds`, for one number of drafts."""
         places, ratios = self._places, self._ratios
         if drafts >= places[-1]:
             return self.level * (ratios[-1] + (drafts - places[-1]) * self.slope)
@@ -81,7 +81,7 @@ class CostCurve:
         return self.level * (ratios[above - 1] + part * (ratios[above] - ratios[above - 1]))
 
     def learn(self, drafts: int, seconds: float) -> None:
-        """A step took so long."""
+        """Take in the time of a step."""
         if not self.level:
             self.level = seconds / (1 + self.slope * drafts)
             if self._per_draft is not None:
@@ -96,22 +96,22 @@ class CostCurve:
             self._was_slow = True  # perhaps it is over
             return
         self._was_slow = error > _SLOW
-        # What disturbs a machine makes steps longer, so the shorter ones tell more.
+        # Disturbances make steps longer, so shorter steps are better evidence.
         trust = 1.0 if error < 1 or known.seen < _SURE else _TRUST_IN_SLOW
         if error < 1 and 0 < known.seen < _SURE and drafts:
-            trust = 1 / _share(known.seen)  # what stood there before was an accident
+            trust = 1 / _share(known.seen)  # the value so far was an accident
         if not drafts:
             self.level *= error ** (trust * _share(known.seen))
         else:
             if known.seen >= _SURE:
                 self.level *= error ** (trust * _SLOWEST)
-            # From what stands there now, which between two knots is no measurement of this one.
+            # The base is the current value, which between two knots is no measurement of this one.
             known.value = max(1.0, expected / self.level * error ** (trust * _share(known.seen)))
         known.seen += 1
         self._know(knot)
 
     def relax(self) -> None:
-        """Half as much is believed of what drafts cost, and what they cost now counts for more."""
+        """Halve the known cost of drafts, and give new measurements more weight."""
         for knot, known in self._measured.items():
             if knot:
                 known.value, known.seen = 1 + (known.value - 1) / 2, min(known.seen, 1)
@@ -142,7 +142,7 @@ class _Ratio:
 
 
 def _share(seen: int) -> float:
-    """Of an error that is corrected, after so many observations."""
+    """Share of an error that is corrected after this many observations."""
     return max(_SLOWEST, 0.6 - 0.1 * seen)
 
 
@@ -210,6 +210,6 @@ class AskingCosts:
 
 
 def rounded(rows: int) -> int:
-    """To three binary digits: numbers of rows that share a curve."""
+    """Round to three binary digits: numbers of rows that share a curve."""
     spare = max(0, rows.bit_length() - 3)
     return rows >> spare << spare

@@ -1,10 +1,10 @@
-"""Drawing drafts with the noise that the model will draw with.
+"""Draws drafts with the noise that the model will draw with.
 
 A token is argmax(processed logits / temperature + Gumbel noise), whose noise is a pure function of (seed, fork,
-position, token). Who adds the same noise to other logits draws from other probabilities, and yet gets the same token as
-often as the two agree: at least (1 - d) / (1 + d) of the time at a total variation distance d (Daliri, Musco and
-Suresh, "Coupling without communication and drafter-invariant speculative decoding", 2024). Since a draft is kept only
-where it equals the model's own token, nothing has to be known of the probabilities that it was drawn with.
+position, token). The same noise on other logits draws from other probabilities, and yet gives the same token as often
+as the two agree: at least (1 - d) / (1 + d) of the time at a total variation distance d (Daliri, Musco and Suresh,
+"Coupling without communication and drafter-invariant speculative decoding", 2024). Since a draft is kept only if it
+equals the model's own token, the probabilities that it was drawn with need not be known.
 """
 
 import torch

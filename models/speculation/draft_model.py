@@ -59,10 +59,10 @@ class DraftModel:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the draft model takes.
+    """The memory needs of the draft model.
 
     Raises:
-        ModelLoadError: it cannot draft for the target; says why.
+        ModelLoadError: it cannot draft for the target; the message names the reason.
     """
     folder = _folder(config, target)
     reader, model = _described(folder, target)

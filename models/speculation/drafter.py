@@ -1,4 +1,4 @@
-"""The proposer of a worker: made once, for as long as its model and cache are there."""
+"""The proposer of a worker: made once and used as long as its model and cache exist."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -27,7 +27,7 @@ _LIFE_BITS: Final = 62
 
 
 class Drafter:
-    """Makes a speculator for every fresh runner. What proposers have learned stays from one to the next."""
+    """Makes a speculator for every new runner. Proposers keep their learned state between runners."""
 
     def __init__(
         self, drafting: Drafting, config: EngineConfig, folder: Path, dtype: torch.dtype, max_model_len: int
@@ -44,10 +44,10 @@ class Drafter:
         self._told: ProposerReport | None = None
         self._life = 0
         self.most = 0
-        """Drafts of a row in a step, once a proposer was made; 0 where nothing is drafted."""
+        """Most drafts of a row in a step, once a proposer was made; 0 if there is no drafting."""
 
     def speculation(self, decoder: RunnableDecoder, cache: KVCache) -> dict[str, MakeSpeculator]:
-        """What a runner of these is given by name; nothing where nothing is drafted.
+        """Keyword arguments for a runner of this decoder and cache; empty if there is no drafting.
 
         Raises:
             ModelLoadError: the proposer cannot be made.
@@ -71,18 +71,25 @@ class Drafter:
 
         def make(rows: RowTable, options: Options, guides: GuidedRows | None) -> Speculator:
             return Speculator(
-                proposer, rows, options, decoder.config.vocab_size, most=most, length=length,
-                synthetic=synthetic, guides=guides, trees=_sees_trees(decoder, cache),
-            )  # fmt: skip
+                proposer,
+                rows,
+                options,
+                decoder.config.vocab_size,
+                most=most,
+                length=length,
+                synthetic=synthetic,
+                guides=guides,
+                trees=_sees_trees(decoder, cache),
+            )
 
         return {"speculation": make}
 
     def forget(self) -> None:
-        """Give back what the proposer holds."""
+        """Release the proposer and its memory."""
         self._made = self._reporter = None
 
     def reported(self, result: StepResult) -> StepResult:
-        """With how the proposer stands, where that is new."""
+        """Add the proposer's report to a result if it has changed."""
         if self._reporter is None:
             return result
         report = self._reporter.report()
@@ -113,12 +120,12 @@ class Drafter:
 
 
 def _sees_trees(decoder: RunnableDecoder, cache: KVCache) -> bool:
-    """Whether the attention has masks for trees of drafts."""
+    """True if the attention has masks for trees of drafts."""
     return cache.storage.device.type == "cpu" or decoder.config.mla is None
 
 
 def _length(wanted: SpeculativeConfig, most: int, proposer: Proposer) -> DraftLength | None:
-    """Who chooses how many drafts are worth their time; nobody where each row is to have them all."""
+    """The controller of the number of drafts; None if each row always gets all of them."""
     if not wanted.adaptive:
         return None
     levels = list(accumulate(wanted.tree_widths)) or range(1, most + 1)

@@ -1,4 +1,4 @@
-"""The drafts of a step: those that a proposer gives for its rows, and those of one row, with what of them is kept.
+"""The drafts of a step: those that a proposer gives for its rows, and those of one row with the selection of kept ones.
 
 Node 0 is the row's last token, node i + 1 its draft i. A chain is a tree without branches; `parents` is None for it.
 """
@@ -32,7 +32,7 @@ class Drafts:
 
 
 class DraftError(RuntimeError):
-    """A proposer gave what no drafts are: a fault of whoever wrote it."""
+    """A proposer returned invalid drafts: a fault of its author."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class RowDrafts:
         return len(self.tokens)
 
     def keep(self, kept: Sequence[int]) -> None:
-        """Leave out all others, with what follows them. kept: rising, parents included."""
+        """Leave out all others, with their descendants. kept: rising, parents included."""
         if len(kept) == len(self.tokens):
             return
         self.tokens = [self.tokens[index] for index in kept]
@@ -58,7 +58,7 @@ class RowDrafts:
             self.parents = [place[self.parents[index]] for index in kept]
 
     def accepted(self, drawn: Sequence[int]) -> list[int]:
-        """The path of drafts that equal what the model drew before each of them.
+        """The path of drafts that equal the model's token at each of their places.
 
         Args:
             drawn: the model's token behind every node.
@@ -107,10 +107,10 @@ class RowDrafts:
 
 
 def read_drafts(drafts: Drafts, limits: Sequence[int], vocab: int) -> list[RowDrafts]:
-    """What a proposer gave, row by row.
+    """Validate a proposer's drafts and divide them by row.
 
     Raises:
-        DraftError: it does not fit what was asked for.
+        DraftError: they do not match the request.
     """
     counts = drafts.counts.tolist()
     if len(counts) != len(limits) or len(drafts.token_ids) != len(limits):

@@ -1,7 +1,7 @@
-"""EAGLE (Li, Wei, Zhang and Zhang, 2024): a head that goes on in the features of the model.
+"""EAGLE (Li, Wei, Zhang and Zhang, 2024): a draft head that continues the sequence of the model's features.
 
-The feature of a position is the model's hidden state behind its final norm. With the embedding of the token after it,
-the head foretells the next feature; the model's own output matrix makes tokens of features.
+The feature of a position is the model's hidden state after its final norm. From it and the embedding of the token after
+it, the head predicts the next feature; the model's own output matrix turns features into logits.
 
 Checkpoint: `fc`, `layers.N` as in Llama but for the first one's missing `input_layernorm`; the embedding is the
 model's, and a copy of it in the file is not read.
@@ -83,10 +83,10 @@ class Eagle:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the head takes.
+    """The memory needs of the head.
 
     Raises:
-        ModelLoadError: it is not one of this target; says why.
+        ModelLoadError: it does not fit this target; the message names the reason.
     """
     folder, reader, layers = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
@@ -94,9 +94,12 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     weights = checkpoint_bytes(stored, target.dtype, target.device)
     size = layers.hidden_size
     return DrafterNeeds(
-        weight_bytes=weights, layers=layers, width=KEPT * size, shown=target.config.hidden_size,
+        weight_bytes=weights,
+        layers=layers,
+        width=KEPT * size,
+        shown=target.config.hidden_size,
         border=size + MARK_NUMBERS,
-    )  # fmt: skip
+    )
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

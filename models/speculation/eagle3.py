@@ -1,11 +1,12 @@
-"""EAGLE-3 (Li, Wei, Zhang and Zhang, 2025): a head that reads three layers of the model and foretells tokens.
+"""EAGLE-3 (Li, Wei, Zhang and Zhang, 2025): a draft head that reads three layers of the model and predicts tokens.
 
-`fc` makes one vector of the hidden states that enter three layers; the only layer reads it beside the embedding of the
-next token. Its own output, before the norm, takes that vector's place where the model has not computed any.
+`fc` makes one vector from the hidden states that enter three layers; the only layer reads it beside the embedding of
+the next token. Where the model has not computed hidden states, the head's own output, before the norm, replaces the
+vector.
 
 Checkpoint: `fc`, `midlayer` (with `hidden_norm` for the vector and `input_layernorm` for the embedding), `norm`,
-`lm_head` over the draft vocabulary, `d2t` (how much larger than its place each draft token's id is in the model), `t2d`
-(which of the model's tokens are in it, which follows from `d2t`), sometimes `embed_tokens`.
+`lm_head` over the draft vocabulary, `d2t`, `t2d`, sometimes `embed_tokens`. `d2t` is the difference between each draft
+token's id in the model and its place; `t2d` marks the model's tokens that are in the draft vocabulary.
 """
 
 from pathlib import Path
@@ -47,9 +48,16 @@ class Eagle3:
     reads_states = True
 
     def __init__(
-        self, config: DecoderConfig, target: Decoder, source: WeightSource, vocabulary: Tensor, *,
-        taps: Taps, normed_residual: bool, longest: int,
-    ) -> None:  # fmt: skip
+        self,
+        config: DecoderConfig,
+        target: Decoder,
+        source: WeightSource,
+        vocabulary: Tensor,
+        *,
+        taps: Taps,
+        normed_residual: bool,
+        longest: int,
+    ) -> None:
         """
         Args:
             vocabulary: int64 [draft vocabulary], tokens of the target.
@@ -90,10 +98,10 @@ class Eagle3:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the head takes.
+    """The memory needs of the head.
 
     Raises:
-        ModelLoadError: it is not one of this target; says why.
+        ModelLoadError: it does not fit this target; the message names the reason.
     """
     folder, reader, layers, taps = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
@@ -123,9 +131,14 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     vocabulary = _vocabulary(stored, reader, layers.vocab_size).to(context.cache.storage.device)
     with batch_invariant(decoder.batch_invariant):
         head = Eagle3(
-            layers, decoder, source, vocabulary, taps=taps,
-            normed_residual=reader.flag("norm_before_residual", False), longest=longest,
-        )  # fmt: skip
+            layers,
+            decoder,
+            source,
+            vocabulary,
+            taps=taps,
+            normed_residual=reader.flag("norm_before_residual", False),
+            longest=longest,
+        )
     stored.finish()
     return paged(head, layers, config, context, longest)
 

@@ -1,4 +1,4 @@
-"""Where a drafter's checkpoint comes from: what is shipped with the built-in model, a local folder, or the hub."""
+"""Finds a drafter's checkpoint: the one shipped with the built-in model, a local folder, or the hub."""
 
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,7 @@ def drafter_folder(method: str, model: str | None, target: ModelConfig, progress
 
     Args:
         method: of the speculative config: draft_model, eagle, eagle3 or medusa.
-        model: folder or hub id; "builtin" or None: what is shipped with the built-in model.
+        model: folder or hub id; "builtin" or None: the one shipped with the built-in model.
         target: the model that is drafted for; hub settings (token, cache) are taken from it.
         progress: is told of downloads.
 

@@ -1,9 +1,9 @@
-"""Where the entries of rows lie that a drafter was not shown all of.
+"""Places of a row's cache entries after a gap: positions that the drafter has not seen.
 
-While drafts do not pay the drafter sleeps, and what it would have made entries of is lost. A row that goes on after
-that leaves out what it lacks: it keeps the whole blocks of entries before its first gap, passes over those that lie in
-between, and its next entry begins the block in which its position lies. Keys are rotated by their position in the text
-and know nothing of their place, so whoever attends sees true entries only, in their order and as far apart as they are.
+While drafts do not pay, the drafter sleeps, and entries (keys and values) of those positions are never made. A row that
+continues later leaves them out. It keeps the whole blocks of entries before its first gap, skips the blocks in between,
+and its next entry begins the block that contains its position. Keys are rotated by their position in the text and do
+not depend on their place. So attention sees only true entries, in their order and at their true distances.
 
 The places behind a gap are blocks that the row itself is about to write, as those of its positions are.
 """
@@ -30,7 +30,7 @@ class Gaps:
         self._skipped: Ints = np.zeros(0, dtype=np.int64)
         """Blocks behind those that nothing is read of."""
         self._shift: Ints = np.zeros(0, dtype=np.int64)
-        """How far entries behind the gap lie in front of their positions, not counting skipped blocks; 0 is no gap."""
+        """Distance of entries behind the gap from their positions, not counting skipped blocks; 0 is no gap."""
 
     def close(self, slot: int) -> None:
         """There is another row in a slot."""
@@ -44,18 +44,18 @@ class Gaps:
         self.some = self.some and bool(self._shift.any())
 
     def close_all(self) -> None:
-        """Nothing is left of any row."""
+        """Forget all rows."""
         self._kept[:], self._skipped[:], self._shift[:], self.some = 0, 0, 0, False
 
     def may_open(self, starts: Ints) -> NDArray[np.bool_]:
-        """Whether rows may go on from those positions [rows]. Where blocks are kept for a window, entries must be no
-        nearer to each other than their positions, or blocks that are given back would be read."""
+        """True for rows that may continue from those positions [rows]. Where blocks are kept for a window, entries must
+        be no nearer to each other than their positions, or freed blocks would be read."""
         found: NDArray[np.bool_] = starts % self._block_size == 0
         return found | self._whole
 
     def open(self, slots: Ints, ends: Ints, starts: Ints) -> None:
         """Some rows [rows] have entries up to `ends`, and go on from `starts`, behind that."""
-        # What lies between two gaps is short.
+        # The entries between two gaps are few.
         kept = np.where(self._shift[slots] > 0, self._kept[slots], ends // self._block_size)
         if not self._whole:
             kept[:] = 0
@@ -65,7 +65,7 @@ class Gaps:
         self.some = True
 
     def shift(self, slots: Ints) -> Ints:
-        """How far each row's next entries lie in front of their positions, [rows]."""
+        """Distance of each row's next entries from their positions, [rows]."""
         found: Ints = self._shift[slots]
         return found
 

@@ -1,4 +1,4 @@
-"""A plug-in that proposes: whatever goes wrong in it costs drafts, and nobody's request."""
+"""Guards a plug-in proposer: its failures cost drafts, and never fail a request."""
 
 import logging
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Guarded:
             return None
         try:
             return call()
-        except Exception:  # somebody else's code
+        except Exception:  # a plug-in may raise anything
             self.failed, self.taps = True, NO_TAPS
             logger.exception(
                 "the proposer %s has failed: nothing is drafted until the model is loaded again", self._name

@@ -1,4 +1,4 @@
-"""From a drafter's scores to drafts: the likeliest tokens, or those that the model's own noise favours."""
+"""Chooses drafts by a drafter's scores: the likeliest tokens, or those that the model's own noise favours."""
 
 import torch
 from torch import Tensor

@@ -1,13 +1,13 @@
-"""How many drafts pay for themselves, per row and step.
+"""Chooses the number of drafts per row and step that pays for itself.
 
-A step that computes drafts takes longer than one that does not, and gives as many more tokens as are kept. Both are
-measured while the engine runs: `acceptance_rates` says how probable it is that a row keeps its first, second, third
-draft, `cost_curve` what steps take. The next draft of whichever row is most probable is added as long as expected
-tokens per second rise; that may be from the first one on, or never.
+A step with drafts takes longer than one without, and gives one more token per kept draft. Both are measured while the
+engine runs: `acceptance_rates` has the probability that a row keeps its first, second, third draft, `cost_curve` the
+time of steps. The most probable next draft of any row is added as long as expected tokens per second rise; they may
+never rise, not even with the first one.
 
-A row without drafts would never be heard of again, and a number of drafts that once took long never be tried again.
-Therefore a small share of the time goes to probes, whose cost is estimated beforehand and saved up first. Whether
-anybody drafts at all is judged by what comes of it, see `stretches`.
+A row without drafts would never be measured again, and a number of drafts that once took long never be tried again.
+Therefore a small share of the time goes to probes, whose cost is estimated beforehand and saved up first. `stretches`
+decides if there is drafting at all, by comparing measured speeds.
 
 Nothing here reads a clock or draws at random: the same observations give the same lengths.
 """
@@ -23,54 +23,54 @@ from troupellm.models.speculation.stretches import Stretches
 from troupellm.models.speculation.wall import WallPrice
 
 _REVIEW_STEPS: Final = 8
-"""Steps with drafts between two looks at all numbers; a look costs more than a step's bookkeeping."""
+"""Steps with drafts between two reviews of all depths; a review costs more than a step's bookkeeping."""
 _FIRST_REVIEWS: Final = 6
-"""Made after every step: as long as nothing is known a guess is for all rows."""
+"""Number of first reviews that come after every step: as long as nothing is known, a guess applies to all rows."""
 _COSTLY_REVIEWS: Final = 10
 _MOSTLY: Final = 0.6
 _FIRST_DEPTH: Final = 4
 _LEARNING_REVIEWS: Final = 3
-"""With guesses in all of them: what a single one tells is too little to give up."""
+"""Number of first reviews in which all rows draft: one rejected draft is too little evidence to give up."""
 _SMALL_BATCH: Final = 4
-"""With so few rows their first steps are looked at soon: there a bad guess is the whole step."""
+"""With at most this many rows their first steps are reviewed soon: a bad guess affects the whole step."""
 _YOUNG_STEPS: Final = 2
 _SETTLED: Final = 4.0
-"""Observations of a row after which it has had its first steps."""
+"""Observations of a row after which it no longer counts as new."""
 _LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.1
-"""Times the tokens per second without drafts, below which there are none: drafts cost outside of the step, too. Of many
-rows the likeliest are chosen, which are those that luck has favoured: more is promised of them than they keep."""
+"""Least gain in tokens per second over a step without drafts: drafts also cost time outside of the step. Among many
+rows the likeliest drafts are chosen, whose estimates are biased upward by luck, so they must gain more."""
 _PROBE_SHARE: Final = 0.008
-"""Of the time, for probes."""
+"""Share of the time for probes."""
 _MOST_SAVED: Final = 1.0
 """Steps without drafts whose time can be saved up for probes."""
 _BOOKKEEPING: Final = 2e-4
-"""Seconds that a probe takes beside what it computes: where steps are as short as that, probes are rare."""
+"""Seconds of a probe's bookkeeping: where steps are as short as that, probes are rare."""
 _ALMOST: Final = 0.9
 _PLAIN_WANTED, _PLAIN_AGAIN = 3, 2
 _STALE_STEPS: Final = 192
-"""After so many steps, what one without drafts takes is measured again."""
+"""After this many steps with drafts, the time of one without is measured again."""
 _LOOKS: Final = 3
-"""Steps with drafts, at first and once nobody has had any for long."""
+"""Steps in which all rows draft, at first and after a long sleep."""
 
 
 class _Step(NamedTuple):
-    """What became of a step with rows that were asked for drafts."""
+    """The drafts and kept drafts of a step in which rows were asked for drafts."""
 
     asked: Ints
     """Slots."""
     depths: Ints
     slots: Ints
-    """Of these and others, for what follows."""
+    """Slots of all rows that `drafted` and `accepted` describe, those of `asked` among them."""
     drafted: Ints
     accepted: Ints
 
 
 class _New(NamedTuple):
-    """A row of which nothing is known."""
+    """Defaults for a row without observations."""
 
     depth: int
     present: float
-    """How probable it is that it has a draft at all."""
+    """Probability that it has a draft at all."""
 
 
 class DraftLength:
@@ -80,50 +80,50 @@ class DraftLength:
         """
         Args:
             levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far.
-            adaptive: off gives each row as many as it may have, always.
-            sleeps: steps cost more as long as anybody may draft, and less while the proposer is asleep.
+            adaptive: off always gives each row its maximum.
+            sleeps: the proposer can sleep. A step is faster while it sleeps, since it need not follow the rows.
         """
         self._adaptive = adaptive
         self._nodes = np.array([0, *levels], np.int64)
         self._rates = AcceptanceRates(len(levels))
         self._costs, self._asking = StepCosts(), AskingCosts()
         self._depths = np.zeros(0, np.int64)
-        """By slot, what was decided."""
+        """By slot, the depth decided for it."""
         self._new: _New | None = _New(max(1, (len(levels) + 1) // 2), 1.0)
-        """As of the last review, once asked for."""
+        """As of the last review; computed when it is first needed."""
         self._learning = True
         self._waiting: list[_Step] = []
         self._given: tuple[Ints, Ints] | None = None
         """Slots and depths of the step under way, if any row was asked for drafts."""
         self._size = 0
-        """Rows of the step that was decided for, roughly."""
+        """Rounded number of rows of the step that the last review was for."""
         self._reviews, self._due = 0, False
         self._probing = False
         self._asked = False
-        """Once: the first time takes longest, and is no measurement."""
+        """True after the first drafts: the first time takes longest, and is no measurement."""
         self._saved = 0.0
-        """Seconds for probes."""
+        """Seconds saved up for probes."""
         self._price = 0.0
         self._turn = 0
         self._since_plain = 0
         self._plain_due = 0
-        """Steps that are to have no drafts, for comparison."""
+        """Number of coming steps without drafts, for comparison."""
         self._looks = _LOOKS
-        """Steps to come in which everybody drafts, to see what comes of it."""
+        """Number of coming steps in which all rows draft, for measurement."""
         self._sleeps = sleeps
         self._stretches = Stretches()
         self._worth = True
-        """Some row is worth a draft, as far as was known when it was last looked at."""
+        """At the last review some row was worth a draft."""
         self._tried: set[int] = set()
-        """Rows, rounded, with which a look was taken after the first steps."""
+        """Rounded numbers of rows that were measured again after their first steps."""
         self._walls: dict[int, WallPrice] = {}
-        """By rows, rounded."""
+        """By rounded number of rows."""
         self._last: tuple[int, bool] | None = None
-        """Of the last step, if it had no prompts: rows, rounded, and whether it had drafts."""
+        """Of the last step, if it had no prompts: rounded number of rows, and True if it had drafts."""
         self._ended = 0.0
 
     def add_row(self, slot: int) -> None:
-        """A row has come into a slot; what is known of the one before it does not count."""
+        """A row has taken a slot; observations of the slot's previous row are discarded."""
         self._rates.forget(slot)
         if slot >= self._depths.size:
             grown = np.zeros(max(16, 2 * slot), np.int64)
@@ -133,11 +133,11 @@ class DraftLength:
         self._stretches.add_row()
 
     def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-        """Whether the next step has no drafts and tells nothing: then there is no call of `limits` and `learn`.
+        """True if the next step has no drafts and is not learned from: `limits` and `learn` are not called for it.
 
         Args:
-            moment: now, by the wall.
-            mixed: some rows compute more than a position.
+            moment: wall-clock seconds.
+            mixed: some rows compute more than one position.
         """
         if not self._adaptive:
             return False
@@ -149,7 +149,7 @@ class DraftLength:
         return rests
 
     def passes(self, batch_size: int) -> bool:
-        """Whether the next step rests far from the end of a sleep, and is not measured: `rests` is not called then,
+        """True if the next step is inside a long sleep and is not measured: then `rests` is not called for it,
         either."""
         if not self._adaptive or not self._stretches.passes(batch_size):
             return False
@@ -157,7 +157,7 @@ class DraftLength:
         return True
 
     def asleep(self, batch_size: int) -> bool:
-        """Whether nobody will draft for long, so that the proposer need not follow what rows say."""
+        """True if there will be no drafts for long, so that the proposer need not follow the rows."""
         return self._sleeps and self._stretches.asleep(batch_size)
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
@@ -178,7 +178,7 @@ class DraftLength:
             self._since_plain, self._plain_due = 0, _PLAIN_WANTED
         if self._costs.of(size).plain_seen < _PLAIN_WANTED or self._plain_due:
             self._plain_due = max(0, self._plain_due - 1)
-            depths = np.zeros_like(depths)  # what drafts cost is more than this
+            depths = np.zeros_like(depths)  # this step measures the time without drafts
         else:
             worth = self._worth if self._looks else bool(depths.any())
             self._stretches.drafts(batch_size, worth=worth, tried=not self._looks)
@@ -193,19 +193,27 @@ class DraftLength:
         return chosen
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
-        *, following: float = 0.0, moment: float | None = None,
-    ) -> None:  # fmt: skip
-        """What became of a step.
+        self,
+        slots: Ints,
+        drafted: Ints,
+        accepted: Ints,
+        tokens: int,
+        seconds: float,
+        proposing: float = 0.0,
+        *,
+        following: float = 0.0,
+        moment: float | None = None,
+    ) -> None:
+        """Learn from a step.
 
         Args:
             slots, drafted, accepted: [rows] of all that might have drafted, with how many drafts, and how deep they
                 were kept.
             tokens: positions that the step computed, of all rows.
-            seconds: that the whole step took.
-            proposing: that the proposer took of them.
-            following: that the proposer took to follow what the rows say, which it need not do for ever.
-            moment: when it ended, by the wall.
+            seconds: time of the whole step.
+            proposing: the proposer's part of it.
+            following: the proposer's time for following the rows, which a sleep would save.
+            moment: wall-clock seconds at its end.
         """
         if not self._adaptive:
             return
@@ -214,7 +222,7 @@ class DraftLength:
         drafts = 0
         if given is not None:
             drafts = int(drafted.sum())
-            if self._looks and (drafts or not self._sleeps):  # who was asleep has no drafts for some rows
+            if self._looks and (drafts or not self._sleeps):  # a proposer that was asleep has no drafts for some rows
                 self._looks, self._due = self._looks - 1, True
             self._stretches.gained(int(accepted.sum()))
             if self._asked:
@@ -224,7 +232,7 @@ class DraftLength:
         elif self._sleeps:
             seconds -= following
         self._saved = min(self._saved + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
-        # What drafts cost would be lost in the cost of prompts.
+        # In a step with prompts the cost of drafts cannot be separated from theirs.
         last, self._last = self._last, None
         if not rows or tokens - drafts != rows:
             return
@@ -233,7 +241,7 @@ class DraftLength:
         self._last = size, drafts > 0
         if moment is None:
             return
-        # A step without drafts behind one that had some may have waited for what came of them.
+        # A step without drafts behind one with drafts may have waited for the results of the drafts.
         if last in ((size, False), (size, drafts > 0)):
             period = moment - self._ended - (following if self._sleeps and not drafts else 0.0)
             self._wall(size).learn(period, seconds, drafts=drafts > 0)
@@ -243,7 +251,7 @@ class DraftLength:
         return self._walls.setdefault(size, WallPrice())
 
     def _wake(self, size: int) -> None:
-        """Nobody has drafted for long: perhaps it pays by now."""
+        """After a long sleep: try again if drafts pay by now."""
         self._wall(size).relax()
         if size not in self._tried:  # first steps of a kind take long
             self._tried.add(size)
@@ -251,14 +259,14 @@ class DraftLength:
         self._looks, self._due, self._plain_due = _LOOKS, True, _PLAIN_AGAIN
 
     def _patience(self, slots: Ints) -> int:
-        """Steps with drafts after which all is looked at."""
+        """Number of steps with drafts until the next review."""
         if self._probing or self._reviews < _FIRST_REVIEWS:
             return 1
         young = slots.size <= _SMALL_BATCH and bool((self._rates.seen(slots) < _SETTLED).any())
         return _YOUNG_STEPS if young else _REVIEW_STEPS
 
     def _review(self, slots: Ints, batch_size: int) -> None:
-        """Learn from what was seen, and decide anew."""
+        """Learn from the observed steps, and decide all depths anew."""
         self._size, self._probing, self._due = rounded(batch_size), False, False
         if self._waiting:
             seen, self._waiting = [self._outcome(step) for step in self._waiting], []
@@ -272,7 +280,7 @@ class DraftLength:
         self._worth = paying.size > 0
         learning = self._reviews <= _LEARNING_REVIEWS and slots.size <= _SMALL_BATCH
         if slots.size <= _SMALL_BATCH and self._reviews <= _COSTLY_REVIEWS:
-            # First steps of a kind take long: what is mostly kept is tried until its cost is known.
+            # First steps of a kind take long: drafts that are mostly kept are tried until their cost is known.
             kept = (probability >= _MOSTLY).sum(axis=1)
             self._depths[slots] = np.maximum(self._depths[slots], np.minimum(kept, _FIRST_DEPTH))
         if learning or self._looks:  # one bad guess says little, and costs a few steps at most
@@ -281,7 +289,7 @@ class DraftLength:
         self._learning = learning
 
     def _of_new(self) -> "_New":
-        """By what is known of all rows, whatever became of those that are here."""
+        """The defaults of a new row, from the rates of all rows so far."""
         if self._new is None:
             rates, present = self._rates.of_new()
             alone: Floats = np.cumprod(rates, dtype=np.float64)[None]
@@ -320,7 +328,7 @@ class DraftLength:
         return chosen
 
     def _probed(self, depths: Ints) -> Ints:
-        """Perhaps other depths for this step, if what they may cost has been saved up."""
+        """Sometimes other depths for this step, if their possible cost has been saved up."""
         curve = self._costs.of(self._size)
         silent = np.flatnonzero(depths == 0)
         self._turn += 1
@@ -331,7 +339,7 @@ class DraftLength:
             price = (curve.expected(float(self._nodes[1])) - curve.level) * self._of_new().present
             price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
             price += (self._wall(self._size).factor - 1) * curve.level
-            # What was dear once may have been an accident: it stays within what saving can reach.
+            # One high measurement may have been an accident: the price stays within what can be saved up.
             self._price = min(price + _BOOKKEEPING, _ALMOST * _MOST_SAVED * curve.level)
         else:
             probed = np.minimum(depths + 1, self._nodes.size - 1)

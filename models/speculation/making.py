@@ -1,4 +1,4 @@
-"""What the makers of drafters with layers of their own have in common."""
+"""Shared code for making drafters that have layers of their own."""
 
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +31,7 @@ WARM_ROUNDS, WARM_TOKENS = 3, 4
 
 
 class Context(Protocol):
-    """What is read of `registry.ProposerContext`."""
+    """The part of `registry.ProposerContext` that is read here."""
 
     @property
     def decoder(self) -> RunnableDecoder: ...
@@ -50,9 +50,13 @@ class Context(Protocol):
 def target_of(context: Context) -> Target:
     """The model that is drafted for."""
     return Target(
-        folder=context.folder, model=context.model, config=context.decoder.config, dtype=context.dtype,
-        device=context.cache.storage.device, max_model_len=context.max_model_len,
-    )  # fmt: skip
+        folder=context.folder,
+        model=context.model,
+        config=context.decoder.config,
+        dtype=context.dtype,
+        device=context.cache.storage.device,
+        max_model_len=context.max_model_len,
+    )
 
 
 def own_decoder(config: SpeculativeConfig, context: Context) -> Decoder:
@@ -76,24 +80,32 @@ def paged(
     device = context.cache.storage.device
     paging = Paging(layers, context.cache, context.dtype, batch_invariant=context.decoder.batch_invariant)
     guesser = Guesser(
-        context.decoder.config.vocab_size, network.vocabulary, coupled=config.draft_sample_method == "probabilistic",
+        context.decoder.config.vocab_size,
+        network.vocabulary,
+        coupled=config.draft_sample_method == "probabilistic",
         device=device,
-    )  # fmt: skip
+    )
     borders, layout = context.cache.borders, context.cache.layout
     assert borders is not None, "a drafter with layers of its own marks its blocks"
     kept_whole = layout.windows[lying_in(layout)] is None  # else a row's first blocks are others' by and by
     proposer = PagedProposer(
-        network, paging, context.cache.draft_layers, guesser, longest=longest, dtype=context.dtype,
-        widths=config.tree_widths, borders=borders[:, :-MARK_NUMBERS] if network.reads_states else None,
+        network,
+        paging,
+        context.cache.draft_layers,
+        guesser,
+        longest=longest,
+        dtype=context.dtype,
+        widths=config.tree_widths,
+        borders=borders[:, :-MARK_NUMBERS] if network.reads_states else None,
         marks=Marks(context.cache, paging) if kept_whole else None,
-    )  # fmt: skip
+    )
     warm_up(proposer, context)
     return proposer
 
 
 @torch.inference_mode()
 def warm_up(proposer: Proposer, context: Context) -> None:
-    """Draft once for nobody, while nothing of the cache counts: what drafts cost is measured from the first ones on."""
+    """Draft once for a made-up row, before the cache is in use: later measurements then exclude first-time costs."""
     device, size = context.cache.storage.device, context.cache.block_size
     tokens = torch.zeros(1, WARM_TOKENS + size, dtype=torch.int32, device=device)
     blocks = np.zeros((len(context.cache.layout.windows), 1, -(-tokens.shape[1] // size)), dtype=np.int32)
@@ -119,9 +131,12 @@ def describe_head(reader: ConfigReader, target: DecoderConfig) -> DecoderConfig:
         ModelLoadError: a value is wrong, or does not fit the target.
     """
     known = reader.with_values(architectures=["LlamaForCausalLM"]).with_defaults(
-        max_position_embeddings=target.max_position_embeddings, vocab_size=target.vocab_size,
-        rms_norm_eps=target.rms_norm_eps, hidden_size=target.hidden_size, num_hidden_layers=1,
-    )  # fmt: skip
+        max_position_embeddings=target.max_position_embeddings,
+        vocab_size=target.vocab_size,
+        rms_norm_eps=target.rms_norm_eps,
+        hidden_size=target.hidden_size,
+        num_hidden_layers=1,
+    )
     bias = known.flag("attention_bias", False)
     found = decoder_config(
         known, qkv_bias=known.flag("qkv_bias", bias), out_bias=bias, mlp_bias=known.flag("mlp_bias", False)

@@ -1,9 +1,9 @@
-"""Which blocks hold a drafter's entries of what they hold.
+"""Marks of blocks whose positions have a drafter's entries.
 
-Entries come along with every block that is shared, and yet some blocks have none: those of rows that nobody followed
-while drafts did not pay. Nor is a drafter told what becomes of a block later on, and what it holds may have come from
-an outer tier. So a block whose entries are made gets a mark beside them: a few bytes of the keys that the model has
-there. Where these are others by now the block was written to since, and its entries are of an earlier text.
+Entries are shared together with their block, and yet some blocks lack them: those of rows that the drafter did not
+follow while drafts did not pay. A drafter also does not know when a block is reused, and a block may come from an outer
+tier. So a block whose entries are made gets a mark beside them: a few bytes of the model's keys in the block. If the
+keys differ later, the block was written to since, and its entries belong to an earlier text.
 """
 
 import numpy as np
@@ -20,11 +20,11 @@ from troupellm.models.speculation.transfer import to_device, to_host
 MOST_READ = 2048
 """Tokens that are read again of blocks without entries, by all rows together that a step brings: it waits for that."""
 _BYTES = 4
-"""Of the key at either end of a block, the last ones: where keys have few bits, there is their scale."""
+"""Bytes taken of the key at either end of a block, the last ones: keys with few bits have their scale there."""
 
 
 class Marks:
-    """Of the blocks that a drafter's layers lie in, which are kept for as long as their rows are there."""
+    """Marks of the blocks that contain a drafter's layers, which are kept as long as their rows exist."""
 
     def __init__(self, cache: KVCache, paging: Paging) -> None:
         """cache: its borders end with the marks."""
@@ -65,13 +65,13 @@ class Marks:
         return lead, trail
 
     def _now(self, blocks: Tensor) -> Tensor:
-        """What the marks of blocks [n] would be; float32 [n, numbers], to be compared as bits."""
+        """The marks that the current keys of blocks [n] would give; float32 [n, numbers], to be compared as bits."""
         keys = self._keys[blocks[:, None], self._ends].view(torch.uint8)
         return keys[..., -_BYTES:].contiguous().view(torch.float32).flatten(1)
 
 
 def reread(lead: Ints, trail: Ints, whole: Ints, block_size: int) -> tuple[Ints, Ints]:
-    """Where rows [rows] go on that share blocks without entries, whose tokens can be read again; all in blocks.
+    """Where rows [rows] with shared blocks continue if blocks without entries can be read again; all in blocks.
 
     Args:
         lead, trail: as of `Marks.runs`, of their first `whole` ones.

@@ -1,9 +1,9 @@
-"""Where the last tokens of a text stood before: n-grams of a few lengths, hashed into chains of positions.
+"""Finds earlier places of a text's last tokens: n-grams of a few lengths, hashed into chains of positions.
 
 The structure is that of the match finders of LZ77 compressors: for each n a table of heads (bucket -> most recent
-position whose n-gram falls into it) and, per position, a link to the one before it in the same bucket. A token costs a
+position whose n-gram falls into it). Each position has a link to the one before it in the same bucket. A token costs a
 few stores, a look-up a walk of bounded length, and memory is fixed: the tokens lie in a ring whose oldest ones are
-overwritten. A bucket may hold other n-grams, so whoever walks a chain compares tokens.
+overwritten. A bucket may hold other n-grams, so a walk compares tokens.
 """
 
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 HASH_BITS: Final = 60
-"""Of an n-gram: each of its tokens is moved by HASH_BITS // n bits more than the one after it."""
+"""Bits of an n-gram's hash: each token is shifted by HASH_BITS // n bits more than the one after it."""
 _WORD_MASK: Final = (1 << 64) - 1
 _MIXER: Final = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio: Fibonacci hashing takes the upper bits of a product with it."""
 BULK_TOKENS: Final = 48
-"""From so many on, vector operations are cheaper than a loop."""
+"""From this number of tokens on, vector operations are cheaper than a loop."""
 LAST_POSITION: Final = 1 << 30
 """Positions are counted up to here, then all is forgotten: they fit in 32 bits."""
 
 
 class Match(NamedTuple):
-    """Where the end of a text stood before."""
+    """Earlier occurrences of the end of a text."""
 
     length: int
     """Tokens that agree."""
     positions: list[int]
-    """Of the last of them, most recent first."""
+    """Positions of their last tokens, most recent first."""
 
 
 NO_MATCH: Final = Match(0, [])
@@ -76,10 +76,10 @@ class MatchIndex:
         return self._ring.nbytes + sum(array.nbytes for array in (*self._heads, *self._links))
 
     def restart(self, salt: int = 0) -> None:
-        """What follows is another text; no n-gram reaches across. Earlier texts stay until `forget_before`.
+        """Begin another text; no n-gram reaches across. Earlier texts stay until `forget_before`.
 
         Args:
-            salt: below 2^60. Texts with another one are looked for elsewhere, though buckets may collide.
+            salt: below 2^60. Texts with another salt are not found, though buckets may collide.
         """
         if self.end >= LAST_POSITION:
             for heads in self._heads:
@@ -90,7 +90,7 @@ class MatchIndex:
         self.hashes = [0] * len(self.sizes)
 
     def forget_before(self, position: int) -> None:
-        """Nothing is found any more of what lies before a position."""
+        """Forget all places before a position."""
         self.floor = max(self.floor, position)
 
     def extend(self, tokens: NDArray[np.int32]) -> None:
@@ -149,9 +149,17 @@ class MatchIndex:
         heads[buckets[last]] = positions[last] + 1
 
     def find(
-        self, level: int, value: int, context: list[int], *, salt: int = 0, tries: int, most: int,
-        owners: memoryview | None = None, owner: int = 0,
-    ) -> Match:  # fmt: skip
+        self,
+        level: int,
+        value: int,
+        context: list[int],
+        *,
+        salt: int = 0,
+        tries: int,
+        most: int,
+        owners: memoryview | None = None,
+        owner: int = 0,
+    ) -> Match:
         """The longest agreements with a context among the most recent places where its last n tokens may have stood.
 
         Args:
@@ -159,7 +167,7 @@ class MatchIndex:
             value: hash of the context's last n tokens.
             context: no more of it is compared.
             tries: places to look at.
-            most: positions wanted. Whole agreements end the search as soon as there are so many.
+            most: positions wanted. The search ends when this many whole matches are found.
             owners: int32 [capacity] by place as `tokens`, and whose positions are wanted.
         """
         tokens, mask, floor, links = self.tokens, self.mask, self.floor, self._levels[level][4]
@@ -181,12 +189,12 @@ class MatchIndex:
         return Match(best, found) if found else NO_MATCH
 
     def advance(self, match: Match, said: Sequence[int], most: int) -> Match:
-        """What is left of a match when what it agrees with goes on: the places that went on alike.
+        """The places of a match whose texts continue with the given tokens.
 
         Args:
             match: in these texts, each place with a token behind it.
-            said: tokens behind those that agree. Where a text is matched with itself it has them already.
-            most: longer agreements are not told apart.
+            said: tokens that follow the match. If a text is matched with itself, it contains them already.
+            most: longer matches count as equal.
         """
         tokens, mask, floor = self.tokens, self.mask, self.floor
         positions = [position for position in match.positions if position >= floor]
@@ -196,7 +204,7 @@ class MatchIndex:
 
 
 def _mask(size: int) -> int:
-    """Of the bits that the last `size` tokens are hashed into: an older one is shifted out."""
+    """Mask of the bits that the last `size` tokens are hashed into: an older one is shifted out."""
     return (1 << HASH_BITS // size * size) - 1
 
 

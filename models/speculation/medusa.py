@@ -1,7 +1,7 @@
-"""Medusa (Cai et al., 2024): heads that foretell several tokens from one hidden state, each by itself.
+"""Medusa (Cai et al., 2024): heads that each predict one further token from the same hidden state.
 
-Head i reads the state, behind the final norm, that the model drew its last token from, and tells the token that comes
-i + 1 after that one. Nothing of it is in the cache.
+Head i reads the hidden state, after the final norm, from which the model drew its last token, and predicts the token
+i + 1 places after that one. The heads keep nothing in the cache.
 
 Checkpoint, by Medusa's own names: `{head}.{block}.linear.weight` and `.bias` of residual blocks, then
 `{head}.{blocks}.weight`, an output matrix; or by vLLM's: `blocks.{head}.layers.{block}` and `lm_heads.{head}`. Heads
@@ -38,7 +38,7 @@ from troupellm.protocol.worker import NewRow
 
 MOST_HEADS = 16
 MOST_CANDIDATES = 16
-"""Of one head, for a level of a tree."""
+"""Most candidates of one head, for a level of a tree."""
 
 
 class Heads:
@@ -74,10 +74,12 @@ class Heads:
         if all(output is None for output in self._outputs):
             return self._target.scores(torch.cat(foretold))
         outputs = self._outputs[first : first + count]
-        return torch.cat([
-            self._target.scores(found) if output is None else linear(found, output).float()
-            for found, output in zip(foretold, outputs, strict=True)
-        ])  # fmt: skip
+        return torch.cat(
+            [
+                self._target.scores(found) if output is None else linear(found, output).float()
+                for found, output in zip(foretold, outputs, strict=True)
+            ]
+        )
 
 
 class Medusa:
@@ -147,7 +149,7 @@ class Medusa:
         return Drafts(to_host(tokens.view(width, rows).T).astype(np.int32), limits)
 
     def _trees(self, states: Tensor, draws: RowDraws, lengths: Ints, limits: Ints) -> Drafts:
-        """The jointly likeliest nodes of each level, whatever their parents: no head knows what another one told."""
+        """The jointly likeliest nodes of each level, with any parents: the heads' predictions are independent."""
         trees, parents = Trees(limits.size), 1
         for head, width in enumerate(self._widths):
             positions = to_device(lengths + head, states.device)
@@ -165,7 +167,7 @@ class Medusa:
 
 
 class _Names:
-    """What a checkpoint calls its tensors."""
+    """The names of a checkpoint's tensors."""
 
     def __init__(self, stored: Checkpoint) -> None:
         names = list(stored.names())
@@ -186,17 +188,15 @@ def _starts(names: list[str], prefix: str) -> bool:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the heads take.
+    """The memory needs of the heads.
 
     Raises:
-        ModelLoadError: they are not of this target; says why.
+        ModelLoadError: they do not fit this target; the message names the reason.
     """
     folder, reader, _, _ = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     size = target.config.hidden_size
-    return DrafterNeeds(
-        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=size, shown=size
-    )  # fmt: skip
+    return DrafterNeeds(weight_bytes=checkpoint_bytes(stored, target.dtype, target.device), width=size, shown=size)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:
@@ -215,9 +215,11 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     if len(config.tree_widths) > heads:
         raise refuse(f"tree_widths has {len(config.tree_widths)} levels, the checkpoint {heads} heads")
     guesser = Guesser(
-        decoder.config.vocab_size, None, coupled=config.draft_sample_method == "probabilistic",
+        decoder.config.vocab_size,
+        None,
+        coupled=config.draft_sample_method == "probabilistic",
         device=context.cache.storage.device,
-    )  # fmt: skip
+    )
     medusa = Medusa(made, decoder, guesser, longest=target.max_model_len, widths=config.tree_widths)
     warm_up(medusa, context)
     return medusa

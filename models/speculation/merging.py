@@ -1,4 +1,4 @@
-"""Drafts of parts of a batch as those of all of it."""
+"""Merges the drafts of parts of a batch into those of the whole batch."""
 
 from dataclasses import replace
 from typing import Any

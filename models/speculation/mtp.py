@@ -1,7 +1,7 @@
-"""A model's own layers for further tokens: multi-token prediction as in DeepSeek-V3 (2024, section 2.2).
+"""A model's own layers for multi-token prediction, as in DeepSeek-V3 (2024, section 2.2).
 
 The layer behind the last one reads the normed hidden state of a position beside the normed embedding of the token after
-it, and ends in a norm of its own before the model's output matrix. It is used again and again for longer drafts.
+it, and has its own norm before the model's output matrix. For longer drafts it is applied repeatedly.
 
 Checkpoint: `model.layers.{num_hidden_layers}.` with `enorm`, `hnorm`, `eh_proj`, a whole layer, and `shared_head`;
 copies of the embedding and the output matrix, which are the model's, are not read, nor are layers behind the first.
@@ -82,19 +82,22 @@ class NextTokenLayer:
 
 
 def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What the layer takes.
+    """The memory needs of the layer.
 
     Raises:
-        ModelLoadError: the model has none.
+        ModelLoadError: the model has no such layer.
     """
     reader, layers, prefix = _described(target)
     stored = open_head(target.folder, reader, config, target, lambda _: None)
     weights = checkpoint_bytes(stored, target.dtype, target.device, prefix)
     size = layers.hidden_size
     return DrafterNeeds(
-        weight_bytes=weights, layers=layers, width=KEPT * size, shown=target.config.hidden_size,
+        weight_bytes=weights,
+        layers=layers,
+        width=KEPT * size,
+        shown=target.config.hidden_size,
         border=size + MARK_NUMBERS,
-    )  # fmt: skip
+    )
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -1,4 +1,4 @@
-"""What a drafter takes of the memory: known before anything of it is read."""
+"""A drafter's memory needs, known before any of it is read."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from troupellm.models.decoder_config import DecoderConfig
 from troupellm.protocol.config import ModelConfig
 
 BORDER_BYTES = 4
-"""Of a number of `KVCache.borders`."""
+"""Bytes of a number of `KVCache.borders`."""
 MARK_NUMBERS = 2
 """The last ones that a block has there, of a drafter with layers of its own: see `marks`."""
 
@@ -21,7 +21,7 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     activation_bytes: int = 0
     layers: DecoderConfig | None = None
-    """Whose keys and values lie in the model's blocks, beside those of its own layers; None has no cache."""
+    """The drafter, if its keys and values are in the model's blocks; None if it has no cache."""
     width: int = 0
     """Numbers of a hidden state that is kept for every row between two steps."""
 
@@ -40,7 +40,7 @@ class DrafterNeeds(msgspec.Struct, frozen=True, kw_only=True):
         return layers + BORDER_BYTES * self.border
 
     def row_bytes(self, itemsize: int) -> int:
-        """What is kept per row."""
+        """Bytes kept per row."""
         return self.width * itemsize
 
 
@@ -53,9 +53,9 @@ class Target:
 
     folder: Path
     model: ModelConfig
-    """How it is read."""
+    """Settings with which it is read."""
     config: DecoderConfig
     dtype: torch.dtype
-    """Of activations."""
+    """Type of activations."""
     device: torch.device
     max_model_len: int

@@ -1,4 +1,4 @@
-"""What a drafter that is a model computes, whatever it is made of."""
+"""The interface of a drafter that is a neural network, of any architecture."""
 
 from typing import Protocol
 
@@ -10,25 +10,25 @@ from troupellm.models.speculation.taps import Taps
 
 
 class Network(Protocol):
-    """Goes through some layers with a cache of their own, from one entry per token to what the next token may be.
+    """Runs some layers with a cache of their own, from one entry per token to scores of a later token.
 
-    A network *that reads states* has for position p the entry (state of the model at p, token at p + 1), and tells the
-    token at p + 2. Its own states stand for those of the model where that has not computed any. Another one has for
-    position p the token at p, and tells the one at p + 1.
+    A network *that reads states* has for position p the entry (hidden state of the model at p, token at p + 1), and
+    predicts the token at p + 2. Where the model has not computed a state, the network's own one replaces it. Any other
+    network has for position p the token at p, and predicts the token at p + 1.
     """
 
     taps: Taps
-    """What it reads of the model."""
+    """The model's hidden states that it reads."""
     reads_states: bool
     width: int
-    """Of its states."""
+    """Width of its own hidden states."""
 
     @property
     def vocabulary(self) -> Tensor | None:
-        """int64 [scores]: which of the model's tokens each score is of; None: score i is of token i."""
+        """int64 [scores]: the model's token id of each score; None: score i is of token i."""
 
     def states(self, tapped: Tensor) -> Tensor:
-        """What entries are made from [tokens, width], of what was tapped [tokens, ...]."""
+        """Turn the tapped hidden states [tokens, ...] into the states of its entries [tokens, width]."""
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """The network's states [logit tokens, width]; keys and values of all tokens are written to `caches`.

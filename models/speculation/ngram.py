@@ -1,4 +1,4 @@
-"""Prompt lookup: where the last tokens of a row stood before, what followed them then is proposed now.
+"""Prompt lookup: proposes the tokens that followed an earlier occurrence of a row's last tokens.
 
 No model, no memory of other rows. The longest n-gram from `prompt_lookup_max` down to `prompt_lookup_min` tokens that
 stood before decides, and among its places the most recent one. See Saxena, "Prompt Lookup Decoding", 2023.
@@ -30,7 +30,7 @@ LONGEST_INDEXED: Final = 16
 
 
 def make(config: SpeculativeConfig, context: ProposerContext) -> "NgramProposer":
-    """With one of least and most given, both are that; with neither, both are five tokens: as in vLLM."""
+    """If only the least or the most is given, both are that; if neither, both are five tokens: as in vLLM."""
     low, high = config.prompt_lookup_min, config.prompt_lookup_max
     return NgramProposer(
         lookup_min=low or high or USUAL_LOOKUP,
@@ -63,7 +63,7 @@ class NgramProposer:
         index.forget_before(index.end)
 
     def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
-        """Nothing is kept; the slot's next row clears up."""
+        """Does nothing: the slot's next row clears its index."""
 
     def reset(self) -> None:
         self._rows.clear()
@@ -95,12 +95,12 @@ class NgramProposer:
 
 
 def ring_capacity(max_model_len: int) -> int:
-    """Of a row's tokens, a power of two."""
+    """Size of the ring of a row's tokens, a power of two."""
     return int(min(MOST_REMEMBERED, 1 << (max_model_len - 1).bit_length()))
 
 
 def last_tokens(index: MatchIndex, most: int) -> list[int]:
-    """Up to so many last ones of the text that is being written."""
+    """The last tokens of the text that is being written, up to a limit."""
     begin, mask, tokens = max(index.end - most, index.begin, index.floor), index.mask, index.tokens
     return [tokens[position & mask] for position in range(begin, index.end)]
 
@@ -116,7 +116,7 @@ def follow(index: MatchIndex, position: int, count: int) -> list[int]:
 
 
 def catch_up(indexes: list[MatchIndex], batch: ProposalBatch) -> None:
-    """Give the index of each row what the row has said since: nothing else is copied of a table on a device."""
+    """Add each row's new tokens to its index: nothing else is copied of a table on a device."""
     firsts = [index.end - index.begin for index in indexes]
     spans = of_host if batch.tokens.device.type == "cpu" else of_device
     for index, new in zip(indexes, spans(batch, firsts), strict=True):

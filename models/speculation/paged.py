@@ -1,19 +1,19 @@
-"""Drafting with a network that has keys and values of its own, in the blocks of the model's rows.
+"""Drafting with a network that has its own keys and values, in the blocks of the model's rows.
 
-What it keeps of a position depends on nothing but the row's tokens up to there (one further for a network that reads
-states), and is written as soon as the model has confirmed them. So whatever brings a block back, a prefix hit, a fork,
-an outer tier, brings the drafter's part of it back as well; after a preemption it is computed again with the model's.
-Where drafts do not pay for a while nothing is written; a network that reads tokens reads them later, of another one the
-states are lost, and its rows go on without (`gaps`). So do rows that share blocks of that time (`marks`). Of a block
-whose beginning alone was copied nothing is marked: behind one with entries it is taken to have them, and the few that
-its row had yet to make are wrong there, which costs hardly a draft.
+A position's entry (the network's keys and values) depends only on the row's tokens up to there, and on one more for a
+network that reads states. It is written as soon as the model has confirmed these tokens. A block that comes back, by a
+prefix hit, a fork, or from an outer tier, therefore brings the drafter's entries with it. After a preemption they are
+computed again with the model's. While drafts do not pay, no entries are written. A network that reads tokens reads them
+later. For one that reads states, the states are lost, and its rows continue without (`gaps`). The same applies to rows
+that share blocks of that time (`marks`). A block whose beginning alone was copied gets no mark: behind a block with
+entries it is assumed to have them. The few that its row had yet to make are wrong there, which hardly costs a draft.
 
-The token one further lies in the next block where a block ends, and rows that share the one may differ in the other.
-Such a row writes the entry at the end of what it found anew, with its own token, from the state that is kept with each
-block for that. Of rows that are under way together the last one to come has it right; the others have one key among all
-that was made with another token, which costs no text and hardly a draft.
+At the end of a block, the further token is in the next block, where rows that share the block may differ. Such a row
+rewrites the entry at the end of the found blocks with its own token, from a state that is kept with each block for this
+purpose. Among rows that run together, the last one to come has the right entry. The others have a single key that was
+made with another token, which cannot change their text and hardly costs a draft.
 
-Entries of drafts lie where those of true tokens will, and give way to them.
+Entries of drafts are written at the places of later true tokens, which overwrite them.
 """
 
 from collections.abc import Callable
@@ -47,9 +47,18 @@ class PagedProposer:
     """A `Proposer`. One state per slot is kept between steps, and nothing else."""
 
     def __init__(
-        self, network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, *, longest: int,
-        dtype: torch.dtype, widths: tuple[int, ...] = (), borders: Tensor | None = None, marks: Marks | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        network: Network,
+        paging: Paging,
+        caches: list[KVPair],
+        guesser: Guesser,
+        *,
+        longest: int,
+        dtype: torch.dtype,
+        widths: tuple[int, ...] = (),
+        borders: Tensor | None = None,
+        marks: Marks | None = None,
+    ) -> None:
         """
         Args:
             longest: tokens of a row that is drafted for, its drafts included.
@@ -62,19 +71,19 @@ class PagedProposer:
         self._network, self._paging, self._caches, self._guesser = network, paging, caches, guesser
         self._longest, self._widths = longest, widths
         self._behind = 1 if network.reads_states else 0
-        """How far the entry that a token is in lies behind the token."""
+        """Distance from a token back to the entry that contains it."""
         self._states = torch.empty(0, network.width, dtype=dtype, device=paging.device)
-        """Of each slot the one that the next draft follows from."""
+        """By slot, the state from which the next draft is made."""
         self._ready: Ints = np.zeros(0, dtype=np.int64)
         """Tokens that the row had then; 0 is none."""
         self._covered: Ints = np.zeros(0, dtype=np.int64)
-        """For a network that reads tokens: how many of them have their entry. UNKNOWN before anything was computed."""
+        """For a network that reads tokens: the number of tokens with an entry. UNKNOWN before anything was computed."""
         self._drafted: NDArray[np.int64] = np.zeros((0, 0), dtype=np.int64)
         """[slots, drafts] behind those, entries of drafts; UNKNOWN is none."""
         self._prompts: Ints = np.zeros(0, dtype=np.int64)
         """Tokens of each row's prompt, which forks may share up to the last one."""
         self._pending = Pending(network.width, dtype, paging.device)
-        """For a network that reads states."""
+        """States without entries, for a network that reads states."""
         self._lost: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """Slots of rows whose last states were not seen."""
         self._unchecked: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
@@ -82,7 +91,7 @@ class PagedProposer:
         self._marked: Ints = np.zeros(0, dtype=np.int64)
         """For a network that reads tokens: positions up to which a row's blocks have marks."""
         self._first: Ints = np.zeros(0, dtype=np.int64)
-        """For a network that reads states: where a row's own entries begin."""
+        """For a network that reads states: the position of a row's first own entry."""
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """As `Proposer.add_row`."""
@@ -150,9 +159,13 @@ class PagedProposer:
         if at_once.any():
             self._catch_up(slots[at_once], seen.tokens, seen.blocks)
             self._compute_all(
-                slots[at_once], starts[at_once], counts[at_once], seen.tokens, seen.blocks,
+                slots[at_once],
+                starts[at_once],
+                counts[at_once],
+                seen.tokens,
+                seen.blocks,
                 states if at_once.all() else states[self._index(np.flatnonzero(np.repeat(at_once, counts)))],
-            )  # fmt: skip
+            )
             pending.restart(slots[at_once], starts[at_once] + counts[at_once])
         if not at_once.all():
             later = ~at_once
@@ -162,13 +175,13 @@ class PagedProposer:
                 slots[later & self._completes(slots, starts + counts, pending.starts)], seen.tokens, seen.blocks
             )
         if self._marks is not None:
-            # Entries of a row that went on inside a block do not lie at their positions: nobody else may read them.
+            # Entries of a row that continued inside a block are not at their positions: other rows must not read them.
             lying = self._paging.gaps.shift(slots) % self._paging.block_size == 0
             self._marks.put(seen.blocks, slots[lying], starts[lying], (starts + counts)[lying])
 
     def miss(self, slots: Ints, starts: Ints) -> None:
-        """As `Sleeper.miss`. Tokens are read later. States are lost: those of entries that are still to be made, too,
-        since their blocks may be gone when the row goes on."""
+        """As `Sleeper.miss`. Tokens are read later. States are lost, even those of entries that are still to be made,
+        since their blocks may be gone when the row continues."""
         new = self._covered[slots] == UNKNOWN
         self._covered[slots[new]] = starts[new]
         if self._network.reads_states:
@@ -176,8 +189,8 @@ class PagedProposer:
             self._pending.restart(slots, np.where(new, starts, self._pending.starts[slots]))
 
     def _check(self, slots: Ints, starts: Ints, blocks: NDArray[np.int32]) -> None:
-        """Rows that begin behind shared blocks, some of which may lack their entries: from there on tokens are read
-        again, unless they are too many, and whoever reads states goes on behind a gap."""
+        """Check rows that begin behind shared blocks, some of which may lack entries. From there on tokens are read
+        again, unless they are too many; a network that reads states continues behind a gap."""
         slots, starts = slots[self._unchecked[slots]], starts[self._unchecked[slots]]
         if not slots.size:
             return
@@ -211,7 +224,7 @@ class PagedProposer:
             self._lost[slots] = False
 
     def _completes(self, slots: Ints, ends: Ints, done: Ints) -> NDArray[np.bool_]:
-        """Whether rows have a block before `ends` [rows] that is not done up to its last position."""
+        """True for rows that have a block before `ends` [rows] that is not done up to its last position."""
         size = self._paging.block_size
         found: NDArray[np.bool_] = ends // size * size > done[slots]
         return found
@@ -314,7 +327,7 @@ class PagedProposer:
             self._borders[index] = states[self._index(ends)].float()
 
     def _keep_up(self, slots: Ints, starts: Ints, ends: Ints, seen: Observation) -> None:
-        """For a network that reads tokens: `observe`."""
+        """`observe` for a network that reads tokens."""
         self._recall(slots, ends, seen.tokens)
         due = (starts < self._prompts[slots]) | self._completes(slots, ends, self._covered)
         if due.any():
@@ -364,7 +377,7 @@ class PagedProposer:
 
 
 def _without(seen: Observation, early: Ints) -> Observation:
-    """The same but for so many first positions of each row [rows]."""
+    """The observation without the given number of first positions of each row [rows]."""
     firsts = np.cumsum(seen.counts) - seen.counts + early
     inside = np.flatnonzero(np.arange(seen.counts.sum()) >= np.repeat(firsts, seen.counts))
     hidden = seen.hidden[to_device(inside, seen.hidden.device)]

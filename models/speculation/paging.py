@@ -27,7 +27,7 @@ def lying_in(target: CacheLayout) -> int:
 
 
 def own_windows(config: DecoderConfig, target: CacheLayout) -> tuple[int | None, ...]:
-    """Per layer of a drafter what it can see: no more than the blocks that it lies in keep."""
+    """Per layer of a drafter, its window: no more than the layer's blocks keep."""
     kept = target.windows[lying_in(target)]
     return tuple(
         kept if window is None or (kept is not None and kept < window) else window for window in config.windows
@@ -38,7 +38,7 @@ class Paging:
     """Makes the batches of one drafter.
 
     Attributes:
-        gaps: what rows lack.
+        gaps: positions without entries.
     """
 
     def __init__(self, config: DecoderConfig, cache: KVCache, dtype: torch.dtype, *, batch_invariant: bool) -> None:
@@ -49,12 +49,24 @@ class Paging:
         self.gaps = Gaps(cache.block_size, whole=cache.layout.windows[self._group] is None)
         self.device = cache.storage.device
         self._plan = plan_attention(
-            config, cache.block_size, dtype, device=self.device, kv_dtype=cache.storage.dtype,
+            config,
+            cache.block_size,
+            dtype,
+            device=self.device,
+            kv_dtype=cache.storage.dtype,
             batch_invariant=batch_invariant,
-        )  # fmt: skip
+        )
 
-    def batch(self, blocks: NDArray[np.int32], slots: Ints, starts: Ints, counts: Ints, token_ids: Tensor,
-              places: Ints, tree: TreeMask | None = None) -> ForwardBatch:  # fmt: skip
+    def batch(
+        self,
+        blocks: NDArray[np.int32],
+        slots: Ints,
+        starts: Ints,
+        counts: Ints,
+        token_ids: Tensor,
+        places: Ints,
+        tree: TreeMask | None = None,
+    ) -> ForwardBatch:
         """Consecutive entries of some rows, of each of which the last one comes out, or all of a tree.
 
         Args:
@@ -63,7 +75,7 @@ class Paging:
             token_ids: int64 [sum of counts], on the device.
             places: int64 [sum of counts] within the row's blocks, if it lacks nothing: their positions, but for those
             of a tree.
-            tree: what its nodes see.
+            tree: the nodes that its nodes see.
         """
         ends = np.cumsum(counts)
         owner = np.arange(slots.size) if ends[-1] == slots.size else np.repeat(np.arange(slots.size), counts)

@@ -1,4 +1,4 @@
-"""What requests have written, kept for later ones of the same tenant; bounded, the oldest goes first."""
+"""Outputs of finished requests, kept for later ones of the same tenant; bounded, the oldest is dropped first."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from troupellm.models.speculation.match_index import HASH_BITS, LAST_POSITION, NO_MATCH, Match, MatchIndex
 
 MOST_PAST_TOKENS: Final = 1 << 20
-"""Of all tenants together. A token takes 4 bytes as such, 4 for its owner and 12 per length of n-gram."""
+"""Limit for all tenants together. A token takes 4 bytes, 4 more for its owner and 12 per length of n-gram."""
 END_OF_TEXT: Final = -1
 _SPREAD: Final = 0x5851F42D4C957F2D % (1 << HASH_BITS) | 1
 
@@ -45,7 +45,7 @@ class PastOutputs:
 
     @property
     def num_tokens(self) -> int:
-        """In texts that are kept, with a mark behind each."""
+        """Tokens of the kept texts, including a separator behind each."""
         return self._index.end - self._kept[0].begin if self._kept else 0
 
     @property
@@ -85,7 +85,7 @@ class PastOutputs:
         index.forget_before(self._kept[0].begin)
 
     def owner(self, tenant: str) -> int | None:
-        """None: nothing is kept of this tenant."""
+        """Number of the tenant; None: it has no outputs here."""
         return self._owners.get(tenant)
 
     def find(self, owner: int, level: int, value: int, context: list[int], *, tries: int, most: int) -> Match:

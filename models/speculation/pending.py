@@ -1,4 +1,4 @@
-"""States of the model whose entries a drafter has yet to make: of rows that draft nothing for a while many at once."""
+"""Hidden states whose entries a drafter has yet to make; a row that drafts nothing for a while may have many."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from troupellm.models.speculation.paging import Ints
 from troupellm.models.speculation.transfer import to_device
 
 CAPACITY: Final = 24
-"""Of a row: a usual block and the drafts of a step."""
+"""Most states of a row: those of a usual block and the drafts of a step."""
 KEPT: Final = CAPACITY + 1
 """States of a row that are kept between steps."""
 
@@ -29,18 +29,18 @@ class Pending:
         self.counts: Ints = np.zeros(0, dtype=np.int64)
 
     def grow(self, slots: int) -> None:
-        """Have so many slots."""
+        """Make room for this many slots."""
         more = slots - self.counts.size
         if more > 0:
             self.starts, self.counts = (np.pad(part, (0, more)) for part in (self.starts, self.counts))
             self._states = torch.cat((self._states, self._states.new_zeros(more, *self._states.shape[1:])))
 
     def restart(self, slots: Ints, starts: Ints) -> None:
-        """Nothing is left of some rows, and they go on from those positions."""
+        """Discard the states of some rows, which continue from the given positions."""
         self.starts[slots], self.counts[slots] = starts, 0
 
     def takes(self, slots: Ints, counts: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether there is room for so many more of each row [rows]."""
+        """True for rows [rows] that have room for this many more states."""
         room: np.ndarray[tuple[int], np.dtype[np.bool_]] = self.counts[slots] + counts <= CAPACITY
         return room
 
@@ -60,7 +60,7 @@ class Pending:
 
 
 def _flat(slots: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Of each of a row's states its slot, and 0, 1, 2, ..."""
+    """For each state of each row: the row's slot, and the state's number 0, 1, 2, ..."""
     ends = np.cumsum(counts)
     place = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
     return np.repeat(slots, counts), place

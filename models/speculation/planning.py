@@ -1,4 +1,4 @@
-"""Who drafts for a model that is about to be loaded, and what of that the rest of the worker has to know."""
+"""Chooses the drafter of a model before it is loaded, with the properties that the rest of the worker needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ from troupellm.protocol.worker import ProgressSink
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What was decided before anything large is read."""
+    """Decisions about drafting that are made before any weights are read."""
 
     config: SpeculativeConfig | None = None
-    """With its method; None drafts nothing."""
+    """With its method; None if there is no drafting."""
     needs: DrafterNeeds = NO_DRAFTER
     folder: Path | None = None
-    """Of a drafter whose keys and values lie in the model's blocks, where it has one of its own."""
+    """Checkpoint of a drafter whose keys and values lie in the model's blocks, if it has a separate one."""
 
     @property
     def drafts_itself(self) -> bool:
-        """Whether the model's own layers for further tokens draft."""
+        """True if the model's own layers for multi-token prediction draft."""
         return self.config is not None and self.config.method == "mtp"
 
     def digests(self, longest: int) -> Sequence[str]:
-        """What the content of blocks depends on beside the model; reads the drafter's files.
+        """Digests of the drafter's files, on which the content of blocks depends beside the model; reads the files.
 
         Args:
-            longest: tokens of a sequence, as it is served: some drafters rotate their keys by it.
+            longest: served length in tokens, by which some drafters rotate their keys.
 
         Raises:
             ModelLoadError: a file is missing, or is not in the folder.
@@ -62,9 +62,14 @@ def _length(folder: Path, longest: int) -> str:
 
 
 def plan_drafting(
-    config: EngineConfig, folder: Path, model: DecoderConfig, longest: int, dtype: torch.dtype, device: torch.device,
+    config: EngineConfig,
+    folder: Path,
+    model: DecoderConfig,
+    longest: int,
+    dtype: torch.dtype,
+    device: torch.device,
     progress: ProgressSink,
-) -> Drafting:  # fmt: skip
+) -> Drafting:
     """
     Args:
         folder: of the model.

@@ -1,14 +1,13 @@
-"""What a proposer of drafts is, and what it is told.
+"""The interface of a proposer of draft tokens.
 
-A proposer lives in the worker, beside the rows. At the beginning of a step it is asked once, for all rows that may
-draft, and its drafts are computed and judged in that very step. It may guess as it likes: a draft is kept only where it
-equals the token that the model itself draws at that position, so that a bad proposer costs time and never changes a
-text.
+A proposer lives in the worker, beside the rows. At the beginning of a step it is called once, for all rows that may
+draft, and its drafts are computed and verified in that very step. Its guesses may be arbitrary: a draft is kept only if
+it equals the token that the model itself draws at that position. A bad proposer costs time and never changes a text.
 
-Order of calls, all from the worker's thread: `add_row` when a row becomes known (also when it comes back after a
-preemption), then per step `propose`, at most once, and `observe`, at most once, after the step's tokens are drawn;
-`drop_row` at the end. Rows are named by their slots in the row table, which are given away again after `drop_row`.
-A plug-in that raises, or gives what no drafts are, is not called again (`guarded`).
+Order of calls, all from the worker's thread: `add_row` when a row becomes known, also when it comes back after a
+preemption. Then per step at most one `propose`, and at most one `observe` after the step's tokens are drawn. `drop_row`
+at the end. Rows are named by their slots in the row table, which are reused after `drop_row`. A plug-in that raises, or
+returns invalid drafts, is not called again (`guarded`).
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from troupellm.protocol.worker import NewRow
 
 @dataclass(frozen=True, slots=True)
 class RowDraws:
-    """How the model will draw the tokens of rows: who draws alike from its own logits is right more often.
+    """Options by which the model will draw the rows' tokens: a proposer that draws by them is right more often.
 
     See `coupling.draw_coupled`.
     """
@@ -37,10 +36,10 @@ class RowDraws:
     inverse_temperature: Tensor
     """float32 [rows]; 0 is greedy."""
     greedy: bool = False
-    """Whether all of them are known to be: nobody has to look into the tensor for it."""
+    """True if all rows are known to be greedy, so that the tensor need not be read."""
 
     def to(self, device: torch.device) -> "RowDraws":
-        """The same on a device."""
+        """A copy on a device."""
         return RowDraws(self.streams.to(device), self.inverse_temperature.to(device), self.greedy)
 
     def of(self, index: Tensor) -> "RowDraws":
@@ -48,7 +47,7 @@ class RowDraws:
         return RowDraws(self.streams[index], self.inverse_temperature[index], self.greedy)
 
     def repeated(self, times: int) -> "RowDraws":
-        """Every row so many times, one after the other."""
+        """Every row repeated `times` times, row after row."""
         return RowDraws(
             self.streams.repeat_interleave(times), self.inverse_temperature.repeat_interleave(times), self.greedy
         )
@@ -76,8 +75,8 @@ class ProposalBatch:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the model has computed in a step, of all rows that write, prompt chunks and rows without drafts too:
-    consecutive positions of each row, refused drafts left out. The rows' tokens are known up to the one behind the last
+    """Results of the model in a step, for all rows that generate, prompt chunks and rows without drafts included:
+    consecutive positions of each row without rejected drafts. The rows' tokens are known up to the one behind the last
     of these positions."""
 
     slots: NDArray[np.int64]
@@ -101,39 +100,39 @@ class Proposer(Protocol):
     taps: Taps
 
     def add_row(self, slot: int, new: NewRow) -> None:
-        """A row has come; nothing of an earlier one in that slot stays. What of its tokens comes from the prefix cache
-        is never observed."""
+        """A row has come, which replaces any earlier one in that slot. Its tokens from the prefix cache are never
+        observed."""
 
     def drop_row(self, slot: int, token_ids: NDArray[np.int32]) -> None:
         """A row has gone.
 
         Args:
-            token_ids: [tokens] all that it had, perhaps more at the end than anybody was shown. A view: copy what is
-            kept.
+            token_ids: [tokens] all of its tokens, perhaps more at the end than were sent to the client. A view: copy
+                it to keep it.
         """
 
     def observe(self, seen: Observation) -> None:
-        """Once per step, if `taps` asks for anything."""
+        """Once per step, if `taps.wanted`."""
 
     def propose(self, batch: ProposalBatch) -> Drafts:
-        """At most `batch.limits` drafts of each row; none where it has no idea."""
+        """At most `batch.limits` drafts of each row; none if it has no guess."""
 
     def reset(self) -> None:
-        """Forget every row: the cache's content is void. What was learned from rows that have gone may stay."""
+        """Forget every row: the cache's content is void. Knowledge from rows that have gone may stay."""
 
 
 @runtime_checkable
 class Reporting(Protocol):
-    """A proposer with more to tell than drafts."""
+    """A proposer with figures for metrics."""
 
     def report(self) -> ProposerReport:
-        """How it stands; asked after every step. Its `life` is filled in by whoever made it."""
+        """Its state and figures; called after every step. The caller fills in `life`."""
 
 
 @runtime_checkable
 class Sleeper(Protocol):
-    """A proposer that need not see everything: where drafts do not pay it is neither asked nor shown anything."""
+    """A proposer that may skip steps: while drafts do not pay, neither `propose` nor `observe` is called."""
 
     def miss(self, slots: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-        """Rows [rows] are computed from some positions [rows] on, and it is not shown what comes of that; told again
-        when other rows are, or after it was shown something."""
+        """Rows [rows] are computed from these positions [rows] on without `observe`. Called again when the set of rows
+        changes, or after a call of `observe`."""

@@ -38,24 +38,24 @@ _LONGEST_REASON: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerContext:
-    """What a proposer may use of the worker that it lives in."""
+    """The parts of the worker that a proposer may use."""
 
     decoder: RunnableDecoder
     """The model whose tokens are guessed: embeddings and head are its own."""
     cache: KVCache
     folder: Path
-    """Of the model's checkpoint."""
+    """Folder of the model's checkpoint."""
     model: ModelConfig
-    """How the model is read."""
+    """Settings with which the model is read."""
     dtype: torch.dtype
-    """Of activations."""
+    """Type of activations."""
     max_model_len: int
     max_num_seqs: int
     """Most rows of a step."""
 
 
 def make_proposer(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
-    """The proposer of a method that is told.
+    """The proposer of a given method.
 
     Raises:
         ConfigError: a plug-in of that name is not installed, or `custom_class` is not understood.
@@ -76,8 +76,8 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
     try:
         proposer = load()(config, context)
     except TroupeError:
-        raise  # it says itself what is wrong
-    except Exception as error:  # somebody else's code
+        raise  # its message is complete already
+    except Exception as error:  # a plug-in may raise anything
         reason = str(error)[:_LONGEST_REASON] or type(error).__name__
         raise ModelLoadError(f"the proposer {name} cannot be loaded: {reason}") from error
     missing = [call for call in _CALLS if not callable(getattr(proposer, call, None))]
@@ -90,7 +90,7 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
 
 
 def _loader(name: str) -> Callable[[], Any]:
-    """What imports a class.
+    """A function that imports a class.
 
     Raises:
         ConfigError: it is neither `module:Class` nor installed.

@@ -1,4 +1,4 @@
-"""Before a model is loaded: who drafts for it, and what that takes."""
+"""Before a model is loaded: settles its drafter and the drafter's memory needs."""
 
 from importlib import import_module
 from typing import Final
@@ -31,13 +31,13 @@ def settle(config: SpeculativeConfig, target: ModelConfig, progress: ProgressSin
 
 
 def drafter_needs(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
-    """What a drafter takes beside the model; its headers are read, not its tensors.
+    """A drafter's needs beside the model; reads its headers, not its tensors.
 
     Args:
         config: from `settle`.
 
     Raises:
-        ModelLoadError: it does not fit the target; says why.
+        ModelLoadError: it does not fit the target; the message names the reason.
     """
     if config.method not in MODELS:
         return NO_DRAFTER

@@ -1,7 +1,8 @@
-"""Speculation in the worker: who proposes, how much, and what became of it.
+"""Speculation in the worker: asks the proposer for drafts, bounds their number, and learns from the outcome.
 
-A plan's *elastic* rows only say how many positions beyond one they may compute (`StepPlan.draft_limits`). Where such a
-row goes on is known here: it computes the tokens that it has and whose keys and values are missing, then its drafts.
+For a plan's *elastic* rows (`StepPlan.draft_limits`), the plan gives only the number of positions beyond one that they
+may compute. The worker knows where such a row continues. The row first computes its tokens without keys and values,
+then its drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,36 +31,45 @@ Ints = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.bool_)
 
 Options = Callable[[int], RowOptions]
-"""Of a row, by its number."""
+"""Returns a row's options, by its number."""
 MakeSpeculator = Callable[[RowTable, Options, GuidedRows | None], "Speculator"]
-"""Of a fresh runner's rows, their options and its guides."""
+"""Makes a speculator from a new runner's rows, their options and its guides."""
 
 
 class Length(Protocol):
-    """How many drafts pay, see `models.speculation.length`."""
+    """Controls the number of drafts, see `models.speculation.length`."""
 
     def add_row(self, slot: int) -> None:
-        """A row has come into a slot."""
+        """A row has taken a slot."""
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
-        """Of each row at most so many [rows], none more than `most` [rows]."""
+        """The most drafts of each row [rows], at most `most` [rows]."""
 
     def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-        """Whether a step of so many rows goes without drafts, and without `limits` and `learn`. moment: when it begins,
-        by the wall; mixed: some rows compute more than a position."""
+        """True if a step with this many rows has no drafts, and no calls of `limits` and `learn`. moment: wall-clock
+        seconds at its beginning; mixed: some rows compute more than one position."""
 
     def passes(self, batch_size: int) -> bool:
-        """Whether such a step is one of a long sleep that is not even measured: then there is no `rests` either."""
+        """True if such a step is inside a long sleep and is not even measured: then `rests` is not called, either."""
 
     def asleep(self, batch_size: int) -> bool:
-        """Whether the proposer need not follow what such a step computes."""
+        """True if the proposer need not follow the rows of such a step."""
 
     def learn(
-        self, slots: Ints, drafted: Ints, accepted: Ints, tokens: int, seconds: float, proposing: float = 0.0,
-        *, following: float = 0.0, moment: float | None = None,
-    ) -> None:  # fmt: skip
-        """A step took so long, and its proposer so much of that, for its drafts and to follow the rows. slots, drafted,
-        accepted: of the rows that might draft; tokens: of the whole step; moment: when it ended, by the wall."""
+        self,
+        slots: Ints,
+        drafted: Ints,
+        accepted: Ints,
+        tokens: int,
+        seconds: float,
+        proposing: float = 0.0,
+        *,
+        following: float = 0.0,
+        moment: float | None = None,
+    ) -> None:
+        """Learn from a step: its seconds, and the proposer's part for drafts and for following the rows. slots,
+        drafted,
+        accepted: of the rows that might draft; tokens: of the whole step; moment: wall-clock seconds at its end."""
 
 
 class Speculator:
@@ -85,30 +95,31 @@ class Speculator:
             options: of a row, by its number.
             vocab: width of the logits.
             most: drafts of a row in a step.
-            length: chooses how many of those; None is always all.
-            synthetic: keeps drafts by lot: what comes out is not the model's.
+            length: chooses the number of drafts; None always takes `most`.
+            synthetic: keeps drafts at random, for benchmarks: the output is not the model's.
             trees: the attention has masks for them.
-            clock: by which steps are compared; seconds. The usual one stands still while others have the processor,
-                so that a busy machine does not look like drafts that cost much.
-            wall: by which the proposer is timed, which may wait for somebody else's work; seconds.
+            clock: measures steps, in seconds. The usual one is the thread's processor time, so that a busy machine does
+            not
+                look like costly drafts.
+            wall: measures the proposer, which may wait for other threads or a device; seconds.
         """
         self.proposer, self._rows, self._options, self._vocab = proposer, rows, options, vocab
         self._most, self._length, self._synthetic, self._guides = most, length, synthetic, guides
         self._trees = trees
         self.num_drafts = 0
-        """That the last step verified."""
+        """Drafts that the last step verified."""
         self._clock, self._wall, self._began = clock, wall, 0.0
         self._proposing = 0.0
-        """Seconds of the step under way that were the proposer's."""
+        """The proposer's seconds in the step under way."""
         self._unseen = 0.0
-        """Of these, what the clock has not seen."""
+        """The part of these that `clock` has not counted."""
         self._idled = 0.0
-        """Seconds in which the proposer followed steps without drafts, which it need not for ever."""
+        """Seconds in which the proposer followed steps without drafts, which a sleep saves."""
         self._sleeper = proposer if isinstance(proposer, Sleeper) else None
         self._missed: set[int] = set()
-        """Slots that it was told of since it was last shown something, or a row came."""
+        """Slots passed to `miss` since the last `observe` or the last new row."""
         self._rests = self._sleeps = False
-        """Nobody drafts in the step under way; nor does the proposer see it."""
+        """The step under way has no drafts; the proposer does not see it, either."""
         proposer.reset()
 
     @property
@@ -118,11 +129,11 @@ class Speculator:
 
     @property
     def taps(self) -> Taps:
-        """What the proposer is shown of the step under way."""
+        """The hidden states that the proposer gets of the step under way."""
         return NO_TAPS if self._sleeps else self.proposer.taps
 
     def add_row(self, new: NewRow) -> None:
-        """It is in the table, and has options."""
+        """Called when it is in the table and has options."""
         slot = self._rows.slot(new.row)
         self._missed.clear()
         self.proposer.add_row(slot, new)
@@ -130,16 +141,16 @@ class Speculator:
             self._length.add_row(slot)
 
     def drop_row(self, row: int) -> None:
-        """It is in the table still."""
+        """Called while it is still in the table."""
         slot = self._rows.slot(row)
         if not self._rows.pooled[slot]:
             self.proposer.drop_row(slot, self._rows.text(slot))
 
     def passes(self, slots: Ints, starts: Ints, ends: Ints) -> bool:
-        """Whether the step is one of a long sleep, and just what the host has planned: no other call is made then.
+        """True if the step is inside a long sleep, and just as the host has planned: no other method is called then.
 
-        Most steps are where drafts do not pay, and what takes three microseconds in a loop takes twenty of a step whose
-        products have put all other code out of the caches.
+        This path is separate for its speed. Most steps come where drafts do not pay. Code that takes three microseconds
+        in a loop takes twenty after matrix products have evicted it from the processor's caches.
 
         Args:
             slots, starts, ends: of the plan's rows.
@@ -154,7 +165,7 @@ class Speculator:
         return True
 
     def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> Trial:
-        """Decide what each row computes, and write its drafts behind its tokens.
+        """Decide which positions each row computes, and write its drafts behind its tokens.
 
         Args:
             slots, starts, counts: of the plan's rows; the latter are the host's.
@@ -193,14 +204,14 @@ class Speculator:
         )
 
     def _as_planned(self, slots: Ints, starts: Ints, ends: Ints, lengths: Ints) -> bool:
-        """Whether every row computes what the host expects, up to its last token."""
+        """True if every row computes the positions that the host expects, up to its last token."""
         if ends.tobytes() != lengths.tobytes():  # of a few numbers: sooner than by comparing them
             return False
         computed = self._rows.computed[slots]
         return computed.tobytes() == starts.tobytes() or bool((computed <= starts).all())
 
     def acceptance(self, plan: StepPlan, trial: Trial) -> Acceptance:
-        """How a step's drafts are judged."""
+        """The rule by which a step's drafts are accepted."""
         if self._synthetic is None:
             return Acceptance()
         return ByLot(self._synthetic, self._options, plan.rows, trial)
@@ -211,7 +222,7 @@ class Speculator:
         self._rows.computed[spans.slots] = spans.starts + spans.counts
 
     def finish(self, trial: Trial, judged: dict[int, Judged]) -> None:
-        """Append what rows keep to their tokens.
+        """Append the kept tokens of each row.
 
         Args:
             judged: of the rows of `trial.spans` that sample.
@@ -233,14 +244,14 @@ class Speculator:
         if tokens:
             rows.put(slots, positions, tokens)
         rows.lengths[spans.slots] = trial.lengths + grown
-        # The last token of a row is computed with what follows it.
+        # The last token of a row is computed together with the next one.
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
     def learn(
         self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], seconds: float | None = None
     ) -> None:
-        """Show the proposer what was computed and kept, and remember what it cost.
+        """Show the proposer the computed and kept tokens, and measure the time.
 
         Args:
             judged: as for `finish`; of a step without drafts nothing.
@@ -262,10 +273,15 @@ class Speculator:
             for row, kept in judged.items():
                 accepted[row] = kept.accepted
             self._length.learn(
-                spans.slots[elastic], trial.draft_counts()[elastic], accepted[elastic], int(spans.counts.sum()),
-                self._clock() - self._began + self._unseen if seconds is None else seconds, self._proposing,
-                following=following, moment=self._wall(),
-            )  # fmt: skip
+                spans.slots[elastic],
+                trial.draft_counts()[elastic],
+                accepted[elastic],
+                int(spans.counts.sum()),
+                self._clock() - self._began + self._unseen if seconds is None else seconds,
+                self._proposing,
+                following=following,
+                moment=self._wall(),
+            )
 
     def _miss(self, trial: Trial) -> None:
         """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""
@@ -288,7 +304,7 @@ class Speculator:
         firsts, counts = (np.cumsum(spans.counts) - spans.counts)[rows], counts[rows]
         ends = np.cumsum(counts)
         index = np.arange(ends[-1]) + np.repeat(firsts - ends + counts, counts)
-        if trial.trees:  # what is kept of a tree need not lie side by side
+        if trial.trees:  # the kept drafts of a tree need not be contiguous
             for place, row in enumerate(rows.tolist()):
                 path = judged[row].path if row in judged else []
                 index[ends[place] - len(path) : ends[place]] = firsts[place] + own[row] + np.array(path, dtype=np.int64)
@@ -309,7 +325,7 @@ class Speculator:
         )
 
     def _propose(self, plan: StepPlan, slots: Ints, lengths: Ints, wanted: Ints) -> dict[int, RowDrafts]:
-        """By index in the plan; the drafts are in the table."""
+        """Drafts by index in the plan; they are also written to the table."""
         limits = wanted
         if self._length is not None:
             asked = np.flatnonzero(wanted > 0)
@@ -359,7 +375,7 @@ class Speculator:
         )
 
     def _place(self, found: dict[int, RowDrafts], slots: Ints, lengths: Ints) -> None:
-        """Where the step reads its token ids from."""
+        """Write the drafts where the step reads its token ids."""
         at: list[int] = []
         positions: list[int] = []
         tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Checkpoints of drafters: opened, weighed, and told apart by what is in them."""
+"""Checkpoints of drafters: opens them, measures their size, and recognises their method by their content."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +22,16 @@ from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.speculative import Method, SpeculativeConfig
 
 MEDUSA_FILE: Final = "medusa_lm_head.safetensors"
-"""What Medusa's own checkpoints are called."""
+"""The file name of Medusa's own checkpoints."""
 
 
 def refuse(text: str, hint: str = "") -> ModelLoadError:
-    """The error for a drafter that does not fit; says that it is about the drafter."""
+    """The error for a drafter that does not fit; its text says that it is about the drafter."""
     return ModelLoadError(f"speculative_config: {text}", hint=hint)
 
 
 def reading(config: SpeculativeConfig, target: Target) -> ModelConfig:
-    """How a drafter is read: like its target, but for what the speculative config says."""
+    """The settings with which a drafter is read: those of its target, except where the speculative config differs."""
     return msgspec.structs.replace(target.model, quantization=config.quantization, load_format="auto")
 
 
@@ -55,10 +55,10 @@ def open_head(
 def source_of(
     stored: Checkpoint, config: SpeculativeConfig, names: dict[str, str], device: torch.device
 ) -> WeightSource:
-    """What layers take their weights from, on the device.
+    """The source from which layers take their weights, on the device.
 
     Args:
-        names: beginnings of names that layers ask for, and what the checkpoint has instead.
+        names: prefixes of names that layers ask for, and the checkpoint's prefixes for them.
     """
     source: WeightSource = RenamedWeights(stored, names)
     if config.quantization is not None:

@@ -1,10 +1,10 @@
-"""Whether anybody is to draft at all, judged by the wall.
+"""Turns drafting off while it does not pay, by wall-clock comparison with steps without drafts.
 
-What drafts bring and cost is estimated row by row, and estimates err: they do not see what the bookkeeping of drafts
-takes, what the host does with them, what they do to whoever shares the processor. So stretches of steps in which rows
-may draft are compared with steps of as many rows in which nobody does and nobody looks: how long would the latter have
-taken for the same tokens? Where that was no longer, or no row is worth a draft, all drafting sleeps, and the longer
-the more the try has cost, so that all tries together cost a small share of the time.
+Per-row cost estimates err: they miss the bookkeeping of drafts, the host's work for them, and their effect on other
+programs. So a stretch (a window of steps in which rows may draft) is compared with steps of as many rows that neither
+draft nor measure: how long would those have taken for the same tokens? If the stretch was not faster, or no row is
+worth a draft, all drafting sleeps. The sleep is longer the more the try has cost, so that all tries together cost a
+small share of the time.
 """
 
 from collections import deque
@@ -14,63 +14,63 @@ from typing import Final
 from troupellm.models.speculation.cost_curve import rounded
 
 _PLAIN_WANTED: Final = 4
-"""Steps without drafts that are measured before anybody drafts, and again after `_STALE_STEPS`."""
+"""Steps without drafts that are measured before any row drafts, and again after `_STALE_STEPS`."""
 _MOST_WAITING, _NEXT_WAITING = 24, 280
-"""Steps that this may take where prompts get in between, and from when to when."""
+"""Steps that this measurement may take where prompts get in between, and the number after which it is tried again."""
 _STALE_STEPS, _MOST_STALE_STEPS = 32, 256
 """The first time, when a machine is seldom at its usual speed, and later."""
 _REMEMBERED: Final = 24
-"""Steps without drafts that count."""
+"""Number of latest steps without drafts that count."""
 _OUTLIER: Final = 2.5
-"""Times the median, beyond which a step does not count as longer: others had the processor."""
+"""Multiple of the median at which a step's time is capped: other programs had the processor."""
 _VERDICTS: Final = {4: 0.6, 8: 0.75, 16: 0.9}
-"""After so many steps, the share of what a whole stretch must reach below which it ends."""
+"""After this many steps, the share of a whole stretch's required speed below which the stretch ends."""
 _STRETCH: Final = 32
 """Steps of a whole stretch."""
 _FEW_ROWS: Final = 4
 _WORTH, _WORTH_OF_MANY = 1.0, 1.2
-"""Times the speed without drafts that a whole stretch must reach. Many rows share what a step costs whatever they are:
-those that draft end before the others, whose steps are as many as before, and have fewer to share it with."""
+"""Multiple of the speed without drafts that a whole stretch must reach. Many rows share a step's fixed cost. Drafting
+rows end before the others, whose steps stay as many and then have fewer rows to share the cost."""
 _LOOK: Final = 16
-"""Steps in which somebody must have been worth a draft."""
+"""Steps in which some row must have been worth a draft."""
 _QUIET: Final = 8
-"""Steps in which nobody is worth a draft, after some in which somebody was, before all sleep."""
+"""Steps without a row worth a draft, after some with one, before drafting sleeps."""
 _LOST_SHARE, _LEAST_LOST_SHARE = 0.0015, 0.001
-"""Of the time, for tries that fail: for the first, and for those that follow one. With few rows, whose texts differ
-more from one time to the next, twice as much."""
+"""Share of the time for tries that fail: for the first, and for those that follow one. With few rows, whose texts
+differ more from one time to the next, the share is doubled."""
 _LEAST_LOST, _LEAST_LOST_OF_MANY, _MOST_LOST = 0.25, 2.0, 8.0
-"""Steps without drafts that a try costs, for that purpose. Among many rows there is always one with a prompt, and such
+"""Cost of a try for that purpose, in steps without drafts. Among many rows there is always one with a prompt, and such
 steps are not measured."""
 _HASTE, _HASTE_OF_MANY = 2, 4
-"""A new row, whose text may be of another kind, is tried after so small a part of the sleep. With few
-rows a sleep lasts a handful of answers, so that many a one would begin with a try."""
+"""A new row may have another kind of text, so it is tried after this fraction of the sleep. With few rows a sleep lasts
+only a handful of answers, so that many answers would begin with a try."""
 _HESITATION: Final = 64
 """Steps before the first try with fewer rows than those with which drafts do not pay."""
 _NAP: Final = 16
-"""Steps of sleep after which drafts that have paid before, or were never tried, are tried again; the proposer follows
-meanwhile."""
+"""Steps of sleep after which drafts that have paid before, or were never tried, are tried again. The proposer follows
+the rows meanwhile."""
 _MEASURED_EACH: Final = 32
-"""So many steps of a long sleep, of which one is measured; so many are, each of them, before it may end."""
+"""In a long sleep one step of this many is measured; before its end, each of this many steps is."""
 _MOST_CREDIT: Final = 2
-"""Successes in a row that count."""
+"""Most consecutive successes that count."""
 
 
 class Stretches:
-    """Of one proposer. Calls come from the worker's thread: `rests` at the beginning of each step, then `drafts` and
-    `gained` of steps that do not rest.
+    """The state of one proposer. Calls come from the worker's thread: `rests` at the beginning of each step, then
+    `drafts` and `gained` for steps that do not rest.
 
     Attributes:
-        woke: a sleep has ended with the step under way: everybody is to be tried.
+        woke: a sleep has ended with the step under way: all rows are to be tried.
     """
 
     def __init__(self) -> None:
         self.woke = False
         self._plain: dict[int, _Periods] = {}
-        """By rows, rounded."""
+        """By rounded number of rows."""
         self._spells: dict[int, _Spell] = {}
-        """By rows, as a power of two that they do not exceed."""
+        """By number of rows, rounded up to a power of two."""
         self._last: tuple[float, int, bool] | None = None
-        """Of the step before, unless it is no measurement: when it began, its rows, whether it rested."""
+        """Beginning, number of rows, and rest of the step before; None if it is no measurement."""
         self._gained = 0
         self._fresh = False
 
@@ -81,12 +81,12 @@ class Stretches:
             self._last = None
 
     def rests(self, rows: int, moment: float, *, mixed: bool) -> bool:
-        """Whether nobody drafts in the coming step.
+        """True if no row drafts in the coming step.
 
         Args:
             rows: of the step.
-            moment: now, by the wall.
-            mixed: it has more to compute than a position for each of them.
+            moment: wall-clock seconds.
+            mixed: some rows compute more than one position.
         """
         self._settle(moment)
         spell = self._spell(rows)
@@ -97,27 +97,27 @@ class Stretches:
         return rests
 
     def passes(self, rows: int) -> bool:
-        """Whether nobody drafts in the coming step, and nobody measures it: then there is no call of `rests`."""
+        """True if no row drafts in the coming step and it is not measured: then `rests` is not called for it."""
         spell = self._spells.get(1 << (rows - 1).bit_length())
         if spell is None or not spell.unseen or self._fresh:
             return False
-        if self._last is not None and not self._last[2]:  # what came of that step is to be seen
+        if self._last is not None and not self._last[2]:  # the outcome of that step is to be measured
             return False
         spell.left -= 1
         self._last = None
         return True
 
     def asleep(self, rows: int) -> bool:
-        """Whether nobody drafts for long."""
+        """True if no row will draft for long."""
         spell = self._spell(rows)
         return bool(spell.left) and not spell.naps
 
     def drafts(self, rows: int, *, worth: bool, tried: bool) -> None:
-        """In the step under way.
+        """Note the drafts of the step under way.
 
         Args:
-            worth: some row is worth a draft, tries left aside.
-            tried: enough was seen of all that were to be tried.
+            worth: some row is worth a draft, tries not counted.
+            tried: all rows that were to be tried have been measured enough.
         """
         self._spell(rows).drafts(worth=worth, tried=tried)
 
@@ -132,7 +132,7 @@ class Stretches:
             found = _Spell(few=rows <= _FEW_ROWS)
             fewer = max((other for other in self._spells if other < size), default=size)
             more = min((other for other in self._spells if other > size), default=size)
-            # What does not pay with fewer rows does not with more.
+            # Drafts that do not pay with fewer rows do not pay with more.
             if fewer < size and self._spells[fewer].left:
                 found.inherit(self._spells[fewer])
             elif more > size and self._spells[more].left:
@@ -141,7 +141,7 @@ class Stretches:
         return found
 
     def _settle(self, moment: float) -> None:
-        """The step before is over."""
+        """Take in the step that has ended."""
         if self._last is None:
             return
         began, rows, rested = self._last
@@ -162,7 +162,7 @@ class Stretches:
         return found
 
     def _compares(self, spell: "_Spell", rows: int) -> bool:
-        """Whether the coming step is to have no drafts although all are awake, to compare with."""
+        """True if the coming step is to have no drafts although drafting is awake, for comparison."""
         plain = self._periods(rounded(rows))
         if spell.awake > spell.stale:
             spell.awake, spell.stale, plain.seen = 0, min(2 * spell.stale, _MOST_STALE_STEPS), 0
@@ -192,20 +192,20 @@ class _Periods:
 
     @property
     def mean(self) -> float:
-        """Without what others did to single steps."""
+        """The mean, without disturbances of single steps."""
         return _mean(self._known)
 
 
 class _Spell:
-    """Being awake, or asleep, with about so many rows.
+    """The state of drafting, awake or asleep, for one range of the number of rows.
 
     Attributes:
         left: steps of sleep to come; 0 is awake.
-        naps: the sleep is a short one.
-        awake: steps since it was last compared with steps without drafts.
-        stale: so many are too many.
-        waited: steps without drafts since then.
-        look: steps to come in which somebody must be worth a draft.
+        naps: the sleep is short.
+        awake: steps since the last comparison with steps without drafts.
+        stale: value of `awake` at which steps without drafts are measured again.
+        waited: steps since that measurement began.
+        look: coming steps in which some row must be worth a draft.
     """
 
     def __init__(self, *, few: bool) -> None:
@@ -216,22 +216,22 @@ class _Spell:
         self.left, self.naps, self.look = 0, False, _LOOK
         self.awake, self.stale, self.waited = 0, _STALE_STEPS, 0
         self._haste = 0
-        """A new row ends the sleep when so few steps are left of it."""
+        """A new row ends the sleep if at most this many steps are left of it."""
         self._fails = self._quiet = 0
         self._credit = 1  # first steps of a kind take long
         self._periods: list[float] = []
         self._earned = 0.0
-        """Seconds that the stretch's tokens would have taken without drafts, step by step: its rows come and go."""
+        """Seconds that the stretch's tokens would have taken without drafts, summed by step, since its rows change."""
         self._plain = 0.0
         self._lost = 0.0
-        """Seconds since somebody was last found to be worth it."""
+        """Seconds since a row was last worth a draft."""
 
     def inherit(self, other: "_Spell") -> None:
-        """Begin as another one is."""
+        """Begin in the state of another one."""
         self.left, self._haste, self._fails = other.left, other._haste, other._fails
 
     def sleep(self, steps: int) -> None:
-        """Begin to."""
+        """Begin to sleep."""
         self.left, self._haste = steps, steps - steps // self._part
 
     @property

@@ -1,18 +1,18 @@
-"""Suffix decoding: what followed the end of a row before, in the row itself or in past outputs of its tenant.
+"""Suffix decoding: proposes the tokens that followed an earlier occurrence of a row's end.
 
-After Oliaro et al., "SuffixDecoding: extreme speculative decoding for emerging AI applications" (arXiv 2411.04975).
-The longest suffix of the row that stood before is looked for, the places where it stood vote on each next token, and
-the longer the match the more is drafted.
+Earlier occurrences are in the row itself or in past outputs of its tenant. After Oliaro et al., "SuffixDecoding:
+extreme speculative decoding for emerging AI applications" (arXiv 2411.04975). The longest suffix of the row that
+occurred before is searched. Its occurrences vote on each next token, and a longer match gives more drafts.
 
 Where the paper keeps suffix trees, and others suffix automata, this keeps the texts with chains of n-grams
-(`match_index`). Such a graph tells every match and its counts at once, but it grows token by token, with a table of
-successors for every state: the rows of a step would wait for a long prompt, most of which may come from the prefix
-cache, and a part of its texts cannot be taken out again. Arrays take a prompt in all at once, and the oldest output is
-overwritten in its place; a token of it takes 68 bytes.
+(`match_index`). A tree or automaton has every match and its counts at hand, but it grows token by token, with a table
+of successors for every state. The rows of a step would wait for a long prompt, most of which may come from the prefix
+cache, and a part of its texts cannot be removed. Arrays take in a prompt at once, and the oldest output is overwritten
+in place; a token takes 68 bytes.
 
-A chain is walked for a few places only. So that the longest match is found all the same, short ones have chains for
-each length, and long ones are followed: the places of the last match that went on as the row did are a longer match,
-however many others agree with the row's very last tokens.
+A chain is walked for a few places only. Two measures find the longest match all the same. Short matches have chains for
+each length. Long matches are followed: the places of the last match that continued as the row did are a longer match.
+The number of other places that agree with the row's very last tokens does not matter.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ VOTERS: Final = 12
 """Places that decide, the most recent ones of the longest match. Of up to ten each would have a share that the
 usual least probability lets pass."""
 VOTERS_OF_ONE: Final = 3
-"""The same of a match of a single token, which says little: they must agree."""
+"""The same number for a match of a single token, which is weak evidence: all of them must agree."""
 
 
 class _Guess(NamedTuple):
@@ -62,15 +62,15 @@ class _Row:
     index: MatchIndex
     tenant: str = ""
     written: int = 0
-    """Tokens that are no past output: the prompt, and what was kept already when the row came back."""
+    """Tokens that are no past output: the prompt, and tokens that were kept already when the row came back."""
     seen: int = 0
     """The index's end when the row was last asked."""
     own: Match = NO_MATCH
-    """In its own text, then."""
+    """Match in its own text at the last look."""
     past: Match = NO_MATCH
-    """In past outputs, then."""
+    """Match in past outputs at the last look."""
     owner: int | None = None
-    """Whose outputs these were."""
+    """Owner of these outputs."""
 
 
 def make(config: SpeculativeConfig, context: ProposerContext) -> "SuffixProposer":
@@ -89,12 +89,17 @@ class SuffixProposer:
     taps = NO_TAPS
 
     def __init__(
-        self, *, max_tree_depth: int, max_cached_requests: int, max_spec_factor: float, min_token_prob: float,
+        self,
+        *,
+        max_tree_depth: int,
+        max_cached_requests: int,
+        max_spec_factor: float,
+        min_token_prob: float,
         max_model_len: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
-            max_tree_depth: most tokens of a match and what is drafted behind it, together.
+            max_tree_depth: most tokens of a match and its drafts together.
             max_cached_requests: past outputs that are kept, of all tenants.
             max_spec_factor: drafts per token of the match.
             min_token_prob: least estimated probability of a draft and all before it.
@@ -174,7 +179,7 @@ class SuffixProposer:
             owner: of its tenant's outputs. A number is never given twice, so places of the same one are what they were.
         """
         said, row.seen = row.index.end - row.seen, row.index.end
-        if said > len(context):  # for so long nobody asked that all will be found anew
+        if said > len(context):  # the row was not queried for so long that all matches must be found anew
             row.own = row.past = NO_MATCH
         if owner != row.owner:
             row.owner, row.past = owner, NO_MATCH

@@ -1,6 +1,6 @@
-"""Acceptance by lot instead of by the model, for benchmarks: how fast are steps that keep so many tokens on average?
+"""Acceptance at random instead of by the model, for benchmarks: measures steps that keep a given mean number of tokens.
 
-The tokens that come out are the drafts, and not what the model would have written.
+The output tokens are the drafts, not the model's.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class SyntheticAcceptance:
 
 
 def fill_up(drafts: RowDrafts, limit: int) -> None:
-    """As many drafts as were asked for: what counts is the work, whatever the proposer finds in the text."""
+    """Fill the drafts up to the requested number: the benchmark measures work, for any finds of the proposer."""
     missing = limit - len(drafts)
     if missing > 0 and drafts.parents is None:
         drafts.tokens += [0] * missing
@@ -61,7 +61,7 @@ def fill_up(drafts: RowDrafts, limit: int) -> None:
 
 
 class ByLot(Acceptance):
-    """Of one step: which drafts of a row are kept."""
+    """Chooses the kept drafts of one step at random."""
 
     def __init__(
         self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], trial: Trial

@@ -1,4 +1,4 @@
-"""Which hidden states of a model a proposer is shown."""
+"""The hidden states of a model that a proposer gets."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,25 +6,25 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Taps:
-    """Which hidden states of the model a proposer is shown. Without any it is never asked to `observe`."""
+    """The hidden states of the model that a proposer gets in `observe`. Without any, `observe` is never called."""
 
     last: bool = False
-    """Those that leave the last layer, before the final norm."""
+    """The output of the last layer, before the final norm."""
     layers: tuple[int, ...] = ()
-    """Those that leave these layers, in this order: `layers[i]` = 0 is what comes out of the first layer."""
+    """The outputs of these layers, in this order: 0 is the output of the first layer."""
 
     tokens: bool = False
-    """None is needed, but each token that is computed is to be observed all the same: `Observation.hidden` may be
+    """No states are needed, and yet `observe` is called for all computed tokens: `Observation.hidden` may be
     empty, [tokens, 0]."""
 
     @property
     def shows(self) -> bool:
-        """Whether any states are shown."""
+        """True if any states are wanted."""
         return self.last or bool(self.layers)
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to observe."""
+        """True if `observe` is to be called."""
         return self.shows or self.tokens
 
 

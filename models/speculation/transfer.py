@@ -1,4 +1,4 @@
-"""Numbers between the host and the device of a proposer. Nothing waits for the device but `to_host`."""
+"""Copies numbers between host and device for a proposer. Only `to_host` waits for the device."""
 
 from typing import Any
 

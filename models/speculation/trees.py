@@ -1,4 +1,4 @@
-"""Trees of drafts, level by level: of all continuations of a level the jointly likeliest ones make the next."""
+"""Grows trees of drafts level by level: the jointly likeliest continuations of a level form the next one."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class Trees:
             tokens: [rows, parents, candidates] that may follow the first `parents` nodes of the level before, or the
                 root.
             shares: of them, logarithms; falling along the last axis.
-            width: nodes of the new level; fewer where there are not so many candidates.
+            width: nodes of the new level; fewer if there are fewer candidates.
 
         Returns:
             the nodes' tokens [rows, width], best first, and which of the `parents` each one follows.

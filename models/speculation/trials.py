@@ -1,9 +1,10 @@
-"""One step's verification: which positions its rows compute, and what of their drafts is kept.
+"""One step's verification: the positions that its rows compute, and the choice of kept drafts.
 
-The drafts of a row are computed behind its tokens, and the model draws a token behind its last token and behind every
-draft, each with the history and the position that it would have without speculation: "virtual rows" of one sampler
-call. So whatever a row asks for (penalties, bias, bad words, plug-ins, budgets of thinking, guides) holds for each of
-them by itself. A draft is kept where it equals what was drawn in its place.
+The drafts of a row are computed behind its tokens. The model draws a token behind its last token and behind every
+draft,
+each with the history and the position that it would have without speculation: as "virtual rows" of one sampler call. So
+all options of a row (penalties, bias, bad words, plug-ins, thinking budgets, guides) apply to each of them by itself. A
+draft is kept if it equals the token drawn in its place.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,12 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Judged:
-    """What one row keeps of a step.
+    """The tokens that one row keeps of a step.
 
     Attributes:
-        tokens: that it gets, none where it failed.
-        path: the drafts that are among them, in front of the last one. That one counts as drawn although it may equal
-            a draft, too: its keys and values are computed with what follows it.
+        tokens: new tokens of the row, none if it failed.
+        path: the kept drafts, without the last token. That one counts as drawn although it may equal a draft, too: its
+            keys and values are computed in the next step.
     """
 
     tokens: list[int]
@@ -39,17 +40,17 @@ class Judged:
 
     @property
     def accepted(self) -> int:
-        """How many drafts were kept: one less than tokens."""
+        """The number of kept drafts: one less than tokens."""
         return len(self.path)
 
     def cut(self, count: int) -> None:
-        """Keep so many of the tokens."""
+        """Keep only this many of the tokens."""
         del self.tokens[count:]
         del self.path[max(0, count - 1) :]
 
 
 class VirtualHistories(Sequence[Tensor]):
-    """What each virtual row has said: its row's tokens, then the drafts that lead to it."""
+    """The history of each virtual row: its row's tokens, then the drafts that lead to it."""
 
     def __init__(
         self, rows: RowTable, slots: Sequence[int], lengths: Sequence[int], paths: dict[int, tuple[RowDrafts, int]]
@@ -57,7 +58,7 @@ class VirtualHistories(Sequence[Tensor]):
         """
         Args:
             slots, lengths: of every virtual row; the table holds its drafts behind the row's tokens.
-            paths: by virtual row, which node of which tree it is: the table has those in another order.
+            paths: by virtual row, its tree and node in it: the table has the nodes in another order.
         """
         self._rows, self._slots, self._lengths, self._paths = rows, slots, lengths, paths
 
@@ -79,10 +80,10 @@ class VirtualHistories(Sequence[Tensor]):
 
 @dataclass(slots=True)
 class Trial:
-    """What a step computes where some of its rows are elastic.
+    """The spans and drafts of a step in which some rows are elastic.
 
     Attributes:
-        spans: the rows that compute anything; `counts` take in their drafts.
+        spans: the rows that compute anything; `counts` include their drafts.
         elastic: bool [rows of `spans`].
         drafts: by row of `spans`.
         lengths: tokens of each of these rows.
@@ -98,11 +99,11 @@ class Trial:
         return any(drafts.parents is not None for drafts in self.drafts.values())
 
     def unusual(self, planned: int) -> bool:
-        """Whether any row has drafts, or not all of the `planned` ones compute something."""
+        """True if any row has drafts, or not all of the `planned` ones compute something."""
         return bool(self.drafts) or self.spans.slots.size < planned
 
     def positions(self, spans: Spans, places: Ints, owner: Ints) -> Ints:
-        """Where tokens stand in the text, [tokens].
+        """Positions of tokens in the text, [tokens].
 
         Args:
             spans: a piece of the step's.
@@ -117,7 +118,7 @@ class Trial:
         return found
 
     def tree(self, spans: Spans, places: Ints, owner: Ints, positions: Ints, window: int | None) -> TreeMask | None:
-        """What the tokens of a piece see through a window; None where none of them is in a tree."""
+        """The mask of a piece's tokens through a window; None if none of them is in a tree."""
         rows = self._tree_rows(spans)
         if not rows:
             return None
@@ -136,9 +137,10 @@ class Trial:
         place = {index: row for row, index in enumerate(self.spans.rows.tolist())}
         rows = [place[index] for index in spans.rows.tolist()]
         return [
-            (index, row) for index, row in enumerate(rows)
+            (index, row)
+            for index, row in enumerate(rows)
             if row in self.drafts and self.drafts[row].parents is not None
-        ]  # fmt: skip
+        ]
 
     def draft_counts(self) -> Ints:
         """[rows of `spans`]."""
@@ -148,7 +150,7 @@ class Trial:
         return found
 
     def histories(self, rows: RowTable, sampling: NDArray[np.bool_]) -> tuple[list[int], list[int], VirtualHistories]:
-        """Of the virtual rows of the rows that sample: which of those, where each draws its token, and its history."""
+        """Of the sampling rows' virtual rows: the row, the position of its draw, and its history."""
         drawing = np.flatnonzero(sampling)
         times = self.draft_counts()[drawing] + 1
         owner = np.repeat(drawing, times)
@@ -167,7 +169,7 @@ class Trial:
         return owner.tolist(), found, VirtualHistories(rows, self.spans.slots[owner].tolist(), found, paths)
 
     def judge(self, sampling: NDArray[np.bool_], values: Sequence[int], accept: "Acceptance") -> dict[int, Judged]:
-        """What each row that samples keeps, by row of `spans`.
+        """The tokens that each sampling row keeps, by row of `spans`.
 
         Args:
             values: the token that each virtual row has drawn, -1 where it failed.
@@ -192,7 +194,7 @@ class Trial:
 
 
 class Acceptance:
-    """Which drafts of a row are kept. Called with the row of `Trial.spans`."""
+    """Chooses the kept drafts of a row. Called with the row of `Trial.spans`."""
 
     def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
         """The path that is kept; `drawn` is the model's token behind every node."""
@@ -202,7 +204,7 @@ class Acceptance:
 def kept_logprobs(
     sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial, rows: Sequence[int]
 ) -> list[RowLogprobs]:
-    """One entry per row that asked and was given tokens; waits for the device.
+    """One entry per row that asked for it and got tokens; waits for the device.
 
     Args:
         rows: the numbers of the rows of `spans`.
@@ -243,7 +245,7 @@ def kept_logprobs(
 def row_errors(
     sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial
 ) -> list[RowError]:
-    """Of the rows that were given nothing."""
+    """Errors of the rows that got no token."""
     if all(found.tokens for found in judged.values()):
         return []
     by_index = sampled.errors_by_index

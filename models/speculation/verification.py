@@ -1,4 +1,4 @@
-"""A step some of whose rows have drafts, from its logits to its result."""
+"""Verifies the drafts of a step: from its logits to its result."""
 
 from collections.abc import Sequence
 
@@ -26,9 +26,15 @@ class Verification:
     """
 
     def __init__(
-        self, plan: StepPlan, trial: Trial, sampling: NDArray[np.bool_], rows: RowTable, sampler: Sampler,
-        guides: GuidedRows | None, speculator: Speculator,
-    ) -> None:  # fmt: skip
+        self,
+        plan: StepPlan,
+        trial: Trial,
+        sampling: NDArray[np.bool_],
+        rows: RowTable,
+        sampler: Sampler,
+        guides: GuidedRows | None,
+        speculator: Speculator,
+    ) -> None:
         """sampling: [rows of `trial.spans`]."""
         self._plan, self.trial, self._sampling, self._rows = plan, trial, sampling, rows
         self._sampler, self._guides, self._speculator = sampler, guides, speculator
@@ -42,7 +48,7 @@ class Verification:
         self._forced: dict[int, Sequence[int]] = {}
 
     def begin_masks(self) -> FilledLater | None:
-        """Of guided rows, at every draft."""
+        """Begin the masks of guided rows, at every draft."""
         if self._guides is None:
             return None
         drafts: dict[int, RowDrafts] = {self._numbers[row]: each for row, each in self.trial.drafts.items()}
@@ -69,10 +75,14 @@ class Verification:
             self._rows.append_known(self._numbers[row], forced)
 
     def result(
-        self, about_prompts: Sequence[RowLogprobs], pooled: Sequence[RowPooled], unsound: Sequence[RowError],
+        self,
+        about_prompts: Sequence[RowLogprobs],
+        pooled: Sequence[RowPooled],
+        unsound: Sequence[RowError],
         timings: StepTimings,
-    ) -> StepResult:  # fmt: skip
-        """Of all rows of the plan; those that computed nothing have no tokens. Arguments as of `step_result`."""
+    ) -> StepResult:
+        """The result of all rows of the plan; those that computed nothing have no tokens. Arguments as of
+        `step_result`."""
         size = len(self._plan.rows)
         counts, accepted, drafted = [0] * size, [0] * size, [0] * size
         tokens: list[int] = []
@@ -120,7 +130,7 @@ class Verification:
         return found
 
     def _guide(self) -> None:
-        """Tell the guides what was kept; nothing follows a grammar that is complete."""
+        """Give the guides the kept tokens; nothing follows a complete grammar."""
         if self._guides is None or not len(self._guides):
             return
         order = list(self.judged)

@@ -1,8 +1,8 @@
-"""What steps with drafts take by the wall, beside what their thread computes.
+"""Compares wall-clock times of steps with the processor time of their thread, with and without drafts.
 
-A thread's own time is the same on a busy machine as on a quiet one, so that costs are compared by it. It does not see
-what drafts cost others: the threads that help, the memory that all read, whoever takes in what came of them. So the
-time between the ends of two steps is looked at, too: how many times that of the thread it is with drafts, and without.
+A thread's own time is the same on a busy machine as on a quiet one, so costs are compared by it. It does not show the
+drafts' effect on others: helper threads, shared memory bandwidth, and the receivers of results. So the time between the
+ends of two steps is measured, too, as a multiple of the thread's time, once with drafts and once without.
 """
 
 from collections import deque
@@ -10,14 +10,14 @@ from statistics import median
 from typing import Final
 
 _KEPT: Final = 9
-"""Steps of each kind whose median counts: what a machine does to less than half of them does not matter."""
+"""Steps of each kind whose median counts: disturbances of fewer than half of them do not matter."""
 _PLAIN, _DRAFTING = 2, 3
 """As many are needed."""
 _MOST: Final = 3.0
 
 
 class WallPrice:
-    """Of steps with so many rows.
+    """The price for steps with one number of rows.
 
     Attributes:
         factor: by which drafts make a step longer than its thread sees, at least 1.
@@ -29,13 +29,13 @@ class WallPrice:
         self._drafting: deque[float] = deque(maxlen=_KEPT)
 
     def learn(self, period: float, seconds: float, *, drafts: bool) -> None:
-        """A step ended so long after the one before it, and took so much of its thread; seconds."""
+        """Take in a step: the time since the end of the one before it, and its thread's time; seconds."""
         (self._drafting if drafts else self._plain).append(period / max(seconds, 1e-9))
         if len(self._plain) >= _PLAIN and len(self._drafting) >= _DRAFTING:
             self.factor = min(max(median(self._drafting) / max(median(self._plain), 1e-9), 1.0), _MOST)
 
     def relax(self) -> None:
-        """It is long ago: half as much is believed until drafts are tried again."""
+        """After a long sleep: halve the known extra cost until drafts are tried again."""
         self.factor **= 0.5
         self._plain.clear()
         self._drafting.clear()

@@ -25,7 +25,7 @@ class Work:
         self._draws = batch.draws.to(device).of(to_device(able, device))
 
     def draws(self, depth: int) -> tuple[RowDraws, Tensor]:
-        """How the drafts of that depth are drawn, and their positions."""
+        """The draws of the drafts of that depth, and their positions."""
         return self._draws, to_device(self.lengths + depth, self.states.device)
 
     def keep(self, kept: Ints) -> None:
@@ -46,7 +46,7 @@ def grow_trees(
     """
     rows, trees, first = work.rows.size, Trees(work.rows.size), 0
     seen = np.zeros((rows, 1), dtype=np.uint64)
-    """Of each node of the level before, itself and its ancestors as bits."""
+    """For each node of the level before, itself and its ancestors as bits."""
     for depth, width in enumerate(widths):
         before = seen.shape[1]
         scores = network.scores(work.states)
@@ -69,9 +69,14 @@ def grow_trees(
         there = np.repeat(work.lengths - 1 + depth, counts)
         mask = TreeMask(work.lengths - 1, seen.reshape(-1), there)
         batch = paging.batch(
-            work.blocks, work.slots, starts, counts, to_device(tokens.reshape(-1).copy(), paging.device), places,
+            work.blocks,
+            work.slots,
+            starts,
+            counts,
+            to_device(tokens.reshape(-1).copy(), paging.device),
+            places,
             tree=mask,
-        )  # fmt: skip
+        )
         work.states = network.forward(batch, work.states[came], caches)
         first += tokens.shape[1]
     return trees

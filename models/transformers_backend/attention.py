@@ -1,7 +1,7 @@
-"""The attention that models of `transformers` call: it hands every call to whoever runs the model.
+"""The attention function that models of `transformers` call: it passes every call to the runner of the model.
 
-`transformers` looks attention up by name (its AttentionInterface). Ours has no state: what is done with a call is in a
-context variable, so that engines in threads of one process do not meet.
+`transformers` looks attention up by name (its AttentionInterface). Ours has no state: the receiver of the calls is in a
+context variable, so that engines in different threads of one process do not share it.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ from troupellm.protocol.errors import ModelLoadError
 
 NAME = "troupellm_paged"
 PROBE = "troupellm_probe"
-"""The same attention, but with masks: not to be used, but to see which keys a token of each layer is to see."""
+"""The same attention, but with masks: used only to find the keys that a token of each layer sees."""
 _SEEN = "troupellm_window"
-"""What a mask of the probe has as an attribute."""
+"""Attribute of a probe's mask."""
 FAR = 2**20
 """Tokens that a layer without a window sees."""
 
@@ -42,7 +42,7 @@ class AttentionCall:
     scale: float
     softcap: float
     window: int | None
-    """How many keys a token sees, itself included; None is all."""
+    """The number of keys that a token sees, itself included; None is all."""
     sinks: Tensor | None
     """[heads], one more logit of each head's softmax."""
 
@@ -104,7 +104,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
-    """As `transformers` calls it; what cannot be done is refused by name."""
+    """As `transformers` calls it; unsupported arguments are refused by name."""
     if hasattr(attention_mask, _SEEN):
         sliding_window = getattr(attention_mask, _SEEN)
     elif attention_mask is not None or other.get("position_bias") is not None:

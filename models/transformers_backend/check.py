@@ -1,5 +1,5 @@
-"""A model of `transformers` proves that it goes with paged attention before it serves: some remember or bias what no
-interface shows, and would answer quietly with something else."""
+"""Checks before serving that a model of `transformers` works with paged attention. Some models keep state or add biases
+that no interface shows, and would silently give wrong answers."""
 
 from array import array
 from dataclasses import replace
@@ -18,7 +18,7 @@ from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
 
 LENGTH = 40
 CUTS = (1, 18)
-"""Where the sequence is cut into steps."""
+"""Places at which the sequence is cut into steps."""
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05, torch.int8: 0.1, FP8: 0.3}
 """Root mean square of the difference, by that of the logits around their mean; of the model's type or the cache's."""
 
@@ -40,7 +40,7 @@ class Watched(TransformersDecoder):
 def check_decoder(decoder: TransformersDecoder, cache: KVCache, *, max_model_len: int) -> None:
     """Compute two sequences side by side and by steps over the cache, and each at once without it.
 
-    Writes into the first blocks, which nobody reads yet.
+    Writes into the first blocks, which hold nothing yet.
 
     Raises:
         ModelLoadError: they differ.
@@ -81,21 +81,30 @@ def _by_steps(decoder: TransformersDecoder, cache: KVCache, texts: list[list[int
     each = -(-length // cache.block_size)
     new = tuple(
         NewRow(
-            row=row, epoch=0, request_id="", num_prompt_tokens=length + 1,  # one more, so that nothing is sampled
-            token_ids=array("i", [*text, 0]).tobytes(), sampling=SamplingState(temperature=0.0),
+            row=row,
+            epoch=0,
+            request_id="",
+            num_prompt_tokens=length + 1,  # one more, so that nothing is sampled
+            token_ids=array("i", [*text, 0]).tobytes(),
+            sampling=SamplingState(temperature=0.0),
             blocks=tuple(
                 tuple(range((row * groups + group) * each, (row * groups + group + 1) * each))
                 for group in range(groups)
             ),
         )
         for row, text in enumerate(texts)
-    )  # fmt: skip
+    )
     cuts = [0, *(cut for cut in CUTS if cut < length), length]
     for step, (start, end) in enumerate(pairwise(cuts)):
         plan = StepPlan(
-            step=step, engine_epoch=0, rows=(0, 1), epochs=(0, 0), starts=(start, start),
-            counts=(end - start, end - start), new_rows=new if step == 0 else (),
-        )  # fmt: skip
+            step=step,
+            engine_epoch=0,
+            rows=(0, 1),
+            epochs=(0, 0),
+            starts=(start, start),
+            counts=(end - start, end - start),
+            new_rows=new if step == 0 else (),
+        )
         runner.run(plan)
     halves = [hidden.chunk(2) for hidden in watched.seen]
     found = [torch.cat([half[row] for half in halves]) for row in range(2)]

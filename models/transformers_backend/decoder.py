@@ -28,7 +28,7 @@ STRETCHED = ("dynamic", "longrope")
 
 
 class GivenOutput:
-    """A body's output that has hidden states and nothing else, whatever else its kind may have."""
+    """A body's output with hidden states alone; every other attribute is None."""
 
     def __init__(self, hidden: Tensor | None) -> None:
         self.last_hidden_state = hidden
@@ -41,18 +41,18 @@ class GivenOutput:
 
 
 class Given(Module):
-    """Stands where the model's body was: what goes through the head is given from outside."""
+    """Stands in the place of the model's body: the hidden states for the head are set from outside."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
 
     def forward(self, *_: Any, **__: Any) -> GivenOutput:
-        """The given hidden states, whatever is asked."""
+        """The given hidden states, for any arguments."""
         return GivenOutput(self.hidden)
 
     def __getattr__(self, name: str) -> Any:
-        """Parts of the body that a head calls instead of it."""
+        """A part of the body, if a head calls one: the object itself stands in for it."""
         return super().__getattr__(name) if name.startswith("_") else self
 
 
@@ -75,7 +75,7 @@ class TransformersDecoder:
         self.dtype: torch.dtype = model.dtype
         self.body, self._place = body_of(model), body_name(model)
         self.head: Given | None = None
-        """In the place of the body, for what comes behind it."""
+        """Stands in for the body, and gives the head its hidden states."""
         _fix_rotations(self.body, max_model_len)
         if config.head == "lm" and self._place is not None:
             self.head = Given()
@@ -95,11 +95,11 @@ class TransformersDecoder:
         return batch.with_logits(hidden)
 
     def forward_tapped(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], taps: Taps) -> Any:
-        """Never called: who needs hidden states is refused while the model is loaded."""
+        """Never called: a feature that needs hidden states is refused while the model is loaded."""
         raise RuntimeError("this model's hidden states are not shown")
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """They have gone through the final norm before."""
+        """Return hidden states unchanged: they have gone through the final norm before."""
         return hidden
 
     @property
@@ -122,7 +122,7 @@ class TransformersDecoder:
 
     @torch.inference_mode()
     def plain_logits(self, tokens: list[int]) -> Tensor:
-        """What the model makes of a sequence without us: float32 [tokens, vocab], or hidden states without a head."""
+        """The model's own result for a sequence: float32 [tokens, vocab], or hidden states without a head."""
         self.model.set_attn_implementation("eager")
         if self._place is not None:
             setattr(self.model, self._place, self.body)
@@ -164,16 +164,23 @@ def read_model(folder: Path, config: DecoderConfig, dtype: torch.dtype, *, dummy
     # The library finds files by these two names alone, and prefers the first.
     usual = files == [SINGLE] or ((folder / INDEX).is_file() and not (folder / SINGLE).is_file())
     tensors = None if usual else {name: one for file in files for name, one in load_file(folder / file).items()}
-    for file in ("generation_config.json", SINGLE):  # which the library looks for, whatever an index says
+    for file in ("generation_config.json", SINGLE):  # the library reads these even if an index lists others
         check_file(folder / file)
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         model, report = found.from_pretrained(
-            folder if usual else None, config=settings, state_dict=tensors, dtype=dtype, use_safetensors=True,
-            attn_implementation=attention.NAME, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
+            folder if usual else None,
+            config=settings,
+            state_dict=tensors,
+            dtype=dtype,
+            use_safetensors=True,
+            attn_implementation=attention.NAME,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     except Exception as error:
         said = str(error).replace(str(folder), folder.name)
         raise ModelLoadError(f"transformers cannot read the weights: {type(error).__name__}: {said}"[:300]) from error

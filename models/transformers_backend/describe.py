@@ -1,4 +1,4 @@
-"""What a model of `transformers` looks like to the engine: asked of the model itself, built without memory."""
+"""Describes a model of `transformers` to the engine, from a copy of the model that is built without memory."""
 
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def knows(reader: ConfigReader) -> bool:
-    """Whether `transformers` is there and has this decoder. Imports it."""
+    """True if `transformers` is installed and has this decoder. Imports it."""
     return knows_name(architecture_of(reader))
 
 
 def knows_name(architecture: str) -> bool:
-    """The same, by the name."""
+    """As `knows`, by name."""
     return has_transformers() and _model_class(architecture) is not None
 
 
@@ -210,13 +210,13 @@ def _probe(skeleton: Any, architecture: str) -> tuple[list[AttentionCall], int]:
 
 
 def _widest(text: Any) -> int:
-    """Of the layers' feed-forwards, which some models have a size for each of; 0 where none is said."""
+    """Largest width of the layers' feed-forwards; 0 if none is given."""
     said = getattr(text, "intermediate_size", None) or 0
     return max(map(int, said)) if isinstance(said, list | tuple) else int(said)
 
 
 def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[int | None, ...]:
-    """What every layer's mask says, of layers whose kinds are known."""
+    """The window of every layer's mask. Raises ModelLoadError: layers of an unknown kind."""
     unknown = [kind for kind in getattr(text, "layer_types", None) or () if kind not in KINDS]
     if unknown:
         raise ModelLoadError(f"{architecture}: layer_types: {unknown[0]} is not supported")
@@ -224,5 +224,5 @@ def _windows(text: Any, calls: list[AttentionCall], architecture: str) -> tuple[
 
 
 def _short(error: Exception) -> str:
-    """Its first line that says something."""
+    """The first line of its text, cut to a length."""
     return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]

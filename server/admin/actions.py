@@ -1,4 +1,4 @@
-"""What the admin routes do, in the engine's process. A front hands name and arguments over and gets the answer back."""
+"""Actions of the admin routes, in the engine's process. An API server process sends name and arguments here."""
 
 import logging
 import os
@@ -173,6 +173,19 @@ async def snapshot(office: Office, _: admin.NoArguments) -> EngineSnapshot:
     return office.engine.snapshot()
 
 
+async def kv_keep(office: Office, body: admin.KVSessionBody) -> admin.DoneAnswer:
+    office.engine.keep_session(body.session, tenant=body.tenant)
+    return admin.DoneAnswer()
+
+
+async def kv_prefetch(office: Office, body: admin.KVSessionBody) -> admin.KVPrefetchAnswer:
+    return admin.KVPrefetchAnswer(await office.engine.prefetch_session(body.session, tenant=body.tenant))
+
+
+async def kv_drop(office: Office, body: admin.KVSessionBody) -> admin.KVDropAnswer:
+    return admin.KVDropAnswer(await office.engine.drop_session(body.session, tenant=body.tenant))
+
+
 ACTIONS: Mapping[str, Action] = {
     "abort": Action(admin.AbortBody, abort),
     "pause": Action(admin.PauseQuery, pause),
@@ -189,6 +202,9 @@ ACTIONS: Mapping[str, Action] = {
     "log_level": Action(admin.NoArguments, log_level),
     "server_info": Action(admin.NoArguments, server_info),
     "snapshot": Action(admin.NoArguments, snapshot),
+    "kv_keep": Action(admin.KVSessionBody, kv_keep),
+    "kv_prefetch": Action(admin.KVSessionBody, kv_prefetch),
+    "kv_drop": Action(admin.KVSessionBody, kv_drop),
 }
 
 
@@ -213,7 +229,7 @@ def _slept(office: Office, report: SleepReport) -> admin.SleepAnswer:
 
 
 def _plain(given: msgspec.Struct) -> dict[str, Any]:
-    """As plain values, without what nobody may read."""
+    """As plain values, without secrets."""
     plain: dict[str, Any] = msgspec.to_builtins(given)
     return _without_secrets(plain)
 

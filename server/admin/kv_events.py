@@ -1,4 +1,4 @@
-"""`GET /kv_events`: the engine's KV events as a stream, in whichever process the request came in."""
+"""`GET /kv_events`: the engine's KV events as a stream, in any of the server's processes."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -37,7 +37,7 @@ async def ask(
     """Ask for a line that has room, which is given back when `keep` has its result.
 
     Args:
-        caller: for whom it is asked.
+        caller: the owner of the batch.
     """
     has_room, attempts = True, 0
     try:

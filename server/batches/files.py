@@ -138,7 +138,7 @@ async def content(host: EngineHost, exchange: Exchange, _: None) -> None:
 
 
 def ends(page: Page) -> dict[str, Any]:
-    """What every list says beside its entries."""
+    """The fields of every list beside its entries."""
     names = [entry.id for entry in page.entries]
     return {
         "first_id": names[0] if names else None,

@@ -1,4 +1,4 @@
-"""How many lines of batches are inside the engine: as many as leave room for whoever waits for an answer."""
+"""How many lines of batches are inside the engine: as many as leave room for interactive requests."""
 
 import anyio
 
@@ -42,7 +42,7 @@ class Governor:
 
 
 def has_room(snapshot: EngineSnapshot, rows: int, inside: int) -> bool:
-    """Whether one more line leaves a part of the rows to others, and nobody waits in front of it."""
+    """True if one more line leaves a part of the rows to others, and no request waits in front of it."""
     scheduler = snapshot.scheduler
     if snapshot.paused or snapshot.sleep_level is not None or snapshot.unready is not None:
         return False

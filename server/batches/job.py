@@ -1,4 +1,4 @@
-"""One batch, from its input file to its output files. What was answered once is not asked again, whatever happens."""
+"""One batch, from its input file to its output files. A line with an answer is never run again."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -112,7 +112,7 @@ class Job:
             self._share.release()
 
     async def _give_up(self) -> None:
-        """What is not answered in time is said so, line by line."""
+        """Write an error for each line without an answer in time."""
         done = await self._progress.answered()
 
         async def take(line: Good | Bad) -> None:

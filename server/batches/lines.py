@@ -112,7 +112,7 @@ class Checker:
 
 
 def answered(line: Good, answer: Answered) -> BatchResult:
-    """What a line's file says of an answer, good or bad."""
+    """The output line of an answer, good or bad."""
     response = LineResponse(
         status_code=answer.status, request_id=answer.request_id, body=msgspec.Raw(answer.body or b"null")
     )
@@ -120,7 +120,7 @@ def answered(line: Good, answer: Answered) -> BatchResult:
 
 
 def failed(custom_id: str | None, code: str, message: str, number: int | None = None) -> BatchResult:
-    """What it says of a line that was not asked."""
+    """The output line of a line that was not run."""
     error = LineError(code=code, message=message[:512], line=number)
     return BatchResult(id=_new_id(), custom_id=custom_id, error=error)
 

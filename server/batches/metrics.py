@@ -1,4 +1,4 @@
-"""What /metrics tells of files and batches."""
+"""Metrics of files and batches."""
 
 import sqlite3
 from collections.abc import Iterator

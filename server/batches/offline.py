@@ -26,7 +26,7 @@ from troupellm.server.offload import offload
 AHEAD = 4
 """So many times as many results as requests in flight may wait for one before them."""
 LONGEST_PAUSE = 5.0
-"""Seconds. Nobody has limits here, so whatever keeps a line from being answered is soon over."""
+"""Seconds. No key has limits here, so the cause of a refusal is soon over."""
 
 
 class ResumeError(TroupeError):
@@ -139,7 +139,7 @@ async def _read(lines: Lines, checker: Checker, source: BinaryIO) -> list[Good |
     def read() -> list[Good | Bad]:
         return [checker.check(line) for line in lines.read()]
 
-    if source is sys.stdin.buffer:  # whoever writes to it may take for ever, and must not keep us from ending
+    if source is sys.stdin.buffer:  # its writer may never end, and must not keep us from ending
         return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
     return await offload(read)
 

@@ -1,4 +1,4 @@
-"""What a batch has so far, as its runner writes it down."""
+"""The results of a batch so far, as its runner stores them."""
 
 import os
 import sqlite3
@@ -85,7 +85,7 @@ class Progress:
         """Keep a result; it is on the disk when this returns."""
         self._pending.append((line, result))
         async with self._writing:
-            if self._pending:  # whoever wrote before has not taken ours along
+            if self._pending:  # the writer before has not taken these along
                 taken, self._pending = self._pending, []
                 await self.store.do(partial(self._write, results=taken))
 

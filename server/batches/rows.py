@@ -1,4 +1,4 @@
-"""Rows of the folder's database: what is written and read in one statement, inside somebody's transaction."""
+"""Rows of the folder's database: one statement each, inside the caller's transaction."""
 
 import os
 import sqlite3

@@ -75,9 +75,9 @@ class Runner:
                 await anyio.sleep(LOOK_SECONDS)
 
     def _follow(self, entries: list[Entry], group: TaskGroup) -> None:
-        """Start what there is room for, whoever has least at work first; stop what is not wanted any more.
+        """Start as many batches as there is room for, the owner with the least at work first; stop cancelled ones.
 
-        Every owner has a place: nobody waits for another one's batches to be over.
+        Every owner has a place: no owner waits for the end of another one's batches.
         """
         for entry in entries:
             job = self._active.get(entry.number)

@@ -14,7 +14,7 @@ from troupellm.protocol.errors import ConfigError
 
 VERSION = 2
 BUSY_SECONDS = 5.0
-"""What a process waits for another one to be done with the database."""
+"""Seconds that a process waits for another one's transaction."""
 PARAM = "files_dir"
 CONTENT, INCOMING, LOCK, STATE = "content", "incoming", "runner.lock", "state.sqlite3"
 
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, number INTEGER NOT NUL
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder and its parts, which nobody else may read. Blocks.
+    """Make the folder and its parts, readable by the owner only. Blocks.
 
     Raises:
         OSError: it cannot be.
@@ -54,7 +54,7 @@ def prepare(folder: Path) -> None:
 def open_database(folder: Path) -> sqlite3.Connection:
     """Open the database and make its tables. Blocks.
 
-    What was committed is on the disk: a batch that was accepted is there after a loss of power too.
+    A commit is on the disk: an accepted batch survives a loss of power.
 
     Raises:
         OSError, sqlite3.Error: it cannot be opened, or is no database.

@@ -17,16 +17,16 @@ MAX_UPLOADS_OF_ONE = 4
 
 
 class Batches:
-    """What one process has of them."""
+    """The batches of one process."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.store = Store(config)
         self.endpoints: frozenset[str] = frozenset()
-        """What lines may ask for."""
+        """The routes that lines may ask for."""
         self._uploads: Counter[str] = Counter()
         """Under way, by owner."""
         self.runs = False
-        """Somebody works on the batches, here or in the engine's process."""
+        """A runner works on the batches, here or in the engine's process."""
 
     @property
     def uploads(self) -> int:
@@ -35,7 +35,7 @@ class Batches:
 
     @contextmanager
     def uploading(self, owner: str) -> Iterator[None]:
-        """Around an upload. No owner has all places, so that stalled ones are nobody else's matter.
+        """Around an upload. No owner has all places, so that stalled uploads do not block other owners.
 
         Raises:
             EngineOverloaded: all places are taken, or the owner's share of them.
@@ -54,14 +54,14 @@ class Batches:
     def require_runner(self) -> None:
         """
         Raises:
-            InvalidRequest: nobody would ever work on a batch.
+            InvalidRequest: no runner works on batches here.
         """
         if self.store.enabled and not self.runs:
             message = "the application that mounts this app does not run its lifespan, so no batch would be worked on"
             raise InvalidRequest(message, code="not_configured")
 
     async def metrics(self) -> bytes:
-        """Prometheus' text format, of the whole folder, whichever process is asked; nothing where there is none."""
+        """Prometheus' text format, of the whole folder, in every process; empty without a folder."""
         return await batch_metrics(self.store, self.uploads) if self.store.enabled else b""
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What all batches of one owner have together: so many lines out, and a pause while a limit of its key is reached."""
+"""The share of one owner's batches: a number of lines, and a pause while a limit of its key is reached."""
 
 import math
 

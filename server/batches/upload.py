@@ -24,13 +24,13 @@ MAX_HEADER_BYTES = 4096
 """Of one part: each header, with its name."""
 MAX_FILENAME = 255
 BUFFER_BYTES = 2**20
-"""What is gathered before it is written."""
+"""Bytes gathered before a write."""
 OVERHEAD_BYTES = 65_536
-"""What a body may have beside its file."""
+"""Bytes that a body may have beside its file."""
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What came."""
+    """A received form."""
 
     fields: dict[str, str]
     filename: str

@@ -1,4 +1,4 @@
-"""What `chat` and `complete` share: the connection to a running server, its streams, and their errors as one line."""
+"""The shared part of `chat` and `complete`: the connection to a running server, its streams, and errors of one line."""
 
 import argparse
 import json

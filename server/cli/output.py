@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def give_up_output() -> None:
-    """What is still to be written goes nowhere, instead of failing again when the interpreter ends."""
+    """Discard pending output, which would fail again when the interpreter ends."""
     with suppress(OSError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         try:

@@ -98,12 +98,12 @@ async def _announce(config: ServerConfig, engine: "Engine", url: str) -> None:
         ]
     try:
         print("\n".join(lines), flush=True)
-    except OSError:  # nobody reads it: no reason to stop serving
+    except OSError:  # standard output has no reader: serving continues
         give_up_output()
 
 
 async def _answer(engine: "Engine", prompt: str, *, chat: bool) -> str:
-    """What the model says; a model that cannot answer is still served, so the error is what is shown."""
+    """The model's answer. A model that cannot answer is still served, so its error is shown instead."""
     try:
         messages = [{"role": "user", "content": prompt}]
         stream = engine.chat(messages, max_tokens=32, temperature=0.0) if chat else engine.stream(

@@ -1,4 +1,4 @@
-"""What to say of words that no command takes, and of keys that no configuration file has."""
+"""Sentences for words that no command takes, and for keys that no configuration file has."""
 
 import argparse
 import re
@@ -43,7 +43,7 @@ def _options(parser: argparse.ArgumentParser, words: Collection[str]) -> Iterato
 
 
 def of_vllm(file: Path, name: str) -> ConfigError | None:
-    """What to say of a key that is a flag of vLLM: the same as of the flag, in keys.
+    """The sentence for a key that is a flag of vLLM: the flag's, in keys.
 
     Args:
         name: with underscores.

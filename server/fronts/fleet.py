@@ -1,7 +1,7 @@
 """HTTP fronts in processes of their own, as the start and the shutdown of a server see them: one `HttpSide`.
 
-One listening socket is bound here and inherited by all; whoever is idle accepts. Each front has a socket pair with this
-process and shares nothing with the others: no lock, no memory, no count. What they count is added up here.
+One listening socket is bound here and inherited by all; an idle process accepts. Each front has a socket pair with this
+process and shares nothing with the others: no lock, no memory, no count. Their counts are added up here.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Frames between a front and its parent, where whoever has something to say must not wait.
+"""Frames between a front and its parent; a sender never waits.
 
 `post` queues in the transport; how much may wait there is bounded: a sender of much asks `drained` first, and a peer
 that takes nothing at all is dropped.
@@ -27,7 +27,7 @@ from troupellm.protocol.frames import (
 MAX_QUEUED_BYTES = 4 * MAX_FRAME_BYTES
 """A peer that leaves more than this in our buffer has stopped."""
 HIGH_WATER_BYTES = 65_536
-"""What may be queued before `drained` waits."""
+"""Bytes that may be queued before `drained` waits."""
 CLOSE_SECONDS = 0.3
 
 
@@ -92,7 +92,7 @@ class Link(Generic[SentT, ReceivedT]):
 
 
 async def open_link(peer: socket.socket, receives: Any, version: str) -> Link[Any, Any]:
-    """Take a connected socket over, whatever comes of it, and say Hello. Whoever is cancelled meanwhile has the link.
+    """Take a connected socket over, also on failure, and say Hello. A caller that is cancelled meanwhile owns the link.
 
     Args:
         receives: union of the messages that may come.

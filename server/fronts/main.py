@@ -1,7 +1,7 @@
 """A front process: hypercorn and the ASGI app over an engine that lives in the process that started this one.
 
 Started by the fleet with an inherited listening socket and one end of a socket pair. It ends when told to, with the
-other end of the pair, and with its parent, by whatever it dies: no front outlives the engine it serves.
+other end of the pair, and with its parent's death: no front outlives the engine it serves.
 """
 
 import argparse
@@ -58,7 +58,7 @@ logger = logging.getLogger("troupellm.server")
 
 REPORT_SECONDS = 0.25
 FAREWELL_SECONDS = 0.5
-"""What streams get to take the news that the engine's process is gone."""
+"""Seconds that streams have to read the error after the engine's process is gone."""
 _FLUSH_SECONDS = 0.3
 _POOL_SIZE = 4
 """Two of them for long texts at most: see `long_texts`."""
@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if not die_with(arguments.parent):
         return EXIT_FAILED
-    # Whoever stops a whole group of processes means the server: its first process decides, and drains its fronts.
+    # A signal to the whole group of processes means the server: its first process decides, and drains its fronts.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine, listener = socket.socket(fileno=arguments.engine), socket.socket(fileno=arguments.listener)

@@ -52,20 +52,20 @@ MODULE = "troupellm.server.fronts.main"
 GREETING_SECONDS = 30.0
 """From the start of a process to its first word; a loaded machine takes seconds to start Python."""
 END_SECONDS = 1.0
-"""What a front gets to end after it has closed its connections; then it is killed."""
+"""Seconds that a front has to end after it has closed its connections; then it is killed."""
 STATUS_SECONDS = 0.25
 DEAF_REPORTS = 120
 """A front that misses so many of its reports in a row (half a minute of them) hangs, and is replaced."""
 
 
 class FrontDied(TroupeError):
-    """A front ended although nobody had asked it to."""
+    """A front ended without an order."""
 
     default_code = "front_died"
 
 
 class Office(Protocol):
-    """What a front's parent knows: see `fleet`."""
+    """The knowledge of a front's parent: see `fleet`."""
 
     @property
     def engine(self) -> Engine | None: ...
@@ -162,7 +162,7 @@ class Member:
         Raises:
             FrontDied: the process ended by itself, or broke the protocol.
         """
-        task_status.started()  # nobody waits for a process to start: the others serve meanwhile
+        task_status.started()  # starting does not wait for this process: the others serve meanwhile
         why, patience = "", END_SECONDS
         try:
             with self._scope:

@@ -61,7 +61,7 @@ class MessageBuilder:
         self._finished = Finished("stop")
 
     def begin(self, prompt_tokens: int, cached_tokens: int = 0) -> list[MessageEvent]:
-        """What came from the prefix cache counts as read anew where it is not known yet; `finish` tells it apart."""
+        """Cached tokens count as computed ones until their number is known; `finish` reports them apart."""
         fresh = prompt_tokens - cached_tokens
         usage = MessageUsage(input_tokens=fresh, cache_read_input_tokens=cached_tokens, output_tokens=0)
         return [MessageStart(message=msgspec.structs.replace(self.message, usage=usage)), Ping()]

@@ -8,9 +8,11 @@ import msgspec
 from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
 from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.kv_hints import CacheMark
 from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import is_large
 from troupellm.server.bounded import answer_within, bounded
+from troupellm.server.cache_marks import marks_of_message
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
@@ -28,7 +30,9 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
     with counted_from(first):
         translated = await _translated(host, exchange, request)
         try:
-            await answer_within(exchange, bounded(host, translated.chat), partial(_answer, host, exchange, request))
+            marks = marks_of_message(request)
+            answer = partial(_answer, host, exchange, request, marks)
+            await answer_within(exchange, bounded(host, translated.chat), answer)
         except TroupeError as error:
             raise relabelled(exchange, error, translated.names) from None
 
@@ -59,10 +63,12 @@ async def _translated(
     return translated
 
 
-async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest, chat: ChatRequest) -> None:
+async def _answer(
+    host: EngineHost, exchange: Exchange, request: MessagesRequest, marks: tuple[CacheMark, ...], chat: ChatRequest
+) -> None:
     name = f"msg_{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
-    async with open_turn(host, exchange, chat, streaming=streaming, request_id=name) as turn:
+    async with open_turn(host, exchange, chat, streaming=streaming, request_id=name, marks=marks) as turn:
         usage = MessageUsage(input_tokens=0, output_tokens=0)
         message = Message(id=name, model=turn.model, content=[], usage=usage)
         show = request.thinking is None or request.thinking.display != "omitted"
@@ -81,7 +87,7 @@ async def _answer(host: EngineHost, exchange: Exchange, request: MessagesRequest
 async def _stream(
     host: EngineHost, exchange: Exchange, turn: Turn, builder: MessageBuilder, request: MessagesRequest
 ) -> None:
-    """What fails from here on is told by the app, as an event of this API."""
+    """From here on the app reports a failure as an event of this API."""
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval, PING) as events:
         begun = False

@@ -63,5 +63,5 @@ def limit(schema: dict[str, Any]) -> None:
 
 
 def default_of(name: str) -> Any:
-    """What a sampling field is when neither the request nor the model says; None where that depends on the route."""
+    """The default of a sampling field without a value in the request or the model; None if it depends on the route."""
     return None if name == "max_tokens" else getattr(sampling.SamplingParams(), name, None)

@@ -46,7 +46,7 @@ class Schemas:
 
     @staticmethod
     def _finish_answer(kind: Any, schema: dict[str, Any]) -> None:
-        """What has a default is still always sent, unless the Struct leaves defaults out."""
+        """A field with a default is still always sent, unless the Struct leaves defaults out."""
         if kind.__struct_config__.omit_defaults or "properties" not in schema:
             return
         fields = [field for field in msgspec.structs.fields(kind) if field.default is not msgspec.UNSET]
@@ -71,7 +71,7 @@ def _structs(kinds: Iterable[Any]) -> Iterator[Any]:
 
 
 def parameters(kind: type[msgspec.Struct]) -> list[dict[str, Any]]:
-    """What may stand behind the question mark."""
+    """The parameters of the query string."""
     (_,), components = msgspec.json.schema_components([kind], ref_template=REF)
     schema = components[kind.__name__]
     return [

@@ -1,4 +1,4 @@
-"""Answers with many vectors: encoded item by item while they are sent, so that a large one holds nobody up."""
+"""Answers with many vectors: encoded item by item while they are sent, so that a large one does not hold up others."""
 
 from array import array
 from base64 import b64encode
@@ -30,7 +30,7 @@ def encode_vector(vector: bytes, *, base64: bool, big: bool = False) -> list[flo
 
 
 def account(exchange: Exchange, pooled: Iterable[Pooled]) -> UsageBody:
-    """What the prompts cost, for the answer and for the access line."""
+    """The usage of the prompts, for the answer and for the access line."""
     usages = [each.usage for each in pooled]
     exchange.prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     exchange.completion_tokens = 0

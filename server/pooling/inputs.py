@@ -71,7 +71,7 @@ def pooling_params(engine: ServedEngine, request: PoolingFields, task: PoolingTa
 
 
 def options(exchange: Exchange, request: PoolingFields, answer_id: str) -> dict[str, Any]:
-    """What every route tells the engine beside prompts and parameters: HTTP never waits for its first place."""
+    """The engine's options beside prompts and parameters, of every route: HTTP never waits for its first place."""
     return {
         "wait": False,
         "request_id": answer_id,

@@ -1,4 +1,4 @@
-"""Which stored responses go when there are too many: expired ones, then the oldest of whoever has stored most."""
+"""Which stored responses go when there are too many: expired ones, then the oldest of the owner that stored most."""
 
 import sqlite3
 
@@ -6,7 +6,7 @@ from troupellm.server.responses.rows import bury
 
 
 def evict(database: sqlite3.Connection, now: float, entries: int, most_bytes: int) -> None:
-    """Down to the bounds. What runs is never taken: it is bounded by itself, and by the process that it runs in.
+    """Down to the bounds. A running response is never removed: running ones have a bound of their own.
 
     Args:
         now: epoch seconds.

@@ -1,4 +1,4 @@
-"""The events of a background response as a stream, from any point on, in whichever process it is generated."""
+"""The events of a background response as a stream, from any point on, also if another process generates it."""
 
 import anyio
 import msgspec

@@ -1,4 +1,4 @@
-"""What whole, streamed and background responses have in common."""
+"""The shared part of whole, streamed and background responses."""
 
 from contextlib import suppress
 
@@ -18,7 +18,7 @@ from troupellm.server.responses.store import ResponseStore
 
 
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:
-    """The events of an answer that has failed with an error, whatever it is."""
+    """The events of an answer that has failed with any error."""
     error = flatten(error)
     told = answer(relabel(error, plan.names) if isinstance(error, TroupeError) else error, shape="responses")
     shown = msgspec.convert(msgspec.json.decode(told.body)["error"], ErrorObject)

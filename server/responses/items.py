@@ -155,7 +155,7 @@ class _Transcript:
             if here is not None:
                 raise InvalidRequest(f"{here}.role must be one of {', '.join(_ROLES)}", param=f"{here}.role")
             self.made.skip("message", [str(role)])
-        # What was said to the model in parts is told apart, as in chats; an answer's own parts follow on each other.
+        # Parts of a user's message are separated, as in chats; an answer's own parts follow on each other.
         separator = "" if role == "assistant" else "\n"
         if here is not None:
             text = _strict_text(item.get("content"), f"{here}.content", separator)

@@ -1,7 +1,7 @@
 """Responses that are generated in the background: each is a task of its own, which no client holds up by leaving.
 
 Owns:      the tasks of one process, under the app's `Background`, by the ids of their responses.
-On crash:  of the process: whoever asks for a response after its lease has run out is told that it has failed.
+On crash:  of the process: a response counts as failed once its lease has run out.
 """
 
 import logging
@@ -62,7 +62,7 @@ class Jobs:
             raise
         try:
             await job.admitted.wait()
-        except BaseException:  # nobody has heard of its id
+        except BaseException:  # no client knows its id
             job.cancel()
             raise
         if job.refusal is not None:
@@ -178,7 +178,7 @@ class Job:
             self.changed()
 
     async def _patiently(self, write: Callable[[], Awaitable[object]]) -> None:
-        """Write to a store that somebody else may hold for a while; the answer waits, and is not lost over it.
+        """Write to a store that another process may hold for a while; the answer waits, and is not lost.
 
         Raises:
             HttpError: 503, it could not be written for as long as the lease lasts.

@@ -1,6 +1,6 @@
 """Functions in a namespace: a client finds them by two names, a model by one.
 
-What has been called before stands in the conversation under the same name that the model is offered now.
+Earlier calls stand in the conversation under the same name that the model is offered now.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a request takes from responses that are kept: those before it, and the items that it refers to.
+"""Stored responses that a request uses: those before it, and the items that it refers to.
 
 A short request may ask for much, so all of it together counts as if the client had sent it: at most `max_body_bytes`,
 which is looked at before anything is read, and again before a reference puts an item into the conversation once more.
@@ -128,7 +128,7 @@ def _bytes_of(responses: Sequence[StoredResponse]) -> int:
 
 
 class _Answer(msgspec.Struct):
-    """What is needed of a response object; the rest is not even made."""
+    """The needed fields of a response object; the rest is not decoded."""
 
     output: Items = []
 

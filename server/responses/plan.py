@@ -1,4 +1,4 @@
-"""What is known of a response before it is generated: the conversation, the chat request, the answer's frame."""
+"""A response before it is generated: the conversation, the chat request, the answer's frame."""
 
 import secrets
 
@@ -28,7 +28,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     names: Names
     """See `relabel`."""
     namespaced: Namespaced
-    """What the model's names of functions in namespaces stand for."""
+    """The functions behind the model's names of functions in namespaces."""
     frame: ResponseObject
     """The response as long as nothing has been generated."""
     items: Items
@@ -134,7 +134,7 @@ def no_store(field: str) -> InvalidRequest:
 def _identified(items: Items, response_id: str) -> Items:
     """The items as they are kept, each with an id; see `builder.item_id` for those of the output.
 
-    What nobody here can read is not kept either, only that it was there.
+    Items that are unreadable here are not kept; a mark of each is.
     """
     suffix = response_id.removeprefix("resp_")
     kept = []

@@ -6,7 +6,7 @@ import time
 import msgspec
 
 LEASE_SECONDS = 10.0
-"""A running response of which nobody has said for so long that it lives has failed with its process."""
+"""A running response without a sign of life for that long has failed with its process."""
 RUNNING = ("queued", "in_progress")
 LOST = "the process that generated this response has ended"
 
@@ -53,7 +53,7 @@ def read_row(database: sqlite3.Connection, owner: str, name: str) -> StoredRespo
 
 
 def size_of(database: sqlite3.Connection, owner: str, name: str) -> tuple[str | None, int] | None:
-    """What comes before a response, and its bytes, which are not read for this."""
+    """The response before it, and its size in bytes, which are not read for this."""
     row: tuple[str | None, int] | None = database.execute(
         "SELECT previous, length(body) + length(items) FROM responses WHERE id = ? AND owner = ? AND expires > ?",
         (name, owner, time.time()),
@@ -62,7 +62,7 @@ def size_of(database: sqlite3.Connection, owner: str, name: str) -> tuple[str | 
 
 
 def bury(database: sqlite3.Connection) -> None:
-    """What ran in a process that is gone has failed, and ages from now on like all others.
+    """Running responses of a dead process have failed, and age from now on like all others.
 
     A lease of the future is one from before the machine was started anew.
     """

@@ -8,7 +8,7 @@ from troupellm.protocol.errors import ConfigError
 
 VERSION = 1
 BUSY_SECONDS = 5.0
-"""What a process waits for another one to be done with the file."""
+"""Seconds that a process waits for another one's transaction."""
 _PARAM = "responses_store"
 
 _TABLES = """
@@ -36,7 +36,7 @@ def open_database(path: str | None) -> sqlite3.Connection:
         ConfigError: it was written by another version.
     """
     if path is not None:
-        # It holds what people have said: nobody else may read it, whatever the umask.
+        # It holds people's texts: only the owner may read it, under every umask.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     database = sqlite3.connect(path or ":memory:", timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:

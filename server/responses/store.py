@@ -1,7 +1,7 @@
 """Responses that can be asked for later: one SQLite database, in memory or in a file that processes share.
 
-Everything is bounded: the number of responses, their bytes, and their age. What goes first is what was not used for
-longest of whoever has stored most, so nobody pushes out the others' responses. Every statement runs on a thread, one
+Everything is bounded: the number of responses, their bytes, and their age. The owner that stored most loses its
+least recently used first, so no owner pushes out the others' responses. Every statement runs on a thread, one
 at a time in a process; in a file, SQLite keeps processes apart.
 
 A response is found by its id *and* its owner: another key's response does not exist.
@@ -53,7 +53,7 @@ class ResponseStore:
         self._database: sqlite3.Connection | None = None
         self._turn = anyio.CapacityLimiter(1)
         self.decoding = anyio.CapacityLimiter(1)
-        """Who makes a conversation from what was stored: one at a time, since a short request may ask for much."""
+        """Limits the decoding of stored conversations to one at a time, since a short request may ask for much."""
         self.errors = 0
         """Failures to write or read."""
         self._finalizer: weakref.finalize[..., ResponseStore] | None = None
@@ -225,7 +225,7 @@ class ResponseStore:
         return await self._do(read)
 
     async def metrics(self) -> bytes:
-        """Prometheus' text format. All but the errors are of the whole database, whichever process is asked."""
+        """Prometheus' text format. All but the errors are of the whole database, in every process."""
         try:
             counts = await self.counts()
         except HttpError:

@@ -20,7 +20,7 @@ from troupellm.server.responses.plan import no_store
 from troupellm.server.responses.rows import StoredResponse
 
 CANCEL_SECONDS = 5.0
-"""What a job of this process gets to let go of the engine before its cancellation is answered."""
+"""Seconds that a job of this process has to leave the engine before its cancellation is answered."""
 
 
 class RetrieveQuery(msgspec.Struct, kw_only=True):
@@ -28,7 +28,7 @@ class RetrieveQuery(msgspec.Struct, kw_only=True):
     starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     """Number of an event; those behind it are sent."""
     include: list[str] | None = None
-    """Accepted; whatever there is is there."""
+    """Accepted without effect: all stored fields are returned."""
     include_obfuscation: bool | None = None
 
 

@@ -22,12 +22,12 @@ _FIELDS: Mapping[str, tuple[type[object], str]] = {
     "parameters": (dict, "a JSON schema"),
     "strict": (bool, "true or false"),
 }
-"""What is handed on of a function beside its name."""
+"""The fields of a function that are passed on beside its name."""
 
 
 class _Function(msgspec.Struct, frozen=True):
     here: str
-    """What the client calls the place where it stands."""
+    """The client's name of its place in the request."""
     tool: Mapping[str, Any]
     """As the client has sent it."""
     namespace: str | None = None
@@ -40,7 +40,7 @@ class _Function(msgspec.Struct, frozen=True):
 
 
 class _Offer(msgspec.Struct):
-    """What stands in the tools of a request."""
+    """The tools of a request."""
 
     functions: list[_Function] = []
     kept: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class ChosenTools(msgspec.Struct, frozen=True):
     """`tools` and `tool_choice` of the chat request, as far as there are any."""
     names: list[tuple[str, str]]
     namespaced: Namespaced
-    """What the model's names of functions in namespaces stand for."""
+    """The functions behind the model's names of functions in namespaces."""
     skipped: list[str]
     """Types of tools that the model is not told of."""
 

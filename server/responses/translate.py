@@ -17,7 +17,7 @@ from troupellm.server.responses.tools import ChosenTools
 from troupellm.server.skipped import skipped_names
 
 _SAME = (
-    "model", "session_id", "prompt_cache_key", "metadata",
+    "model", "session_id", "prompt_cache_key", "prompt_cache_retention", "metadata",
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "allowed_token_ids", "bad_words", "skip_special_tokens", "priority", "queue_timeout", "cache_salt",
@@ -56,12 +56,12 @@ _INCLUDES = frozenset(
 
 
 class Translated(msgspec.Struct, frozen=True):
-    """What becomes of a request."""
+    """A translated request."""
 
     chat: ChatRequest
     tools: ChosenTools
     names: Names
-    """What its errors call the fields, and what the client does; see `relabel`."""
+    """The fields' names in errors, and the client's names; see `relabel`."""
     skipped: list[str]
     """Parts that the model does not get as they were sent."""
     unpacked: int

@@ -25,6 +25,9 @@ class Connection(TCPServer):  # type: ignore[misc]
     head_timeout: float | None = None
     """Seconds from the first byte of a request to the end of its head; None waits as long as keep-alive does."""
 
+    h2c = False
+    """HTTP/2 is taken without TLS too, from clients that know so."""
+
     on_idle: Callable[["Connection", bool], None] | None = None
     """Told when it begins to wait for requests, and when it ceases to."""
 
@@ -60,7 +63,7 @@ class Connection(TCPServer):  # type: ignore[misc]
             self.app, self.config, self.context, group, ConnectionState(self.state), tls is not None, *addresses,
             self.protocol_send,
         )  # fmt: skip
-        return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2")
+        return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2", h2c=self.h2c)
 
     def takes_pieces(self, stream: object) -> bool:
         """Whether a piece of an answer can be written at once; elsewhere its way may have to wait, or to do more."""
@@ -105,11 +108,13 @@ class Connection(TCPServer):  # type: ignore[misc]
 
 
 class _Protocol:
-    """HTTP/1.1 until a client begins with HTTP/2, or has agreed on it with TLS."""
+    """HTTP/1.1, unless a client has agreed on HTTP/2 with TLS, or begins with it where it may."""
 
-    def __init__(self, arguments: tuple[Any, ...], *, http2: bool) -> None:
+    def __init__(self, arguments: tuple[Any, ...], *, http2: bool, h2c: bool) -> None:
         self._arguments = arguments
         self.protocol = (Http2 if http2 else Http1)(*arguments)
+        if isinstance(self.protocol, Http1):
+            self.protocol.h2c = h2c
 
     @property
     def inside_head(self) -> bool:
@@ -174,7 +179,7 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
 
 
 class _Inbox:
-    """What came in for one request. hypercorn's own queue, when full, holds up the end of a request answered early."""
+    """The received events of one request. hypercorn's queue, if full, holds up the end of a request answered early."""
 
     def __init__(self) -> None:
         self._messages: deque[Any] = deque()
@@ -182,7 +187,7 @@ class _Inbox:
         self._closed = False
 
     def close(self) -> None:
-        """The app has ended: whoever brings more need not wait."""
+        """The app has ended: a sender of more need not wait."""
         self._closed = True
         self._changed.set()
 

@@ -28,7 +28,7 @@ class Crowd:
         return len(self._here)
 
     def enter(self, connection: Connection) -> bool:
-        """Where it is full, whoever is idle for longest is closed; False when nobody is: then there is no room."""
+        """If it is full, the longest idle connection is closed; False if none is idle: then there is no room."""
         if len(self._here) >= self._limit:
             self.dropped += 1
             longest = next(iter(self._idle), None)
@@ -53,7 +53,7 @@ class Crowd:
 
 
 def connection_limit(config: ServerConfig) -> int:
-    """What is configured, or what the limit on descriptors leaves."""
+    """The configured number, or the number that the limit on descriptors leaves."""
     if config.max_connections is not None:
         return config.max_connections
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

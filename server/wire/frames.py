@@ -1,5 +1,5 @@
-"""What HTTP/2's frames may cost: those that bring nothing (resets, pings, settings, windows, empty data) are counted
-before anything is done about them, and a client that sends too many of them is told so and cut off."""
+"""Limits of HTTP/2's frames: frames without content (resets, pings, settings, windows, empty data) are counted
+before they are handled, and a client that sends too many of them is disconnected with a reason."""
 
 from collections.abc import Callable
 
@@ -79,7 +79,7 @@ class Frames(FrameBuffer):
 
 
 class Unsent(StreamBuffer):  # type: ignore[misc]
-    """What of an answer the reader has no window for yet. hypercorn's own takes more and more of it."""
+    """The part of an answer for which the reader has no window yet. hypercorn's own buffer grows without a bound."""
 
     def __init__(self, event_class: type[Event], frames: Frames) -> None:
         super().__init__(event_class)

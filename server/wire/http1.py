@@ -31,6 +31,9 @@ _VERSIONS = (b"1.0", b"1.1")
 class Http1(H11Protocol):  # type: ignore[misc]
     """Answers what is not HTTP in the shape of every other error; hypercorn's own answer has no body."""
 
+    h2c = False
+    """A client may begin with HTTP/2 at once."""
+
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self.buffer = self.connection._receive_buffer = StrictBuffer()
@@ -44,7 +47,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self._closed = True
-            await self.can_read.set()  # whoever holds back a further request has no answer left to wait for
+            await self.can_read.set()  # a further request that is held back has no answer left to wait for
         await super().handle(event)
 
     @property
@@ -85,7 +88,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
                 if isinstance(event, h11.Data):
                     self._count(event)
                 elif isinstance(event, h11.Request):
-                    _check_request(event)
+                    _check_request(event, h2c=self.h2c)
             except h11.RemoteProtocolError as error:
                 await self._end(error.error_status_hint)
                 break
@@ -127,7 +130,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
             raise h11.RemoteProtocolError("a body in tiny chunks")
 
     async def _end(self, status: int) -> None:
-        """The peer's bytes are no HTTP: whoever answers its request hears that it is gone, and says nothing more."""
+        """The peer's bytes are no HTTP: the handler of its request learns that the peer is gone, and writes no more."""
         state = self.connection.our_state
         await self._close_stream()
         if state in {h11.IDLE, h11.SEND_RESPONSE}:
@@ -192,8 +195,8 @@ class StrictBuffer(ReceiveBuffer):
         return list(lines)
 
 
-def _check_request(event: h11.Request) -> None:
-    if event.http_version not in _VERSIONS and not _is_http2(event):
+def _check_request(event: h11.Request, *, h2c: bool) -> None:
+    if event.http_version not in _VERSIONS and not (h2c and _is_http2(event)):
         raise h11.RemoteProtocolError("a version of HTTP that is not spoken here")
     if event.http_version == b"1.0" and any(name == b"transfer-encoding" for name, _ in event.headers):
         raise h11.RemoteProtocolError("HTTP/1.0 has no transfer encodings")

@@ -26,7 +26,7 @@ class Http2(H2Protocol):  # type: ignore[misc]
         await super().handle(event)
         if isinstance(event, Closed):
             for buffer in list(self.stream_buffers.values()):
-                await buffer.close()  # whoever waits for the reader need not any more
+                await buffer.close()  # no task needs to wait for the reader any more
 
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
         await super()._create_stream(request)

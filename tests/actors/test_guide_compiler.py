@@ -8,8 +8,11 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from oracle import submission
+from output_bench import Slot, opened
 
 from troupellm.actors import guide_compiler
+from troupellm.actors.guide import Guide
 from troupellm.actors.guide_compiler import (
     MODULE,
     CompilerSettings,
@@ -17,10 +20,14 @@ from troupellm.actors.guide_compiler import (
     GuideTooCostly,
     ProcessCompiler,
 )
+from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.ports import SystemClock
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.frames import Assembler, Codec
-from troupellm.protocol.guide import EarlyEnd, GuideSpec
+from troupellm.protocol.guide import BuildOutcome, EarlyEnd, GuideProgram, GuideSpec
+from troupellm.protocol.guide_config import GuideConfig
 from troupellm.protocol.guide_link import HELLO, Compile, Compiled, Prepare, Prepared, ToCompiler
+from troupellm.protocol.guided import GuideRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -102,11 +109,36 @@ class FakeProcesses:
         return self.children[-1]
 
 
+class SlowProcesses(FakeProcesses):
+    """They start when they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start = anyio.Event()
+
+    async def start(self, module: str, events: Any) -> FakeChild:
+        await self.may_start.wait()
+        return await super().start(module, events)
+
+
 async def test_a_process_that_somebody_kills_costs_no_guide() -> None:
     processes = FakeProcesses(-signal.SIGKILL)
     compiler = ProcessCompiler(SETTINGS, processes)
     assert (await compiler.compile(SPEC, "llguidance")).text == "a program"
     assert len(processes.children) == 2
+    assert await compiler.close()
+
+
+async def test_a_guide_waits_for_the_process_that_is_being_started() -> None:
+    processes = SlowProcesses()
+    compiler = ProcessCompiler(SETTINGS, processes)
+    async with anyio.create_task_group() as group:
+        group.start_soon(compiler.warm_up, 1)
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(compiler.compile, SPEC, "llguidance")
+        await anyio.wait_all_tasks_blocked()
+        processes.may_start.set()
+    assert len(processes.children) == 1
     assert await compiler.close()
 
 
@@ -238,4 +270,26 @@ async def test_an_answer_that_comes_as_the_wait_ends_is_taken(limit: str, monkey
     compiler = ProcessCompiler(HASTY, processes)
     assert (await compiler.compile(SPEC, "llguidance")).text == "just in time"
     assert (len(processes.children), compiler.num_killed) == (1, 0)
+    assert await compiler.close()
+
+
+async def built(program: GuideProgram) -> BuildOutcome:
+    """By the worker."""
+    return "built"
+
+
+async def test_the_first_guide_has_a_second_process_started_beside_its_own() -> None:
+    """A small guide that comes with large ones must not wait until a process has started."""
+    processes = FakeProcesses()
+    compiler = ProcessCompiler(SETTINGS, processes)
+    boxes: list[Mailbox[Any, Any]] = [Mailbox(name, 8) for name in ("guide", "output", "scheduler")]
+    guide = Guide(*boxes, compiler, built, GuideConfig(), SystemClock(), warm=True)
+    async with anyio.create_task_group() as group:
+        group.start_soon(guide.run)
+        await anyio.wait_all_tasks_blocked()
+        assert len(processes.children) == 1
+        await boxes[0].put(GuideRequest(spec=SPEC, opened=opened(Slot()), submitted=submission(1, [5])))
+        await anyio.wait_all_tasks_blocked()
+        assert len(processes.children) == compiler.parallel == 2
+        boxes[0].close()
     assert await compiler.close()

@@ -46,7 +46,7 @@ class FakeCompiler:
             raise self.refusals.pop()
         return GuideProgram(backend=backend, text="a program", after=spec.after)
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, processes: int) -> None:
         """It is ready."""
 
 

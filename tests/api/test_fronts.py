@@ -82,7 +82,7 @@ async def test_answers_metrics_and_probes_over_two_fronts(checkpoint, tiny_engin
             given = dict(fields)
             solo.append(list((await engine.generate(given.pop("prompt"), **given)).token_ids))
     answers: dict[int, list[int]] = {}
-    async with fronts_process(checkpoint) as fronts:
+    async with fronts_process(checkpoint, *ON_A_THREAD) as fronts:
         first, second = fronts.pids
 
         async def ask(number: int, client: Any) -> None:
@@ -241,7 +241,7 @@ async def test_a_second_signal_ends_the_drain(checkpoint):
             async with anyio.create_task_group() as reading:
                 reading.start_soon(read)
                 fronts.server.signal(signal.SIGTERM)
-                await anyio.sleep(0.3)
+                await eventually(lambda: bool(fronts.server.logged("draining 1 requests")))
                 fronts.server.signal(signal.SIGTERM)
                 assert await fronts.server.exit_code(2) == 128 + signal.SIGTERM
             assert b"draining" in answer[0]

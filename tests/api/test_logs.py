@@ -7,7 +7,7 @@ import signal
 import anyio
 import httpx
 import pytest
-from processes import START_SECONDS, free_port, ready_process, serving_process
+from processes import ON_A_THREAD, START_SECONDS, free_port, ready_process, serving_process
 from serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ async def test_the_log_of_a_server_as_json(checkpoint):
 
 
 async def test_levels_and_switches_of_the_log(checkpoint):
-    flags = ("--log-level", "warning", "--log-stats-interval", "0.1")
+    flags = (*ON_A_THREAD, "--log-level", "warning", "--log-stats-interval", "0.1")
     port = free_port()
     async with serving_process(checkpoint, *flags, port=port) as server:
         server.url = f"http://127.0.0.1:{port}"

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from fronts import fronts_process, until
+from processes import ON_A_THREAD
 from serving import http_request
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +24,8 @@ async def post(fronts, pid, path, body):
 
 
 async def test_a_file_makes_all_fronts_know_the_same_responses(checkpoint, tmp_path):
-    async with fronts_process(checkpoint, "--responses-store", str(tmp_path / "responses.sqlite")) as fronts:
+    flags = (*ON_A_THREAD, "--responses-store", str(tmp_path / "responses.sqlite"))
+    async with fronts_process(checkpoint, *flags) as fronts:
         one, two = fronts.pids
         made = json.loads((await post(fronts, one, "/v1/responses", BODY))[1])
         status, text = await fronts.get(two, f"/v1/responses/{made['id']}")

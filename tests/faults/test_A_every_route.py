@@ -113,7 +113,7 @@ async def test_A8_bodies_that_come_by_drops_are_refused_at_their_deadline(tiny_e
     async def drip(connection) -> None:
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:
-                await anyio.sleep(0.1)
+                await attacked.more_short_answers()
                 await connection.stream.send(b" ")
 
     async with tiny_engine() as engine, under_attack(engine, with_keys(body_timeout=1.0)) as attacked:

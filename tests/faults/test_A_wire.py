@@ -74,6 +74,7 @@ AMBIGUOUS = {
     "HTTP/1.9": head(LENGTH).replace(b"HTTP/1.1", b"HTTP/1.9") + BODY + SMUGGLED,
     "HTTP/3.0": head(LENGTH).replace(b"HTTP/1.1", b"HTTP/3.0") + BODY + SMUGGLED,
     "HTTP/2.0 without its beginning": head(LENGTH).replace(b"HTTP/1.1", b"HTTP/2.0") + BODY + SMUGGLED,
+    "HTTP/2 without TLS": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SMUGGLED,
     "a negative length": head(b"Content-Length: -1") + SMUGGLED,
     "a length with a sign": head(b"Content-Length: +5") + BODY + SMUGGLED,
     "a length in hex": head(b"Content-Length: 0x10") + BODY + SMUGGLED,
@@ -96,7 +97,7 @@ AMBIGUOUS = {
 }
 
 
-SAMPLE = [*list(AMBIGUOUS)[::5], "a list of the same lengths", "chunks in HTTP/1.0", "HTTP/1.9"]
+SAMPLE = [*list(AMBIGUOUS)[::5], "a list of the same lengths", "chunks in HTTP/1.0", "HTTP/1.9", "HTTP/2 without TLS"]
 
 
 @pytest.mark.parametrize("names", [SAMPLE, pytest.param(list(AMBIGUOUS), marks=pytest.mark.slow)], ids=len)
@@ -188,7 +189,7 @@ async def test_A8_a_body_that_comes_by_drops_is_refused_at_its_deadline(tiny_eng
 
         async def drip() -> None:
             while True:
-                await anyio.sleep(0.1)
+                await attacked.more_short_answers()
                 await connection.stream.send(b" ")
 
         async with anyio.create_task_group() as group:
@@ -257,11 +258,12 @@ def resets_by_the_server(client: StrangerHttp2) -> None:
         client.frame(WindowUpdateFrame(number, 2**31 - 1))
 
 
+H2C = server_config(h2c=True)
 FLOODS = {make.__name__: make for make in (resets, pings, windows, empty_data, resets_by_the_server)}
 
 
 async def test_A11_http2_is_served_and_its_floods_are_ended(tiny_engine):
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         port = attacked.served.port
         client = await StrangerHttp2.connect(port)
         length = (b"content-length", str(len(BODY)).encode())
@@ -286,7 +288,7 @@ async def test_A11_http2_is_served_and_its_floods_are_ended(tiny_engine):
 async def test_A11_http2_answers_wait_for_their_reader(tiny_engine):
     """A window of nothing: whole answers are not copied for it, and are whole once it opens."""
     count, windows = 8, h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         whole = (await attacked.client.get("/openapi.json")).content
         assert len(whole) > 4 * PIECE_BYTES
         client = await StrangerHttp2.connect(attacked.served.port)
@@ -309,7 +311,7 @@ async def test_A11_http2_answers_wait_for_their_reader(tiny_engine):
 
 
 async def test_A11_http2_requests_that_are_none_end_alone(tiny_engine):
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         client = await StrangerHttp2.connect(attacked.served.port)
         await client.read()
         two_hosts = client.request(b"GET", b"/livez", (b"host", b"a"), (b"host", b"b"))
@@ -337,7 +339,7 @@ async def test_A11_http2_requests_that_are_none_end_alone(tiny_engine):
 
 
 async def test_A11_more_streams_than_allowed_end_the_connection(tiny_engine):
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         client = await StrangerHttp2.connect(attacked.served.port)
         client.connection.remote_settings.max_concurrent_streams = 10_000
         for _ in range(1_000):
@@ -348,7 +350,7 @@ async def test_A11_more_streams_than_allowed_end_the_connection(tiny_engine):
 
 
 async def test_A11_streams_that_are_reset_in_the_same_read_are_not_begun(tiny_engine, caplog):
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         client = await StrangerHttp2.connect(attacked.served.port)
         await client.read()
         for _ in range(BURST // 3):
@@ -363,7 +365,7 @@ async def test_A11_streams_that_are_reset_in_the_same_read_are_not_begun(tiny_en
 @pytest.mark.parametrize("pieces", [(b"\r\n", b""), (b"\r", b"\n")], ids=["at once", "in halves"])
 async def test_one_empty_line_before_a_request_is_ignored(tiny_engine, pieces):
     request = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         first, second = pieces
         connection = await attacked.served.raw(first)
         await connection.stream.send(second + request + b"\r\n")

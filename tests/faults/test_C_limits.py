@@ -24,11 +24,19 @@ SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "
 BURST = 50
 SPARE = 12
 """Descriptors that a server short of them has beside those in use."""
+THREAD_IS_QUICK = pytest.mark.parametrize(
+    "flags", [ON_A_THREAD, pytest.param((), marks=pytest.mark.slow)], ids=["thread", "default"]
+)
 
 
-async def test_C9_out_of_descriptors(checkpoint):
+@THREAD_IS_QUICK
+async def test_C9_out_of_descriptors(checkpoint, flags):
     """The accept loop survives and resumes; connections that are open go on, which the canaries' are."""
-    async with ready_process(checkpoint) as server, beside_canaries(server), server.client() as kept:
+    async with (
+        ready_process(checkpoint, *flags) as server,
+        beside_canaries(server) as canaries,
+        server.client() as kept,
+    ):
         assert (await kept.post("/v1/completions", json=SHORT)).status_code == 200
         process = psutil.Process(server.pid)
         _, hard = process.rlimit(psutil.RLIMIT_NOFILE)
@@ -42,7 +50,7 @@ async def test_C9_out_of_descriptors(checkpoint):
                     await anyio.sleep(0.02)
             for _ in range(3):
                 assert (await kept.post("/v1/completions", json=SHORT)).status_code == 200
-                await anyio.sleep(0.3)
+                await canaries.more_short_answers(3)
             assert process.num_fds() < before + 2 * SPARE, "the limit did not bite"
         with anyio.fail_after(10):
             while process.num_fds() > before + 2:  # noqa: ASYNC110 - another process's state
@@ -52,7 +60,7 @@ async def test_C9_out_of_descriptors(checkpoint):
         process.rlimit(psutil.RLIMIT_NOFILE, (hard, hard))
 
 
-@pytest.mark.parametrize("flags", [ON_A_THREAD, pytest.param((), marks=pytest.mark.slow)], ids=["thread", "default"])
+@THREAD_IS_QUICK
 async def test_C9_out_of_threads(checkpoint, tmp_path, flags):
     """What has threads goes on; what would need a new one is refused for the moment, and works again later."""
     none_left = tmp_path / "none-left"

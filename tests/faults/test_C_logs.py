@@ -5,7 +5,7 @@ import struct
 
 import anyio
 import pytest
-from processes import ready_process
+from processes import ON_A_THREAD, ready_process
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ def reset(port: int, sent: bytes) -> None:
 
 
 async def test_C10_resets_do_not_stop_a_server_whose_log_is_not_read(checkpoint):
-    async with ready_process(checkpoint) as server, server.client() as client:
+    async with ready_process(checkpoint, *ON_A_THREAD) as server, server.client() as client:
         server.stop_reading_log()
         for number in range(RESETS):
             await anyio.to_thread.run_sync(reset, server.port, BROKEN[number % len(BROKEN)])
@@ -43,7 +43,7 @@ async def test_C10_resets_do_not_stop_a_server_whose_log_is_not_read(checkpoint)
 
 
 async def test_C10_a_reset_connection_takes_one_line_at_most(checkpoint):
-    async with ready_process(checkpoint, "--disable-access-log") as server, server.client() as client:
+    async with ready_process(checkpoint, *ON_A_THREAD, "--disable-access-log") as server, server.client() as client:
         before = len(server.log)
         for number in range(RESETS):
             await anyio.to_thread.run_sync(reset, server.port, BROKEN[number % len(BROKEN)])

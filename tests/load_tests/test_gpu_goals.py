@@ -134,6 +134,7 @@ def test_a_cached_prompt(models: Models, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(prefixes, "KILO", 32)
     monkeypatch.setattr(prefixes, "ROUNDS", 1)
     details = checked("G18", prefixes.hit(models))
+    assert details["cached tokens"] == 8 * 32 - 1
     assert details["cached ms"] > 0
     assert details["cold ms"] > 0
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -178,18 +178,33 @@ def check(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == len(PROMPTS)
 
 
-@pytest.mark.parametrize("invariant", [True, False])
-def test_steps_of_any_size_take_the_same_threads(
-    invariant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_number_of_threads_changes_where_compiled_code_adds_up_every_sum(
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries may cut their sums by the number of threads; otherwise both numbers are tried."""
-    tiny_llama().save_pretrained(tmp_path)
-    worker, _ = load(tmp_path, batch_invariant=invariant, num_threads=2)
-    used, run = set(), worker._runner.run
-    monkeypatch.setattr(worker._runner, "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
-    tokens_of(worker)
-    worker.close()
-    assert used == ({2} if invariant else {1, 2})
+    """Libraries may cut their sums by the number of threads."""
+    case = Case("llama", compiled=compiled)
+    with computing(case):
+        tiny_llama().save_pretrained(tmp_path)
+        worker, _ = load(tmp_path, batch_invariant=True, num_threads=2)
+        used, run = set(), worker._runner.run
+        monkeypatch.setattr(worker._runner, "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
+        tokens_of(worker)
+        worker.close()
+    assert used == ({1, 2} if compiled else {2})
+
+
+@pytest.mark.parametrize("mode", [None, *MODES])
+def test_logits_do_not_depend_on_the_number_of_threads(mode: OnLoad | None) -> None:
+    """Eight are more than most machines have cores for: some leave the team within a step."""
+    case = Case("llama", mode=mode)
+    with computing(case), batch_invariant():
+        recorder = recorder_of(case)
+        assert recorder.decoder.thread_invariant
+        expected = recorder.together()
+    for threads in (2, 3, 8):
+        with computing(replace(case, threads=threads)):
+            compare(recorder.together(), expected)
 
 
 def compare(found: dict[tuple[int, int], torch.Tensor], expected: dict[tuple[int, int], torch.Tensor]) -> None:

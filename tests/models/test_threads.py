@@ -70,16 +70,31 @@ def test_a_step_in_which_the_process_was_stopped_changes_nothing(seconds: float)
     assert machine.now - begin < 200 * 0.025 + 0.5
 
 
-def test_a_busy_moment_now_and_then_changes_nothing() -> None:
-    """Every third step waits for a time slice; alone, a thread would be no faster than the others."""
-    machine, used = Machine(all_threads=1.6, one=2.4), 0
-    machine.run(20)
-    for _ in range(100):
+def run_beside(machine: Machine, one_in: int, slices: int) -> Counter[int]:
+    """One in so many steps waits for time slices, which takes 8 ms; others are as fast as on a quiet machine."""
+    used: Counter[int] = Counter()
+    quick = machine.milliseconds[4]
+    for _ in range(slices):
         machine.milliseconds[4] = 8.0
-        used += machine.run(1)[4]
-        machine.milliseconds[4] = 1.6
-        used += machine.run(2)[4]
-    assert used > 285
+        used += machine.run(1)
+        machine.milliseconds[4] = quick
+        used += machine.run(one_in - 1)
+    return used
+
+
+def test_a_busy_moment_now_and_then_changes_nothing() -> None:
+    machine = Machine(all_threads=1.6, one=2.4)
+    machine.run(20)
+    used = run_beside(machine, 16, 30)
+    assert used[4] > 0.9 * used.total()
+
+
+def test_the_mean_of_steps_counts_beside_a_program_that_most_steps_do_not_notice() -> None:
+    machine = Machine(all_threads=0.8, one=1.6)
+    machine.run(20)
+    begin = machine.now
+    used = run_beside(machine, 3, 300)
+    assert machine.now - begin < 1.15 * 0.0016 * used.total()
 
 
 def test_all_threads_are_back_within_a_second_of_quiet() -> None:
@@ -159,10 +174,22 @@ def test_a_steady_number_is_left_alone() -> None:
 
 
 def test_sizes_are_judged_apart() -> None:
-    machine = Machine(all_threads=8.0, one=1.0)
+    machine = Machine(all_threads=1.0, one=8.0)
     machine.run(20, tokens=1)
-    machine.milliseconds = {4: 1.0, 1: 8.0}
-    assert machine.run(20, tokens=100)[4] > 15
+    machine.milliseconds = {4: 8.0, 1: 1.0}
+    assert machine.run(20, tokens=100)[1] > 15
+
+
+def test_steps_of_a_new_size_begin_with_one_thread_where_that_was_faster_for_others() -> None:
+    machine = Machine(all_threads=300.0, one=2.0)
+    machine.run(20, tokens=1)
+    begin = machine.now
+    assert machine.run(100, tokens=2) == machine.run(100, tokens=16) == {1: 100}
+    assert machine.now - begin < 0.5
+    machine.milliseconds[4] = 1.0
+    while machine.run(1, tokens=16)[1]:
+        assert machine.now - begin < 16.0
+    assert machine.run(100, tokens=16)[4] > 90
 
 
 def test_a_step_that_raises_puts_the_count_back() -> None:

@@ -36,7 +36,7 @@ def http2_request() -> bytes:
 @asynccontextmanager
 async def served(app: App) -> AsyncIterator[tuple[HttpFront, int]]:
     """Idle connections are kept for ever."""
-    config = ServerConfig(port=0, disable_access_log=True, keep_alive_timeout=0, write_timeout=0)
+    config = ServerConfig(port=0, disable_access_log=True, keep_alive_timeout=0, write_timeout=0, h2c=True)
     listener, url = bind(config)
     front = HttpFront(app, config, listener)
     async with anyio.create_task_group() as group:

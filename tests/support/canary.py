@@ -37,7 +37,7 @@ PLAIN = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 TOLERANCE = 1e-4
 """Of log-probabilities."""
 PERIOD_SECONDS = 0.1
-LONG_TOKENS = 48
+LONG_TOKENS = 32
 """Of a long answer, if nothing else is said: some blocks, and some dozens of steps."""
 SOLO_ANSWERS = 3
 """Short ones, of the canary alone."""
@@ -117,6 +117,11 @@ class Canaries:
         assert max(self.latencies) < LATENCY_LIMIT_SECONDS, self.report()
         assert max(self.lags, default=0.0) < LAG_LIMIT_SECONDS, self.report()
         assert min(self.answered.values()) > 0
+
+    async def more_short_answers(self, count: int = 1) -> None:
+        """Until the short canary has so many more answers. An attack that needs a pace takes it from here."""
+        wanted = self.answered["short"] + count
+        await eventually(lambda: self.answered["short"] >= wanted, LATENCY_LIMIT_SECONDS * count)
 
     async def _long_answers(self, solo: Answer) -> None:
         async with self._make_client() as client:

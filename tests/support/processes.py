@@ -1,5 +1,6 @@
 """`troupellm serve` as a process of its own, with its log and its children, and what it may have left behind."""
 
+import itertools
 import os
 import re
 import socket
@@ -29,6 +30,9 @@ MODES = [
     pytest.param(("--api-server-count", "2"), id="fronts", marks=pytest.mark.slow),
 ]
 """Flags of every arrangement of processes that a server can have."""
+FIRST_PORT, FIRST_CLIENT_PORT = 10_000, 32_768
+"""Ports of servers end where Linux begins to give ports to clients."""
+_ports = itertools.count(97 * os.getpid())
 _URL = re.compile(r"http://\S+?:(\d+)")
 
 
@@ -204,10 +208,13 @@ def every_other(attempt: int) -> tuple[str, ...]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port for a server that starts later. The kernel gives it to no client meanwhile, and this process only once."""
+    for number in _ports:
+        port = FIRST_PORT + number % (FIRST_CLIENT_PORT - FIRST_PORT)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 class Leftovers:

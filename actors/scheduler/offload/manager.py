@@ -11,6 +11,7 @@ waiting room, and what did come is found on the device. Beam searches stay on th
 moved together.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from troupellm.actors.kv_events import BlockEvents, KVEventLog
@@ -22,6 +23,7 @@ from troupellm.actors.scheduler.offload.host import HostTier
 from troupellm.actors.scheduler.offload.loads import Loading, Loads
 from troupellm.actors.scheduler.offload.means import Means
 from troupellm.actors.scheduler.offload.policy import make_policy
+from troupellm.actors.scheduler.offload.prefetches import Prefetches
 from troupellm.actors.scheduler.offload.resets import Resets
 from troupellm.actors.scheduler.offload.stores import Stores
 from troupellm.actors.scheduler.offload.traffic import Traffic
@@ -46,7 +48,7 @@ MOST_ROUNDS = 8
 
 
 class Offload:
-    """Leads sequences into and out of LOADING; implements `block_tables.Tiers`."""
+    """Leads sequences into and out of LOADING; implements `tiers.Tiers`."""
 
     def __init__(
         self,
@@ -78,6 +80,7 @@ class Offload:
         self._reset_again = 0.0
         self._stood_still = False
         self._evicted_before = 0
+        self._prefetched: Counter[str] = Counter()
         self._furnish(ready)
 
     def _furnish(self, ready: WorkerReady) -> None:
@@ -90,6 +93,7 @@ class Offload:
         self._stores = Stores(means, threshold)
         self._loads = Loads(means, timeout, self._load_ended)
         self._fetches = Fetches(means, timeout, self._fetch_ended, self._missed)
+        self.prefetches = Prefetches(means, self._fetches.paying, self._prefetched)
         self._choose_tiers()
 
     # What the planner asks.
@@ -97,7 +101,7 @@ class Offload:
     @property
     def busy(self) -> bool:
         """The worker has something to answer, or to hear."""
-        return self._traffic.busy or self._stores.waits or bool(self._residents.loading)
+        return self._traffic.busy or self._stores.waits or self.prefetches.busy or bool(self._residents.loading)
 
     @property
     def pending(self) -> bool:
@@ -114,10 +118,12 @@ class Offload:
         if self._residents.loading:
             self._loads.pump(now)
             self._fetches.pump(now)
+        self.prefetches.pump()
         self._stores.pump()
 
     def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
         """What the next plan must say."""
+        self._stores.begin_saves()
         return self._traffic.take()
 
     def asks_first(self, sequence: Sequence) -> bool:
@@ -181,7 +187,7 @@ class Offload:
         sequence.brought = found if sequence.asks_again else {}
         return CachedTokens(device=start - sum(found.values()), **found)
 
-    # What the block tables and the residents tell: `block_tables.Tiers`.
+    # What the block tables and the residents tell: `tiers.Tiers`.
 
     def in_host(self, key: bytes) -> object | None:
         return self._host.find(key)
@@ -205,6 +211,19 @@ class Offload:
     def ended(self, sequence: Sequence) -> None:
         self._stores.offer(sequence, last=True)
         self._stores.settle(sequence)
+
+    def keep(self, sequence: Sequence) -> None:
+        """The sequence's blocks are leased: all of them are stored, of however little use they were so far."""
+        if self._config.kv_offload_store_threshold:
+            sequence.num_offered = 0
+        self._stores.offer(sequence, last=True, all_of_it=True)
+
+    def save(self, group: int, block: int, key: bytes) -> None:
+        """A leased block is given away with the next plan."""
+        self._stores.save(group, block, key)
+
+    def holders(self) -> list[list[list[int]]]:
+        return self.prefetches.holders()
 
     def stop_waiting(self, sequence: Sequence) -> set[int]:
         if isinstance(sequence.loading, Ask):
@@ -263,12 +282,14 @@ class Offload:
         self._resets.forget()
         self._loads.forget()
         self._fetches.forget()
+        self.prefetches.forget()
         self._stores.forget()
         if keep_host:
             self._host.end_transfers()
         else:
             self._evicted_before += self._host.num_evicted
             self._furnish(self._ready)
+        self.prefetches.away = True
 
     def renew(self, ready: WorkerReady) -> None:
         """There is a worker again. Its host memory may have another size, and holds nothing then."""
@@ -276,6 +297,7 @@ class Offload:
         if ready.host_places != self._host.num_places:
             self._furnish(ready)
         self._ready = ready
+        self.prefetches.away = False
         self._resets.retry(lambda tier: True)
         self._choose_tiers()
 

@@ -28,6 +28,8 @@ class Stores:
         """(group, key without it) of blocks that nobody holds and found no credit."""
         self._spills: dict[int, deque[tuple[int, bytes]]] = {}
         """By tier, (group, key) of blocks that wait to go there."""
+        self._given_away: list[tuple[int, int, bytes]] = []
+        """(group, block, key) of cached blocks that other work gets with the next plan."""
         self.outward: tuple[int, ...] = ()
         """Outer tiers that take blocks."""
 
@@ -77,6 +79,22 @@ class Stores:
         for group in range(len(sequence.tables)):
             self._host.refresh([in_group(key, group) for key in reversed(keys)] if group else reversed(keys))
 
+    def save(self, group: int, block: int, key: bytes) -> None:
+        """Store a block that is given away, if host memory does not have it."""
+        if len(self._given_away) < _BACKLOG:
+            self._given_away.append((group, block, key))
+        else:
+            self._counts.num_skipped += 1
+
+    def begin_saves(self) -> None:
+        """Before the plan is sealed that gives the blocks away, and after its loads have pinned what they read."""
+        saves, self._given_away = self._given_away, []
+        for group, block, key in saves:
+            if key in self._host:
+                continue
+            if self._traffic.credits("store") <= 0 or not self._store(group, block, key):
+                self._counts.num_skipped += 1
+
     def pump(self) -> None:
         """Begin what waits for credits; of those of outer tiers fetches keep a part."""
         while self._later and self._traffic.credits("store") > 0:
@@ -113,6 +131,7 @@ class Stores:
     def forget(self) -> None:
         self._spills.clear()
         self._later.clear()
+        self._given_away.clear()
 
     def _spill(self, tier: int, group: int, source: TierBlock) -> None:
         def done(answer: TransferDone) -> None:

@@ -87,8 +87,12 @@ class Traffic:
             self._lookups[lookup] = self._too_late
 
     def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
-        """What the next plan must say; everything is said once."""
-        said = tuple(self._new_transfers), tuple(self._new_lookups), tuple(self._new_cancelled)
+        """What the next plan must say; everything is said once.
+
+        Stores come first: a leased block that is given away with this plan may be the target of one of its loads.
+        """
+        transfers = sorted(self._new_transfers, key=lambda transfer: transfer.kind != "store")
+        said = tuple(transfers), tuple(self._new_lookups), tuple(self._new_cancelled)
         self._new_transfers.clear()
         self._new_lookups.clear()
         self._new_cancelled.clear()

@@ -63,7 +63,7 @@ def _prompt(asked: Exchange) -> str:
 
 
 def answers(generator: Generator, tokenizer: Tokenizer, asked: list[str]) -> list[Text]:
-    """What the model says to each prompt, greedily; without answers that do not end."""
+    """The model's greedy answer to each prompt; answers that do not end are left out."""
     ends = [token_id(tokenizer, TURN_END), token_id(tokenizer, END_OF_TEXT)]
     todo = sorted((Prompt(tokenizer.encode(text).ids, LIMIT) for text in asked), key=lambda prompt: len(prompt.ids))
     out: list[Text] = []

@@ -1,7 +1,7 @@
 """The drafters in training form: an EAGLE head, Medusa heads and a small Llama, with their public checkpoint layouts.
 
 All three share the built-in model's vocabulary; the two heads share its embedding and its output matrix too, read its
-hidden states after the last norm, and so hold nothing but what is their own.
+hidden states after the last norm, and so hold only their own weights.
 """
 
 from typing import Any
@@ -172,7 +172,7 @@ class Medusa(nn.Module):
         return [block for block in self.blocks if isinstance(block, nn.Linear)]
 
     def forward(self, features: Tensor, head: int) -> Tensor:
-        """What goes into the output matrix for the token ``head + 2`` after each feature."""
+        """The input of the output matrix for the token ``head + 2`` after each feature."""
         for block in self.linears()[head * BLOCKS : (head + 1) * BLOCKS]:
             features = features + F.silu(block(features))
         return features

@@ -25,7 +25,7 @@ LENGTH = 512
 DEPTH = 4
 """Links of EAGLE's chain in training."""
 LINK_WEIGHT, FEATURE_WEIGHT = 0.85, 0.1
-"""What each further link counts beside the one before it, and what the feature itself counts beside the token."""
+"""Loss weights: of each further link relative to the one before it, and of the feature relative to the token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""What the built-in model writes: the text from which its drafters learn.
+"""Writes the built-in model's own answers, the text from which its drafters learn.
 
 ``python -m troupellm.models.builtin.drafters.outputs --folder outputs --shards 8`` asks the model prompts of its
 training mixture and keeps the prompts with its own answers, most of them greedy, some sampled. A drafter that learned
-from the training text would learn what people wrote; what counts is what this model is going to say.
+from the training text would imitate people; it must instead predict this model.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Generator:
 
     @torch.no_grad()
     def write(self, prompts: list[Prompt], noise: torch.Generator) -> list[list[int]]:
-        """What follows each prompt, with the end mark if the model wrote one."""
+        """The model's continuation of each prompt, with the end mark if the model wrote one."""
         shape, rows = self._network.shape, len(prompts)
         width = max(len(prompt.ids) for prompt in prompts)
         limits = torch.tensor([prompt.limit for prompt in prompts])

@@ -1,6 +1,6 @@
 """The same measure from a running server: prompts go in by HTTP, its counters say what verification accepted.
 
-Start it with one of the drafters and a fixed draft length, and let nobody else use it meanwhile:
+Start it with one of the drafters and a fixed draft length, and send it no other requests meanwhile:
 ``troupellm serve --speculative-config '{"method": "eagle", "model": "builtin", "num_speculative_tokens": 4, "adaptive":
 false}'``.
 """

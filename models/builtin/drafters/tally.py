@@ -1,4 +1,4 @@
-"""What verification came to, as a pair of counts."""
+"""The outcome of verification, as a pair of counts."""
 
 from dataclasses import dataclass
 

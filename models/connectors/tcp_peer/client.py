@@ -18,11 +18,11 @@ from troupellm.models.offload.store import StoreCorrupt, StoreError, StoreMiss
 MOST_IDLE = 4
 """Connections that wait for their next use."""
 MOST_RUNS = 4
-"""Questions with answers that nobody has taken yet; the oldest one gives way."""
+"""Runs (questions whose answers have not all been taken); the oldest one is dropped for a new one."""
 AHEAD = 8
-"""Blocks that are asked for at once, where it is known which one follows."""
+"""Number of blocks requested at once, where the keys that follow are known."""
 REMEMBERED = 65_536
-"""Keys of which is known what follows them."""
+"""Number of keys whose successor is remembered."""
 
 AnswerT = TypeVar("AnswerT")
 
@@ -37,13 +37,13 @@ class PeerClient:
         self._busy: set[Wire] = set()
         self._following: OrderedDict[bytes, bytes] = OrderedDict()
         self._runs: OrderedDict[Run, None] = OrderedDict()
-        """Those with blocks that nobody has asked for yet, oldest first."""
+        """Runs with blocks that have not been requested yet, oldest first."""
         self._run_of: dict[bytes, Run] = {}
         self._lock = threading.Lock()
         self._closed = False
 
     def contains(self, keys: Sequence[bytes]) -> int:
-        """How many of the keys the peer has, from the first on.
+        """The number of keys that the peer has, counted from the first on.
 
         Raises:
             StoreError: it cannot be asked.
@@ -65,7 +65,7 @@ class PeerClient:
         """A whole, verified block. Those that follow it are asked for on the way.
 
         Raises:
-            StoreMiss: the peer does not have it, or what it sent is not this block.
+            StoreMiss: the peer does not have it, or sent something other than this block.
             StoreError: it cannot be asked.
         """
         with self._lock:
@@ -74,7 +74,7 @@ class PeerClient:
         if run is not None:
             try:
                 header = self._read(run, key, into)
-            except (WireError, OSError):  # nobody read on for too long, and the peer gave it up
+            except (WireError, OSError):  # the run was idle for too long, and the peer gave it up
                 run = None
         if run is None:
             run = self._claim(key)
@@ -88,7 +88,7 @@ class PeerClient:
             raise
 
     def reset(self) -> None:
-        """The peer forgets its blocks, and so does this side what it has read ahead.
+        """Have the peer forget its blocks, and drop the blocks that were read ahead.
 
         Raises:
             StoreError: it cannot be asked.
@@ -114,7 +114,7 @@ class PeerClient:
         self._call(lambda connected: None, fresh=True)
 
     def close(self) -> None:
-        """End what is under way."""
+        """End all requests under way."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -124,11 +124,11 @@ class PeerClient:
         for connected in idle:
             connected.close()
         for run in runs:
-            if not run.turn.locked():  # else who has the turn is let go of by the end of its connection
+            if not run.turn.locked():  # otherwise closing the connection ends the read of the thread that has the turn
                 self._abandon(run)
 
     def _claim(self, key: bytes) -> Run:
-        """The key, and those behind it that nobody has asked for yet; the caller has the run's first turn."""
+        """Claim the key and the unclaimed ones that follow it; the caller has the run's first turn."""
         keys, oldest = [key], None
         with self._lock:
             while len(keys) < AHEAD:
@@ -177,7 +177,7 @@ class PeerClient:
         return header
 
     def _abandon(self, run: Run) -> None:
-        """Its connection is closed, once nobody reads from it; who waits for a block asks again. Idempotent."""
+        """Close its connection once no thread reads from it; waiting callers ask again. Idempotent."""
         run.broken = True
         connected = run.connected
         if connected is not None:
@@ -189,14 +189,14 @@ class PeerClient:
             self._put_back(connected, good=False)
 
     def _forget(self, run: Run) -> None:
-        """With the lock: nobody finds it any more."""
+        """With the lock held: remove the run from all indexes."""
         self._runs.pop(run, None)
         for key in run.keys:
             if self._run_of.get(key) is run:
                 del self._run_of[key]
 
     def _distrust(self, run: Run) -> None:
-        """What came was no block of ours: nothing more is believed of these connections."""
+        """The received block failed its check: close this connection and all idle ones."""
         self._abandon(run)
         with self._lock:
             idle, self._idle = self._idle, []
@@ -212,7 +212,7 @@ class PeerClient:
                 self._following.popitem(last=False)
 
     def _call(self, ask: Callable[[Wire], AnswerT], *, fresh: bool = False, run: Run | None = None) -> AnswerT:
-        """One that was kept may have been closed by the peer meanwhile: then a new one is tried."""
+        """Ask the peer. It may have closed an idle connection meanwhile: then a new one is tried."""
         try:
             connected = None if fresh else self._kept()
             if connected is not None:

@@ -1,8 +1,7 @@
-"""Blocks that are asked for together: one question for several keys, whose answers are read as they are wanted.
+"""Blocks that are requested together: one question for several keys, whose answers are read as they are wanted.
 
-So a round trip is paid for once in a while, and the connection is busy while blocks are verified. Answers come in the
-order of the question; what comes before the one that is wanted is kept until it is, so a run holds at most its own
-blocks.
+Several blocks share one round trip, and the connection stays busy while blocks are verified. Answers come in the order
+of the question. Blocks before the wanted one are kept until they are wanted, so a run holds at most its own blocks.
 """
 
 from collections import deque
@@ -17,23 +16,23 @@ from troupellm.models.connectors.tcp_peer.wire import Wire, WireError
 class Run:
     """One question and its answers, on a connection that serves nothing else meanwhile.
 
-    Whoever makes it holds `turn` from before others hear of it until `begin` has returned; `read` waits for that.
+    Its maker holds `turn` before other threads can find it and until `begin` has returned; `read` waits for that.
     """
 
     def __init__(self, keys: Sequence[bytes], block_bytes: int) -> None:
-        """keys: what is asked for; the first one is read by who begins."""
+        """keys: the requested ones; the caller of `begin` reads the first."""
         self.keys = tuple(keys)
         self.turn = Lock()
         self.connected: Wire | None = None
         self.broken = False
-        """Nobody is to read on."""
+        """No more answers may be read."""
         self._block_bytes = block_bytes
         self._due: deque[bytes] = deque()
         self._early: dict[bytes, tuple[bytes, bytearray] | None] = {}
 
     @property
     def read_up(self) -> bool:
-        """Nothing more comes on the connection; to be asked by who has the turn."""
+        """Nothing more comes on the connection; call with the turn held."""
         return not self._due
 
     def begin(self, connected: Wire, into: memoryview) -> bytes | None:
@@ -72,7 +71,7 @@ class Run:
 
 
 def _read_block(connected: Wire, into: memoryview) -> bytes | None:
-    """One answer."""
+    """Read one answer."""
     (present,) = wire.PRESENT.unpack(connected.receive(wire.PRESENT.size))
     if present > 1:
         raise WireError("the peer sent something else than a block")

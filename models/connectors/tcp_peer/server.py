@@ -16,7 +16,7 @@ logger = logging.getLogger("troupellm.worker")
 
 HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 600.0
-"""After so long without a question a connection is closed; clients open another one when they need it."""
+"""A connection without a question for this time is closed; clients open another one when they need it."""
 CLOSE_SECONDS = 5.0
 PAUSE_SECONDS = 0.1
 """Before another try to accept, after one that failed."""
@@ -24,7 +24,7 @@ _BACKLOG = 16
 
 
 class PeerServer:
-    """Serves a shelf. Connections beyond the most are closed at once: who has none computes."""
+    """Serves a shelf. Connections above the limit are closed at once: their engines compute the blocks."""
 
     def __init__(
         self, address: tuple[str, int], key: bytes, seal: Seal, shelf: Shelf, *, most: int, seconds: float
@@ -60,7 +60,7 @@ class PeerServer:
             self._closed.set()
             wires = dict(self._wires)
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # who accepts hears of it
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
         for connected in wires:
             connected.shut()
         for thread in (self._thread, *wires.values()):
@@ -113,7 +113,7 @@ class PeerServer:
             connected.close()
 
     def _greet(self, connected: Wire) -> bool:
-        """Whether the other side knows the secret and wants what there is."""
+        """True if the other side knows the secret and wants blocks of this model and size."""
         connected.within(HANDSHAKE_SECONDS)
         greeting = wire.GREETING.pack(wire.MAGIC, wire.VERSION, secrets.token_bytes(wire.CHALLENGE_BYTES))
         connected.send(greeting)

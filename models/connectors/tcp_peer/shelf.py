@@ -1,4 +1,4 @@
-"""What an engine hands over: the blocks that it put there last, as many as fit."""
+"""The blocks that an engine offers to its peers: the ones put there last, as many as fit."""
 
 import threading
 from collections import OrderedDict
@@ -28,7 +28,7 @@ class Shelf:
             clearings = self._clearings
         header, content = self._seal.header(key, data), bytes(data)
         with self._lock:
-            if clearings != self._clearings:  # meanwhile, and what was there before is to be forgotten
+            if clearings != self._clearings:  # the shelf was cleared meanwhile, and this block is older
                 return
             self._blocks[key] = header, content
             while len(self._blocks) > self._most:
@@ -44,7 +44,7 @@ class Shelf:
             return found
 
     def count(self, keys: Sequence[bytes]) -> int:
-        """How many of the keys are there, from the first on; they are used soon, so others give way first."""
+        """The number of keys that are there, from the first on; they are used soon, so others are evicted first."""
         with self._lock:
             for index, key in enumerate(keys):
                 if key not in self._blocks:

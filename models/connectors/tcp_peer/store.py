@@ -1,7 +1,7 @@
 """The `tcp-peer` connector: blocks go from one engine to another one over TCP.
 
 An engine that produces puts its blocks on a shelf of bounded size and serves them; one that consumes asks its peers in
-turn. Whatever goes wrong between them is a miss, or an error of the tier, which then leaves them alone for a while.
+turn. Any failure between them is a miss, or an error of the tier, which then leaves the peers alone for a while.
 """
 
 from collections import OrderedDict
@@ -22,17 +22,17 @@ LOOPBACK = "127.0.0.1"
 DEFAULT_BYTES = 2**30
 MOST_PEERS = 16
 REMEMBERED = 65_536
-"""Keys of which is known who said that it has them."""
+"""Number of keys for which the peer that has them is remembered."""
 REST_SECONDS = 5.0
 _SHARE = 0.8
-"""Of the time that the tier gives an operation: who asks gives up before it is given up."""
+"""Share of an operation's deadline after which a request to a peer is given up, so that the tier's is not."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_connector_extra_config` of a TCP peer."""
 
     listen: str | int | None = None
-    """Where blocks are served, as host:port or a port on loopback; of engines that produce."""
+    """Address at which blocks are served, host:port or a port on loopback; for engines that produce."""
     peers: list[str] | str = []
     """Addresses of engines that serve, nearest first; of engines that consume."""
     bytes: int | str = DEFAULT_BYTES
@@ -83,11 +83,11 @@ class TcpPeer(BlockStore):
         self._resting: dict[PeerClient, float] = {}
         """Peers that could not be asked, and until when they are left alone if there are others."""
         self._owed: set[PeerClient] = set()
-        """Peers that could not be told to reset: they are told before they are asked anything."""
+        """Peers that could not be reached for a reset: it is sent before the next question."""
         self._lock = Lock()
 
     def probe(self) -> None:
-        """One peer that answers is enough."""
+        """Check that at least one peer answers."""
         problem = ""
         for client in self._clients:
             try:
@@ -146,7 +146,7 @@ class TcpPeer(BlockStore):
         raise miss
 
     def reset(self) -> None:
-        """As `BlockStore`. A peer that cannot be reached now is told before it is asked anything again."""
+        """As `BlockStore`. A peer that cannot be reached now gets the reset before the next question."""
         if self._shelf is not None:
             self._shelf.clear()
         with self._lock:

@@ -1,16 +1,16 @@
-"""What two engines say to each other about blocks, over TCP.
+"""The protocol by which two engines exchange blocks over TCP.
 
 The server begins with a challenge. The client answers it with proof that it knows the secret, a challenge of its own
-and what it wants blocks of; the server proves the same. Proofs are HMAC-SHA-256 over both challenges and all else that
-was said, under a key that follows from the shared secret, with another label for each side. Then the client asks, as
-often as it likes and without waiting for answers in between, and the server answers in order:
+and the kind of blocks it wants; the server proves the same. Proofs are HMAC-SHA-256 over both challenges and all
+earlier messages, under a key derived from the shared secret, with another label for each side. Then the client sends
+any number of questions, without waiting for answers in between, and the server answers in order:
 
     contains (keys)  -> how many of them there are, from the first on
     get (keys)       -> for each key nothing, or its header and block
     reset ()         -> 0, when it has forgotten all blocks
 
-A length is checked against what it may be before anything is read; nothing is ever unpickled, and a block is believed
-for its own tag only (see `seal`), whoever sent it. Content is not encrypted.
+A length is checked against its limit before anything is read; nothing is ever unpickled. A block is accepted only for
+its own tag (see `seal`), from any sender. Content is not encrypted.
 """
 
 import hmac
@@ -25,7 +25,7 @@ VERSION: Final = 2
 CHALLENGE_BYTES: Final = 32
 PROOF_BYTES: Final = 32
 MOST_KEYS: Final = 4096
-"""In one question."""
+"""Most keys of one question."""
 MOST_KEY_BYTES: Final = 64
 MOST_QUESTION_BYTES: Final = MOST_KEYS * (1 + MOST_KEY_BYTES)
 
@@ -38,7 +38,7 @@ CLAIM = struct.Struct(f"<8sHxxI32s{CHALLENGE_BYTES}s")
 """Magic, version, block bytes, fingerprint of the model, challenge; the proof follows."""
 VERDICT = struct.Struct(f"<Bxxx{PROOF_BYTES}s")
 QUESTION = struct.Struct("<BxHI")
-"""What, number of keys, bytes of the keys that follow: each one a length and the key."""
+"""Kind of question, number of keys, bytes of the keys that follow: each one a length and the key."""
 COUNT = struct.Struct("<I")
 PRESENT = struct.Struct("<B")
 
@@ -52,14 +52,14 @@ class WireClosed(WireError):
 
 
 class Wire:
-    """A connected socket with a deadline for whatever is under way."""
+    """A connected socket with a deadline for the exchange under way."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deadline = 0.0
 
     def within(self, seconds: float) -> None:
-        """What follows ends after so many seconds, with `TimeoutError` if need be."""
+        """Set the deadline of the following operations; one that exceeds it raises `TimeoutError`."""
         self._deadline = monotonic() + seconds
 
     def send(self, *parts: bytes | bytearray | memoryview) -> None:
@@ -92,7 +92,7 @@ class Wire:
             into = into[received:]
 
     def shut(self) -> None:
-        """From any thread: whoever waits here hears of it at once."""
+        """Shut the connection down, from any thread: a thread that waits on it wakes at once."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -109,7 +109,7 @@ class Wire:
 
 
 def proof(key: bytes, side: bytes, greeting: bytes, claim: bytes) -> bytes:
-    """That `side` (server or client) knows the key; over everything that was said before."""
+    """The proof that `side` (server or client) knows the key; over all earlier messages."""
     return hmac.digest(key, side + b"\0" + greeting + claim, "sha256")
 
 
@@ -129,7 +129,7 @@ def reset_question() -> bytes:
 
 
 def read_question(head: bytes) -> tuple[int, int, int]:
-    """What is asked, the number of keys and the bytes that they take.
+    """The kind of question, the number of keys and the bytes that they take.
 
     Raises:
         WireError: it is none of the questions.

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from guided_requests import answer, guided, harness_of
 from oracle import Harness, ready, submission
 
+from troupellm.actors.guide_turns import SMALL_BYTES
 from troupellm.actors.scheduler.build_queue import MOST_OPEN, BuildQueue, program_key
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.sequence import Sequence
@@ -142,6 +143,15 @@ def test_tenants_take_turns_in_the_queue_of_builds() -> None:
         del occupied[program_key(ask.program)]
     queue.add("b", program("b2"))
     assert [ask.program.text for ask in queue.take(occupied)][:2] == ["a12", "b2"]
+
+
+def test_large_guides_of_many_tenants_leave_room_for_small_ones() -> None:
+    queue, occupied = BuildQueue(), {}
+    for number in range(2 * MOST_OPEN):
+        queue.add(f"loud {number}", program(f"{number}" + (SMALL_BYTES + 1) * "a"))
+    assert 1 < len(queue.take(occupied)) < MOST_OPEN
+    queue.add("polite", program("small"))
+    assert [ask.program.text for ask in queue.take(occupied)] == ["small"]
 
 
 def test_the_guide_of_a_suspect_is_built_although_others_take_all_the_room() -> None:

@@ -105,3 +105,15 @@ def test_a_prompt_goes_on_beside_one_that_loses_its_blocks_again_and_again(lengt
     harness.submit(submission(2, [3, 3, 2, 1, 2, 4][:length], tenant="a", max_tokens=5))
     harness.run(200)
     harness.assert_idle()
+
+
+def test_a_prompt_that_lacks_blocks_keeps_its_turn_until_it_has_them() -> None:
+    """Two tenants share steps of one token. The blocks that the newcomer gives up return after the next plan."""
+    made = ready(num_blocks=7, block_size=1, max_model_len=9, windows=(None, 2, 6))
+    core = make_core(made, max_num_seqs=2, max_num_batched_tokens=1, max_plans_in_flight=2)
+    harness = Harness(core, made)
+    harness.submit(submission(1, [1, 2, 3, 4, 5, 6], tenant="a", max_tokens=3))
+    harness.step()
+    harness.submit(submission(2, [7, 8, 9, 7], tenant="b", max_tokens=5))
+    harness.run(200)
+    harness.assert_idle()

@@ -18,9 +18,6 @@ from tests.support.engines import SETTINGS
 from tests.support.gpu_worker import Gpu, absent_gpu_worker
 from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
-from troupellm.kernels import mla_attention
-from troupellm.models.cuda import batch
-from troupellm.models.speculation.speculator import Speculator
 from troupellm.protocol.sampling_extras import ThinkingMarks
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
 
@@ -130,23 +127,28 @@ async def test_plain_steps_do_not_wait(folder: Path, gpu: Gpu) -> None:
     assert not gpu.waits
 
 
-async def test_prompts_with_latent_attention_do_not_wait(
-    drafters: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expanded, own = list[int](), mla_attention._expanded
+def latent_launches(gpu: Gpu) -> int:
+    """Launches of attention to latent vectors since the last call; a prompt whose keys are expanded has none."""
+    count = sum(launch.kernel.__name__ == "latent_kernel" for launch in gpu.launches)
+    gpu.launches.clear()
+    return count
 
-    def counted(query: torch.Tensor, *others: Any) -> torch.Tensor:
-        expanded.append(query.shape[0])
-        return own(query, *others)
 
-    monkeypatch.setattr(mla_attention, "_expanded", counted)
-    monkeypatch.setattr(batch, "expanding_tokens", lambda *_: 12)
-    async with Engine(str(drafters / "deepseek"), **settings()) as engine:
+async def test_prompts_with_latent_attention_do_not_wait(drafters: Path, gpu: Gpu) -> None:
+    """Long prompts, whose keys are expanded, alone and beside short ones, which attend to latent vectors."""
+    text = np.random.default_rng(4).integers(0, 250, 90).tolist()
+    wide = settings(max_num_batched_tokens=128)
+    async with Engine(str(drafters / "deepseek"), **wide) as engine:
         gpu.waits.clear()
-        expanded.clear()
-        await ask(engine, [PLAIN["greedy"], PLAIN["drawn"], PLAIN["top_p"]])
+        gpu.launches.clear()
+        await engine.generate(text[:80], max_tokens=1, ignore_eos=True)
+        assert latent_launches(gpu) == 0
+        await engine.generate(text[80:], max_tokens=1, ignore_eos=True)
+        assert latent_launches(gpu) > 0
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, engine, [PLAIN["greedy"], PLAIN["drawn"], PLAIN["top_p"]])
+            await engine.generate(text[10:], **LONG)
     assert not gpu.waits
-    assert expanded
 
 
 async def test_every_request(folder: Path, gpu: Gpu) -> None:
@@ -223,16 +225,8 @@ KINDS = ("ngram", "suffix", "draft_model", "eagle3", "eagle", "medusa", "mtp", "
 
 
 @pytest.mark.parametrize("name", cases(METHODS, ("eagle_tree",)))
-async def test_drafts(drafters: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    method, drafted = next(kind for kind in KINDS if name.startswith(kind)), 0
-    learn = Speculator.learn
-
-    def watched(self: Speculator, *args: Any) -> None:
-        nonlocal drafted
-        drafted += self.num_drafts
-        learn(self, *args)
-
-    monkeypatch.setattr(Speculator, "learn", watched)
+async def test_drafts(drafters: Path, gpu: Gpu, name: str) -> None:
+    method = next(kind for kind in KINDS if name.startswith(kind))
     target = drafters / ("deepseek" if method == "mtp" else "target")
     wanted = {"method": method, "num_speculative_tokens": 3, "adaptive": False} | METHODS[name]
     if "tree_widths" in wanted:
@@ -244,7 +238,8 @@ async def test_drafts(drafters: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch,
         await engine.sleep(2)
         await engine.wake()
         await ask(engine, MIXED)
-    assert drafted > 0 or wanted["adaptive"]  # which may find that they are not worth their time
+        # Adaptive drafting may find that drafts are not worth their time.
+        assert engine.snapshot().scheduler.draft_tokens > 0 or wanted["adaptive"]
 
 
 async def test_vectors(folder: Path, gpu: Gpu) -> None:

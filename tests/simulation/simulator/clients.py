@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from simulator.hinted import tell
 from simulator.history import Record
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.stream import Stream
@@ -40,6 +41,7 @@ class Client:
         """Ask, once."""
         world, record, ask = self._world, self.record, self.ask
         await anyio.sleep(ask.start)
+        tell(world, ask, before=True)
         leaving = world.injector.strike("client", "disconnect")
         patience = float("inf") if leaving is None else world.random.choice((0.0, 0.001, 0.02, 0.1, 0.5))
         stream = Stream(self._name, self._submit, lambda call: call(), params=ask.params)
@@ -57,6 +59,7 @@ class Client:
             record.request = self.request
             record.fell = self._front is not None and self._front.fallen
             record.usage = stream.usage
+            tell(world, ask, before=False)
             world.note("client", ask.number, "left" if record.left else repr(record.error))
 
     async def _submit(self) -> LocalOutbox:
@@ -103,4 +106,5 @@ class Client:
             tenant=ask.tenant,
             deadline=ask.deadline,
             streaming=ask.streaming,
+            hints=ask.hints,
         )

@@ -239,3 +239,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts."""
     loads: int
     """Blocks that began to come back from host memory."""
+    leased: int
+    """Blocks whose leases have ended, or go on."""
+    prefetched: int
+    """Blocks that prefetches have brought."""

@@ -9,6 +9,7 @@ import msgspec
 
 from simulator.extras import draw_extended
 from simulator.faults import HOST, HOST_FAULTS, OUTER_FAULTS, Fault
+from simulator.hinted import HINTED_SHARE, hinted
 from simulator.model import FIRST_TEXT_TOKEN, PIECES
 from simulator.workload import Ask, Scenario, prompt_of
 from troupellm.protocol.config import EngineConfig
@@ -34,6 +35,8 @@ def draw_whole(seed: int) -> Scenario:
         scenario = drafting(scenario, Random(seed ^ 0xD4A0))
     if Random(seed ^ 0x71E4).random() < TIERED_SHARE:
         scenario = tiered(scenario, Random(seed ^ 0x71E0))
+    if Random(seed ^ 0x1EA5E).random() < HINTED_SHARE:
+        scenario = hinted(scenario, Random(seed ^ 0x1EA50))
     return scenario
 
 

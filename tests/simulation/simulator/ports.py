@@ -154,7 +154,7 @@ class SimCompiler:
         await anyio.sleep(_POOL_SECONDS * self._random.choice((0.0, 1.0, 5.0)))
         return GuideProgram(backend=backend, text=spec.source, after=spec.after)
 
-    async def warm_up(self) -> None:
+    async def warm_up(self, processes: int) -> None:
         """Nothing is needed."""
 
 

@@ -10,6 +10,7 @@ from simulator.faults import Fault, draw_faults
 from simulator.model import FIRST_TEXT_TOKEN, PIECES
 from troupellm.protocol.config import EngineConfig, SchedulerConfig
 from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.sampling import SamplingParams
 
 POLICIES: tuple[str, ...] = typing.get_args(typing.get_type_hints(SchedulerConfig)["scheduling_policy"])
@@ -38,6 +39,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Sent in the calm phase, to see whether the engine lives."""
     front: bool = False
     """Through a front process."""
+    hints: KVHints = NO_HINTS
+    told: str = ""
+    """What is said of the session: prefetch it before the request, keep or drop it after."""
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):

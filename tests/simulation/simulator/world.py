@@ -26,6 +26,7 @@ from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
 from troupellm.protocol.errors import EngineStopped, TroupeError
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import ResetPrefixCache
+from troupellm.protocol.snapshot import LeaseSnapshot
 
 CHAOS_SECONDS = 30.0
 CALM_SECONDS = 60.0
@@ -266,6 +267,7 @@ class World(Watch):
         return worker
 
     def _verdict(self) -> Verdict:
+        leases = self.core.snapshot().leases if self.core else LeaseSnapshot()
         return Verdict(
             seed=self.scenario.seed,
             failures=tuple(self.failures),
@@ -277,6 +279,8 @@ class World(Watch):
             preemptions=self.core.snapshot().preemptions if self.core else 0,
             accepted=0 if self.scenario.pressure.torch else self.worker.num_accepted,
             loads=self.worker.tiers.counts.get("load", 0) if self.scenario.pressure.host_places else 0,
+            leased=leases.leased_blocks + sum(leases.ends.values()),
+            prefetched=leases.prefetched.get("loaded", 0),
         )
 
 

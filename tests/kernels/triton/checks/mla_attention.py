@@ -47,7 +47,9 @@ def test_equals_the_reference() -> None:
     check(BY_NAME["odd_sizes"], programs=5)
 
 
-@pytest.mark.parametrize("name", ["decode", "short_prefill", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["decode", *(pytest.param(name, marks=pytest.mark.slow) for name in ("short_prefill", "bfloat16"))]
+)
 def test_equals_the_reference_in_more_cases(name: str) -> None:
     check(BY_NAME[name])
 

@@ -1,6 +1,7 @@
 """The attention kernels against the reference. The cases put NaN wherever no token may look."""
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,8 +21,9 @@ from troupellm.kernels.triton_support import check_device
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in (*CASES, *DEVICE_CASES)}
 SLOW = (
-    "bfloat16", "group_of_24", "group_of_seven", "group_of_seven_window", "heads_of_80", "long_chunks", "long_window",
-    "mixed", "skewed", "sinks", "soft_cap", "verify", "window",
+    "bfloat16", "bfloat16_decode", "decode_in_a_window", "decodes", "group_of_24", "group_of_7", "group_of_seven",
+    "group_of_seven_window", "head_dim_80", "heads_of_80", "long_chunks", "long_window", "mixed", "page_of_32",
+    "skewed", "sinks", "soft_cap", "verify", "window",
 )  # fmt: skip
 """The others are small, and have all that these have: ragged lengths, groups of 1 to 12 heads, odd sizes, windows,
 caps, sinks and every type, with blocks in a random order."""
@@ -111,9 +113,17 @@ def test_a_row_with_nan_keys_is_nan_alone() -> None:
     assert torch.equal(got[rest], clean[rest])
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow), torch.int8])
-@pytest.mark.parametrize("count", [30, 4])
+NO_NUMBERS = ((16, torch.float32, None), (4, torch.int8, None))
+"""The quick ones: each path, and each way to store values."""
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "window"),
+    [
+        pytest.param(*each, marks=() if each in NO_NUMBERS else pytest.mark.slow)
+        for each in product((16, 4), (torch.float32, torch.bfloat16, torch.int8), (None, 20))
+    ],
+)
 def test_a_value_that_is_no_number_stays_where_it_is_seen(count: int, dtype: torch.dtype, window: int | None) -> None:
     """Of a row with many tokens, and of one with few."""
     start, at = 50, 52

@@ -36,7 +36,9 @@ def test_begins_as_the_reference(case: Case) -> None:
         assert (got.tables[:, row, needed:] == -7).all()
 
 
-@EACH
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=pytest.mark.slow if case.name == "cut" else ()) for case in CASES]
+)
 def test_finishes_as_the_reference(case: Case) -> None:
     made, host = make_inputs(case, DEVICE, 2), make_inputs(case, "cpu", 2)
     wide = torch.full((len(case.ends), case.vocab + 9), float("nan"), device=DEVICE)

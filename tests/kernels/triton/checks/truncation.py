@@ -97,7 +97,7 @@ def test_widths(vocab: int) -> None:
 
 def test_lists_that_run_over_are_gone_through_as_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_truncate, "LISTED", 16)
-    logits = make_logits(5, 2500, 0.01, 6)
+    logits = make_logits(5, 1300, 0.01, 6)
     logits[1] = 2.0
     logits[2] = logits[2].sign()
     check(logits, [Asked(7, 0.9), Asked(0, 0.9), Asked(0, 0.6), Asked(300, 0.8), Asked(9)])
