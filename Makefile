@@ -43,7 +43,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -64,6 +64,10 @@ test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar
 # calls of every function. `make test-all` runs it too.
 asan: $(VENV)/.tested
 	$(BIN)/python tests/support/sanitized.py $(ARGS)
+
+# 30,000 requests with pairs of odd and wrong values, on every route that generates or renders.
+matrix: $(VENV)/.tested
+	TROUPE_MATRIX=30000 $(BIN)/python -m pytest -q -s tests/faults/test_B_matrix.py -k pairs_of_values $(ARGS)
 
 # A flake is a bug: the first failure ends it.
 repeat: $(VENV)/.tested

@@ -19,17 +19,18 @@ import msgspec
 
 from troupellm.actors.door import Door
 from troupellm.actors.engine_admin import EngineAdmin
-from troupellm.actors.front_session import FrontSession
+from troupellm.actors.front_session import Answer, FrontSession
 from troupellm.actors.intake import is_short
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.prompts import tokenize
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import Submission
-from troupellm.actors.submit import submit
+from troupellm.actors.submit import charge, submit
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.fronts import Admitted, Ended, Pieces, Serving
+from troupellm.protocol.errors import Quota
+from troupellm.protocol.fronts import Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.worker import WorkerReady
@@ -92,6 +93,22 @@ class Engine(EngineAdmin, Door):
         tokens = work() if is_short(prompt) else await pool.run(work)
         return list(tokens.token_ids)
 
+    async def charge(self, tenant: str, tokens: int) -> Quota | None:
+        """Take a request that generates nothing from a tenant's limits per minute; what is left of them.
+
+        Args:
+            tokens: of its text, as far as is known; see `correct_charge`.
+
+        Raises:
+            RateLimited: the tenant has reached a limit; nothing was taken.
+        """
+        return charge(self._on_loop().system, tenant, tokens)
+
+    def correct_charge(self, tenant: str, tokens: int) -> None:
+        """An estimate was wrong by so many tokens."""
+        if self._running is not None:
+            self._running.system.admission.quotas.change(tenant, tokens=tokens)
+
     # What is known of it.
 
     def metrics_text(self, *, compat: bool = True) -> bytes:
@@ -118,9 +135,7 @@ class Engine(EngineAdmin, Door):
             ready=loaded.ready,
         )
 
-    def front_session(
-        self, post: Callable[[Admitted | Ended | Pieces], None], drained: Callable[[], Awaitable[None]]
-    ) -> FrontSession:
+    def front_session(self, post: Callable[[Answer], None], drained: Callable[[], Awaitable[None]]) -> FrontSession:
         """The engine's side of one front; see there."""
         return FrontSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
 

@@ -28,12 +28,14 @@ from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, Quota, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.fronts import (
     Abort,
     AdminAnswer,
     Admitted,
     Apply,
+    ChargeAnswer,
+    CorrectCharge,
     Ended,
     FromFront,
     MetricsText,
@@ -54,7 +56,7 @@ from troupellm.protocol.worker import WorkerReady
 SILENT_SECONDS = 5.0
 """After so long without a word the engine's process counts as stuck."""
 
-Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | Status
+Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | ChargeAnswer | Status
 
 
 class _NoSeat:
@@ -187,6 +189,16 @@ class RemoteEngine(Door):
         """
         return await self._queries.administer(action, arguments)
 
+    async def charge(self, tenant: str, tokens: int) -> Quota | None:
+        """See `Engine.charge`; tenants without limits cost the engine's process nothing."""
+        if all(tenant != known.name for known in self.config.scheduler.tenants):
+            return None
+        return await self._queries.charge(tenant, tokens)
+
+    def correct_charge(self, tenant: str, tokens: int) -> None:
+        if not self._lost:
+            self._post(CorrectCharge(tenant=tenant, tokens=tokens))
+
     # From the engine's process.
 
     def handle(self, message: Answer) -> None:
@@ -203,7 +215,7 @@ class RemoteEngine(Door):
             case Status():
                 self._status = message
                 self._heard = self._clock.now()
-            case MetricsText() | AdminAnswer():
+            case MetricsText() | AdminAnswer() | ChargeAnswer():
                 self._queries.answered(message)
             case _:
                 assert_never(message)

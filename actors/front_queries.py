@@ -4,12 +4,22 @@ from collections.abc import Callable
 from itertools import count
 
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.fronts import AdminAnswer, AskAdmin, AskMetrics, CancelAdmin, FromFront, MetricsText
+from troupellm.protocol.errors import EngineStopped, Quota
+from troupellm.protocol.fronts import (
+    AdminAnswer,
+    AskAdmin,
+    AskCharge,
+    AskMetrics,
+    CancelAdmin,
+    ChargeAnswer,
+    FromFront,
+    MetricsText,
+)
 
 METRICS_SECONDS = 5.0
+CHARGE_SECONDS = 5.0
 
-Answer = MetricsText | AdminAnswer
+Answer = MetricsText | AdminAnswer | ChargeAnswer
 
 
 class Queries:
@@ -52,6 +62,19 @@ class Queries:
         if answer.error is not None:
             raise answer.error.error()
         return answer.body
+
+    async def charge(self, tenant: str, tokens: int) -> Quota | None:
+        """
+        Raises:
+            RateLimited: the tenant has reached a limit.
+            EngineStopped: no answer in time.
+        """
+        answer = await self._ask(lambda query: AskCharge(query=query, tenant=tenant, tokens=tokens), CHARGE_SECONDS)
+        if not isinstance(answer, ChargeAnswer):
+            raise _silent()
+        if answer.error is not None:
+            raise answer.error.error()
+        return answer.quota
 
     def answered(self, answer: Answer) -> None:
         if answer.query in self._open:

@@ -16,7 +16,7 @@ from troupellm.actors.front_outgoing import Outgoing, Sent
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.ports import Clock
 from troupellm.actors.submission import Submission
-from troupellm.actors.submit import count_rejection, hand_over, take_place
+from troupellm.actors.submit import charge, count_rejection, hand_over, take_place
 from troupellm.actors.system import System
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.config import StreamConfig
@@ -25,6 +25,9 @@ from troupellm.protocol.fronts import (
     Abort,
     Admitted,
     Apply,
+    AskCharge,
+    ChargeAnswer,
+    CorrectCharge,
     Ended,
     PauseReader,
     Pieces,
@@ -34,7 +37,8 @@ from troupellm.protocol.fronts import (
 )
 from troupellm.protocol.intake import TokensPrompt
 
-FrontRequest = Apply | Submit | Abort | PauseReader | ResumeReader
+FrontRequest = Apply | Submit | Abort | PauseReader | ResumeReader | AskCharge | CorrectCharge
+Answer = Admitted | Ended | Pieces | ChargeAnswer
 _LET_GO_SECONDS = 5.0
 _FIRST_REPEAT_SECONDS = 0.02
 
@@ -65,7 +69,7 @@ class FrontSession:
         clock: Clock,
         config: StreamConfig,
         *,
-        post: Callable[[Admitted | Ended | Pieces], None],
+        post: Callable[[Answer], None],
         drained: Callable[[], Awaitable[None]],
     ) -> None:
         """
@@ -107,6 +111,14 @@ class FrontSession:
                 self._hold(message.request, held=True)
             case ResumeReader():
                 self._hold(message.request, held=False)
+            case AskCharge(query=query, tenant=tenant, tokens=tokens):
+                try:
+                    answer = ChargeAnswer(query=query, quota=charge(self._system, tenant, tokens))
+                except TroupeError as error:
+                    answer = ChargeAnswer(query=query, error=WireError.of(error))
+                self._post(answer)
+            case CorrectCharge(tenant=tenant, tokens=tokens):
+                self._system.admission.quotas.change(tenant, tokens=tokens)
             case _:
                 assert_never(message)
 

@@ -12,7 +12,7 @@ from troupellm.actors.ports import Clock
 from troupellm.actors.submission import Submission
 from troupellm.actors.system import System
 from troupellm.protocol.config import StreamConfig
-from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, RateLimited, RequestAborted, TroupeError
+from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, Quota, RateLimited, RequestAborted, TroupeError
 from troupellm.protocol.intake import Demand, PrepareRequest
 from troupellm.protocol.metrics import RequestRejected
 
@@ -74,6 +74,24 @@ async def hand_over(
         _leave(outbox, RequestAborted("the caller left"))
         raise
     return outbox
+
+
+def charge(system: System, tenant: str, tokens: int) -> Quota | None:
+    """Take a request that generates nothing from a tenant's limits per minute; what is left of them.
+
+    Args:
+        tokens: of its text, as far as is known.
+
+    Raises:
+        RateLimited: the tenant has reached a limit; nothing was taken.
+    """
+    quotas = system.admission.quotas
+    try:
+        quotas.check(tenant, requests=1, sequences=0, tokens=tokens)
+    except RateLimited as error:
+        count_rejection(system, _reason(error))
+        raise
+    return quotas.take(tenant, requests=1, sequences=0, tokens=tokens)
 
 
 async def take_place(system: System, demand: Demand, *, wait: bool, deadline: float | None = None) -> Place:

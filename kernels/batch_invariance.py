@@ -1,4 +1,4 @@
-"""Whether weights that are packed now must compute each row alike in every batch."""
+"""A setting: weights that are packed inside it compute each row the same way in every batch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,5 +18,5 @@ def batch_invariant(wanted: bool = True) -> Iterator[None]:
 
 
 def batch_invariance() -> bool:
-    """Whether this is inside `batch_invariant`."""
+    """True inside `batch_invariant`."""
     return _invariant.get()

@@ -103,7 +103,7 @@ class Decoder:
         self.together = None if parts is None else decoder_layers(parts)
         """All layers in one call, for few tokens; None where there is no such thing."""
         self.thread_invariant = self.batch_invariant and parts is not None and own_products(parts, self.head)
-        """Whether logits are the same to the bit whatever the number of threads: compiled code adds up every sum."""
+        """True if logits are the same to the bit for any number of threads: compiled code computes every sum."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -183,7 +183,7 @@ class Decoder:
         return batch.with_logits(residual)
 
     def _parts(self) -> list[LayerParts] | None:
-        """What compiled code computes all layers from; None where some layer is made otherwise."""
+        """The parts from which compiled code computes all layers; None if some layer has another form."""
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
             return None
         parts = [layer.parts(turns) for layer, turns in zip(self.layers, self.layer_tables, strict=True)]

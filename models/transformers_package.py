@@ -1,4 +1,4 @@
-"""Whether the package `transformers` is there, without importing it."""
+"""Checks that the package `transformers` is installed, without importing it."""
 
 from importlib.util import find_spec
 

@@ -37,6 +37,37 @@ class ThreadFields(msgspec.Struct, kw_only=True):
     previous_message_id: Annotated[str, Meta(max_length=256)] | None = None
 
 
+class EditAmount(msgspec.Struct, kw_only=True):
+    type: str
+    value: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class ContextEdit(msgspec.Struct, kw_only=True):
+    """clear_tool_uses_20250919 or clear_thinking_20251015; other types are skipped."""
+
+    type: Annotated[str, Meta(max_length=128)]
+    trigger: EditAmount | None = None
+    """Of input_tokens (100,000 unless it is given) or tool_uses: up to so many nothing is cleared."""
+    keep: EditAmount | str | None = None
+    """The last tool_uses (3) or thinking_turns (1); all keeps every thought."""
+    clear_at_least: EditAmount | None = None
+    """An edit that clears fewer input_tokens is not applied."""
+    exclude_tools: list[str] | None = None
+    clear_tool_inputs: bool | list[str] | None = None
+    """The arguments of cleared calls go too, or those of these tools."""
+
+
+class MessageContextManagement(msgspec.Struct, kw_only=True):
+    edits: Annotated[list[ContextEdit], Meta(max_length=16)] | None = None
+
+
+class CacheControl(msgspec.Struct, kw_only=True):
+    """Asks that the prompt up to a block stays in the prefix cache. Blocks have marks of this form too."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class MessageToolChoice(msgspec.Struct, kw_only=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -60,15 +91,18 @@ class PromptFields(msgspec.Struct, kw_only=True):
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
+    """The older place of `output_config.format`."""
     metadata: MessageMetadata | None = None
     session_id: str | None = None
     """The session that the request belongs to: tools are shown in the order of their names."""
-    """The older place of `output_config.format`."""
-    cache_control: dict[str, Any] | None = None
-    """As of a block, for the whole prompt."""
+    cache_control: CacheControl | None = None
+    """A mark behind the last block, beside those of blocks."""
     chat_template_kwargs: dict[str, Any] | None = None
     thread: ThreadFields | None = None
     """With continue, `system` and `tools` are those of the thread unless they are given."""
+
+    context_management: MessageContextManagement | None = None
+    """Edits that make the conversation shorter, in their order."""
 
     container: Refused = None
     mcp_servers: Refused = None
@@ -151,6 +185,17 @@ class MessageUsage(msgspec.Struct, kw_only=True):
     service_tier: str = "standard"
 
 
+class AppliedEdit(msgspec.Struct, kw_only=True):
+    type: str
+    cleared_tool_uses: int | UnsetType = UNSET
+    cleared_thinking_turns: int | UnsetType = UNSET
+    cleared_input_tokens: int
+
+
+class AppliedEdits(msgspec.Struct, kw_only=True):
+    applied_edits: list[AppliedEdit]
+
+
 class Message(msgspec.Struct, kw_only=True):
     id: str
     type: Literal["message"] = "message"
@@ -160,10 +205,18 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
+    """Where the request has some."""
+
+
+class OriginalTokens(msgspec.Struct, kw_only=True):
+    original_input_tokens: int
+    """Of the prompt without the edits."""
 
 
 class TokenCount(msgspec.Struct):
     input_tokens: int
+    context_management: OriginalTokens | UnsetType = UNSET
 
 
 class TextDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="text_delta"):
@@ -212,6 +265,7 @@ class ContentBlockStop(msgspec.Struct, kw_only=True, tag_field="type", tag="cont
 class MessageDelta(msgspec.Struct, kw_only=True, tag_field="type", tag="message_delta"):
     delta: StopDelta
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class MessageStop(msgspec.Struct, kw_only=True, tag_field="type", tag="message_stop"):

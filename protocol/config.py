@@ -380,7 +380,13 @@ class ServerConfig(BodyConfig, frozen=True, kw_only=True):
     loop_lag_warning: Annotated[
         Seconds, _help("seconds the event loop may be held up before a line says so; 0 is off")
     ] = 1.0
-    metrics: Annotated[Literal["open", "key"], _help("open: /metrics needs no API key")] = "key"
+    metrics: Annotated[
+        str,
+        Meta(
+            pattern=r"^(open|key|[1-9][0-9]{0,4})$",
+            description="key: /metrics needs an API key; open: it needs none; or a port of its own, without a key",
+        ),
+    ] = "key"
     metrics_compat: Annotated[Literal["vllm", "none"], _help("vllm: also export metrics under vLLM's names")] = "vllm"
     max_connections: Annotated[
         PositiveInt | None,

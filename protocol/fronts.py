@@ -85,6 +85,21 @@ class AskAdmin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """JSON."""
 
 
+class AskCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A front counts tokens for a key; answered by `ChargeAnswer`."""
+
+    query: int
+    tenant: str
+    tokens: int
+
+
+class CorrectCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The estimate of an `AskCharge` was wrong by so many tokens."""
+
+    tenant: str
+    tokens: int
+
+
 class CancelAdmin(msgspec.Struct, frozen=True, tag=True):
     """The client of the command has left."""
 
@@ -131,7 +146,18 @@ class FrontReady(msgspec.Struct, frozen=True, tag=True):
 
 
 FromFront = (
-    Apply | Submit | Abort | PauseReader | ResumeReader | AskMetrics | AskAdmin | CancelAdmin | FrontReport | FrontReady
+    Apply
+    | Submit
+    | Abort
+    | PauseReader
+    | ResumeReader
+    | AskCharge
+    | CorrectCharge
+    | AskMetrics
+    | AskAdmin
+    | CancelAdmin
+    | FrontReport
+    | FrontReady
 )
 
 # From the engine's process.
@@ -252,6 +278,13 @@ class MetricsText(msgspec.Struct, frozen=True, tag=True):
     """Empty where the engine is closing."""
 
 
+class ChargeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    query: int
+    quota: Quota | None = None
+    """What is left of the tenant's limits."""
+    error: WireError | None = None
+
+
 class AdminAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     query: int
     body: bytes = b""
@@ -284,6 +317,7 @@ ToFront = (
     | Pieces
     | MetricsText
     | AdminAnswer
+    | ChargeAnswer
     | SetLogLevel
     | Cut
     | Leave

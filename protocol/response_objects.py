@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from troupellm.protocol.conversations import ConversationReference
 from troupellm.protocol.usage_details import OutputTokensDetails
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -106,6 +107,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     status: ResponseStatus
     background: bool = False
     completed_at: int | None = None
+    conversation: ConversationReference | None = None
+    """The conversation that the response was added to; null where that did not work, too."""
     error: ResponseError | None = None
     incomplete_details: IncompleteDetails | None = None
     instructions: str | None = None

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from troupellm.protocol.conversations import ConversationReference
 from troupellm.protocol.open_objects import InputItem, Refused, ResponseTool, TextFormat
 from troupellm.protocol.openai_extras import SharedExtras
 
@@ -50,6 +51,8 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
+    conversation: str | ConversationReference | None = None
+    """Of /v1/conversations: its items stand before the input, and the input and the output are added to it."""
     max_output_tokens: Annotated[int, Meta(le=2**31 - 1)] | None = None
     """An upper bound: an answer that fills the context before it is incomplete there."""
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
@@ -90,7 +93,6 @@ class ResponsesRequest(SharedExtras, kw_only=True):
     structured_outputs: Any = None
 
     # Refused by name.
-    conversation: Refused = None
     prompt: Refused = None
     moderation: Refused = None
     json_schema: Refused = None

@@ -33,7 +33,8 @@ from troupellm.protocol.openai import (
     VersionBody,
     Welcome,
 )
-from troupellm.server import chat, completions, invocations, kv_sessions, models, probes, tokens
+from troupellm.protocol.rendered import RenderedRequest
+from troupellm.server import chat, completions, invocations, kv_sessions, models, probes, render, tokens
 from troupellm.server.admin import routes as admin_routes
 from troupellm.server.auth import Gate, admin_keys, as_keys
 from troupellm.server.batches import routes as batch_routes
@@ -138,6 +139,14 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             f"{prefix}/completions", completions.create, CompletionRequest, response=TextResponse,
             streams=True, events=(TextChunk,), summary="Complete one or more texts.",
         ),
+        post(
+            f"{prefix}/chat/completions/render", render.chat, ChatRequest, response=RenderedRequest,
+            summary="The prompt of a conversation as token ids.",
+        ),
+        post(
+            f"{prefix}/completions/render", render.completions, CompletionRequest, response=list[RenderedRequest],
+            summary="The prompts of a completion as token ids.",
+        ),
         get(f"{prefix}/models", models.listing, response=ModelList, summary="What is served."),
         get(f"{prefix}/models/", models.retrieve, tail=True, response=ModelCard, summary="One of them."),
         post(
@@ -162,10 +171,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         get("/startupz", probes.started, "open", response=ProbeReport, summary="Whether the model is loaded."),
         get("/version", probes.version, response=VersionBody, summary="The server's version."),
         get("/load", probes.load, response=LoadBody, summary="How much it has to do."),
-        get(
-            METRICS_PATH.decode(), probes.metrics, "open" if host.config.metrics == "open" else "api",
-            answers="text/plain", summary="Metrics in Prometheus' text form.",
-        ),
+        *_metrics_route(host),
         *pooling_routes(host, prefix),
         *responses_routes(host, prefix),
         *messages_routes(host, prefix),
@@ -173,6 +179,22 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         *kv_sessions.routes(host, prefix),
         *admin_routes.routes(host, prefix),
     ]  # fmt: skip
+
+
+def _metrics_route(host: EngineHost) -> list[Route]:
+    """None where the metrics have a port of their own."""
+    if host.config.metrics not in ("open", "key"):
+        return []
+    return [
+        Route(
+            method="GET",
+            path=METRICS_PATH.decode(),
+            handler=partial(probes.metrics, host),
+            scope="open" if host.config.metrics == "open" else "api",
+            answers="text/plain",
+            summary="Metrics in Prometheus' text form.",
+        )
+    ]
 
 
 class App:

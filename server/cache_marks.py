@@ -3,12 +3,16 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from troupellm.protocol.anthropic import PromptFields
+from troupellm.protocol.checks import got
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.kv_hints import MAX_CACHE_MARKS, TTL_SECONDS, CacheMark
 from troupellm.protocol.openai import ChatMessage
 
 _FIELD = "cache_control"
+_KIND = "ephemeral"
 _TAIL = 256
 """Characters of a block's text by which its end is found in the rendered prompt."""
 _UNLIKE_JSON = "\"\\\n\r\t<>&'"
@@ -31,10 +35,11 @@ def marks_of_chat(messages: Sequence[ChatMessage]) -> tuple[CacheMark, ...]:
     )
 
 
-def marks_of_message(request: PromptFields) -> tuple[CacheMark, ...]:
+def marks_of_message(request: PromptFields, *, last: bool = False) -> tuple[CacheMark, ...]:
     """The marks of a request to the messages API: of its tools, its system, its messages, and of its own.
 
-    A thread brings the marks of its earlier requests along, of which the last ones count.
+    Args:
+        last: take the last ones of too many: a thread adds the marks of its earlier requests.
 
     Raises:
         InvalidRequest: too many, or one that cannot be read; names its place.
@@ -47,8 +52,8 @@ def marks_of_message(request: PromptFields) -> tuple[CacheMark, ...]:
                 blocks.append(_listed(f"{place}.content", block.get("content")))
             blocks.append([(place, block)])
     if request.cache_control is not None:
-        blocks.append([("", {_FIELD: request.cache_control})])
-    return _read(blocks, cut=request.thread is not None)
+        blocks.append([("", {_FIELD: msgspec.to_builtins(request.cache_control)})])
+    return _read(blocks, last=last)
 
 
 def _listed(here: str, blocks: object) -> Iterator[Placed]:
@@ -57,14 +62,14 @@ def _listed(here: str, blocks: object) -> Iterator[Placed]:
             yield f"{here}[{number}]", block
 
 
-def _read(blocks: Iterable[Iterable[Placed]], *, cut: bool = False) -> tuple[CacheMark, ...]:
+def _read(blocks: Iterable[Iterable[Placed]], *, last: bool = False) -> tuple[CacheMark, ...]:
     marks = []
     for here, block in (placed for run in blocks for placed in run):
         given = block.get(_FIELD) if isinstance(block, Mapping) else None
         if given is not None:
             marks.append(CacheMark(_tail(block), _seconds(f"{here}.{_FIELD}".lstrip("."), given)))
-    if len(marks) > MAX_CACHE_MARKS and not cut:
-        message = f"{_FIELD} must be on at most {MAX_CACHE_MARKS} blocks, got {len(marks)}"
+    if len(marks) > MAX_CACHE_MARKS and not last:
+        message = f"{_FIELD}: a maximum of {MAX_CACHE_MARKS} blocks with {_FIELD} may be provided, got {len(marks)}"
         raise InvalidRequest(message, param=_FIELD)
     return tuple(marks[-MAX_CACHE_MARKS:])
 
@@ -72,12 +77,14 @@ def _read(blocks: Iterable[Iterable[Placed]], *, cut: bool = False) -> tuple[Cac
 def _seconds(here: str, given: object) -> float:
     if not isinstance(given, Mapping):
         raise InvalidRequest(f"{here} must be an object", param=here, code="invalid_type")
-    ttl = given.get("ttl")
+    kind, ttl = given.get("type", _KIND), given.get("ttl")
+    if kind != _KIND:
+        raise InvalidRequest(f"{here}.type must be {_KIND}{got(kind)}", param=f"{here}.type")
     if ttl is None:
         return TTL_SECONDS["5m"]
     seconds = TTL_SECONDS.get(ttl) if isinstance(ttl, str) else None
     if seconds is None:
-        raise InvalidRequest(f"{here}.ttl must be one of {', '.join(TTL_SECONDS)}", param=f"{here}.ttl")
+        raise InvalidRequest(f"{here}.ttl must be {' or '.join(TTL_SECONDS)}{got(ttl)}", param=f"{here}.ttl")
     return seconds
 
 

@@ -4,7 +4,8 @@ Nothing else bounds it: admission is for what is to be generated, and what is co
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -17,11 +18,39 @@ from troupellm.actors.ports import SystemClock
 from troupellm.actors.prompts import count_tokens, tokenize
 from troupellm.models.chat_template import ChatTemplate, SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
-from troupellm.protocol.intake import ChatPrompt, TextPrompt
+from troupellm.protocol.intake import ChatPrompt, Prompt, TextPrompt
+from troupellm.server.exchange import Exchange
 from troupellm.server.offload import offload
 from troupellm.server.served import ServedEngine
 
 T = TypeVar("T")
+
+
+class Charge:
+    """Of one call that counts."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        """The true number, once it is known; a call that fails is charged as a request only."""
+
+
+@asynccontextmanager
+async def charged(engine: ServedEngine, exchange: Exchange, estimate: int) -> AsyncIterator[Charge]:
+    """A call counts as one request of its key, with the tokens that it counts.
+
+    Args:
+        estimate: of these tokens.
+
+    Raises:
+        RateLimited: the key has reached a limit per minute.
+    """
+    exchange.quota = await engine.charge(exchange.key, estimate)
+    charge = Charge()
+    try:
+        yield charge
+    finally:
+        engine.correct_charge(exchange.key, charge.tokens - estimate)
+
 
 MOST_WAITING = 64
 """Beside those that are counted: more are told to come again."""
@@ -58,23 +87,32 @@ class Counting:
         return await self._work(engine, tenant, prompt, work)
 
     async def tokens(
-        self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, use: Callable[[Sequence[int]], T]
+        self,
+        engine: ServedEngine,
+        tenant: str,
+        prompt: Prompt,
+        use: Callable[[Sequence[int]], T],
+        most_tokens: int | None = None,
+        answer_tokens: int = 0,
     ) -> T:
         """The result of `use` for the token ids of a prompt; on the thread as well, where the prompt is long.
 
+        Args:
+            most_tokens: a prompt that has more is refused, or cut where it says so; None takes any.
+            answer_tokens: what is left free by a prompt that is cut to what fits.
+
         Raises:
             InvalidRequest: the prompt cannot be rendered or tokenized.
+            ContextLengthExceeded: it has more than `most_tokens`.
             EngineOverloaded, QueueTimeout: see `run`.
         """
 
         def work(template: ChatTemplate) -> T:
-            return use(tokenize(prompt, engine.tokenizer, template, None).token_ids)
+            return use(tokenize(prompt, engine.tokenizer, template, most_tokens, answer_tokens).token_ids)
 
         return await self._work(engine, tenant, prompt, work)
 
-    async def _work(
-        self, engine: ServedEngine, tenant: str, prompt: TextPrompt | ChatPrompt, work: Callable[[ChatTemplate], T]
-    ) -> T:
+    async def _work(self, engine: ServedEngine, tenant: str, prompt: Prompt, work: Callable[[ChatTemplate], T]) -> T:
         template, letters = engine.speaker.template, letters_of(prompt, LONG_LETTERS)
         if is_short(prompt):
             return work(template)

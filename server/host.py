@@ -89,6 +89,8 @@ class EngineHost:
         self.held_limits = Limits(config.max_body_bytes, config.body_timeout, self.decodes)
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
         """Carries out what an admin route asks: see `admin.actions.Office.act`."""
+        self.metrics: Callable[[], Awaitable[bytes]] = self._own_metrics
+        """Prometheus' text format."""
         self.created = self.now()
         self._fingerprint: str | None = None
         self._idle: anyio.Event | None = None
@@ -119,7 +121,7 @@ class EngineHost:
         self.counts.count(exchange.method, exchange.route or UNMATCHED, exchange.final_status)
         self.on_change()
 
-    async def metrics(self) -> bytes:
+    async def _own_metrics(self) -> bytes:
         """Prometheus' text format: the engine's, and what this process counts.
 
         Raises:

@@ -17,7 +17,7 @@ from troupellm.server.front import HttpFront
 from troupellm.server.guard import guard_of
 from troupellm.server.host import EngineHost
 from troupellm.server.keys import read_keys
-from troupellm.server.listener import bind_unix
+from troupellm.server.listener import bind, bind_unix, metrics_port
 from troupellm.server.load_log import LoadLog, terminal
 from troupellm.server.vitals import Vitals
 
@@ -44,6 +44,13 @@ class HttpSide(Protocol):
 
     def set_log_level(self, level: LogLevel) -> None:
         """Of every process of the server."""
+
+    async def metrics(self) -> bytes:
+        """Prometheus' text format.
+
+        Raises:
+            TroupeError: the model is loading, or has failed.
+        """
 
     async def failure(self) -> Exception:
         """Waits for what ends the server; most servers never have one."""
@@ -105,6 +112,9 @@ class LocalSide:
     def set_log_level(self, level: LogLevel) -> None:
         apply_log_level(level)
 
+    async def metrics(self) -> bytes:
+        return await self.host.metrics()
+
     async def failure(self) -> Exception:
         await anyio.sleep_forever()
         raise AssertionError("unreachable")
@@ -120,6 +130,33 @@ class LocalSide:
 
     async def stop(self, seconds: float) -> None:
         await self._front.stop(seconds)
+
+
+class MetricsPort:
+    """`/metrics` and the probes at a port of their own, which needs no key."""
+
+    def __init__(self, config: ServerConfig, side: HttpSide) -> None:
+        """
+        Raises:
+            OSError: the port is taken, or not ours.
+        """
+        port = metrics_port(config)
+        assert port is not None
+        own = msgspec.structs.replace(config, metrics="open", port=port, uds=None)
+        self._host = EngineHost(own)
+        self._host.loading = True
+        self._host.metrics = side.metrics
+        listener, self.url = bind(own)
+        self._front = HttpFront(App(self._host, keys=None, scopes=("open",), guard=guard_of(own)), own, listener)
+
+    async def run(self) -> None:
+        await self._front.run()
+
+    def open(self, engine: Engine) -> None:
+        self._host.engine = engine
+
+    async def stop(self) -> None:
+        await self._front.stop()
 
 
 class AdminSocket:

@@ -5,7 +5,11 @@ import socket
 import stat
 from pathlib import Path
 
+from troupellm.protocol.checks import got
 from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.errors import ConfigError
+
+MOST_PORT = 65_535
 
 
 def bind(config: ServerConfig) -> tuple[socket.socket, str]:
@@ -59,6 +63,22 @@ def bind_unix(path: str, config: ServerConfig) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def metrics_port(config: ServerConfig) -> int | None:
+    """The port that the metrics have for themselves; None where they have none.
+
+    Raises:
+        ConfigError: it cannot be one, or is the server's.
+    """
+    given = config.metrics
+    if given in ("open", "key"):
+        return None
+    port = int(given) if given.isdecimal() and len(given) <= 5 else 0
+    if not 0 < port <= MOST_PORT or (port == config.port and config.uds is None):
+        text = f"metrics must be open, key or a port in [1, {MOST_PORT}] other than the server's{got(given)}"
+        raise ConfigError(text, param="metrics")
+    return port
 
 
 def unlink(config: ServerConfig) -> None:

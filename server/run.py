@@ -5,7 +5,7 @@ How it stops is in `shutdown`, what the exit codes mean in `exit_codes`.
 
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -26,9 +26,9 @@ from troupellm.server.front import CLOSE_SECONDS, tls_context
 from troupellm.server.fronts.fleet import FrontFleet
 from troupellm.server.guard import guard_of
 from troupellm.server.host import STEP_TIMEOUT, EngineHost, stream_defaults
-from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide
+from troupellm.server.http_side import AdminSocket, HttpSide, LocalSide, MetricsPort
 from troupellm.server.keys import read_keys, with_tenants
-from troupellm.server.listener import bind, unlink
+from troupellm.server.listener import bind, metrics_port, unlink
 from troupellm.server.responses.schema import check_database
 from troupellm.server.shutdown import FAILED_SECONDS, FAREWELL_SECONDS, Shutdown
 from troupellm.server.vitals import log_stats
@@ -72,6 +72,7 @@ async def serve(
     engine_config = with_tenants(engine_config, read_keys(config).tenants)
     guard_of(config)
     tls_context(config)
+    metrics_port(config)
     check_database(config.responses_store)
     VolatileLines.read(config.volatile_lines)
     if engine_config.worker.worker_process is not False:
@@ -88,23 +89,27 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
         logger.warning(text)
     listener, url = bind(config)
     side: HttpSide = LocalSide(config, listener) if not config.api_server_count else FrontFleet(config, listener)
-    admin = None if config.admin_uds is None else AdminSocket(config, side)
+    beside: list[AdminSocket | MetricsPort] = []
+    if config.admin_uds is not None:
+        beside.append(AdminSocket(config, side))
+    if metrics_port(config) is not None:
+        beside.append(MetricsPort(config, side))
     shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as group:
             await group.start(shutdown.watch)
             await group.start(side.run)
-            if admin is not None:
-                group.start_soon(admin.run)
+            for further in beside:
+                group.start_soon(further.run)
             try:
-                await _run_engine(side, admin, shutdown, config, engine_config, url, on_ready)
+                await _run_engine(side, beside, shutdown, config, engine_config, url, on_ready)
             except (Exception, BaseExceptionGroup) as error:
                 failure = flatten(error)
             side.refuse()
             await side.stop(CLOSE_SECONDS)
-            if admin is not None:
-                await admin.stop()
+            for further in beside:
+                await further.stop()
             group.cancel_scope.cancel()
     finally:
         shutdown.hard_exit.disarm()
@@ -117,7 +122,7 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
 
 async def _run_engine(
     side: HttpSide,
-    admin: AdminSocket | None,
+    beside: Sequence[AdminSocket | MetricsPort],
     shutdown: Shutdown,
     config: ServerConfig,
     engine_config: EngineConfig,
@@ -137,8 +142,8 @@ async def _run_engine(
     with shutdown.loading:
         async with Engine(config=engine_config, progress=side.report) as engine:
             await side.open(engine)
-            if admin is not None:
-                admin.open(engine)
+            for further in beside:
+                further.open(engine)
             logger.info("ready: %s at %s", engine.model_names[0], url)
             # Loaded objects stay: full collections need not walk them, which would hold up every stream.
             gc.collect()

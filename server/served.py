@@ -9,6 +9,7 @@ from troupellm.actors.submission import PromptLike
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import Quota
 from troupellm.protocol.intake import ChatPrompt, Party, Truncation
 from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.outputs import Completion, Pooled
@@ -86,5 +87,9 @@ class ServedEngine(Protocol):
         truncation: Truncation | None = None,
         **options: Any,
     ) -> list[Scored]: ...
+
+    async def charge(self, tenant: str, tokens: int) -> Quota | None: ...
+
+    def correct_charge(self, tenant: str, tokens: int) -> None: ...
 
     async def metrics(self, *, compat: bool) -> bytes: ...

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from troupellm.actors.demand import estimate_tokens
 from troupellm.models.lock_pauses import let_others_run
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import ChatPrompt, TextPrompt
@@ -16,6 +17,7 @@ from troupellm.protocol.openai import (
 )
 from troupellm.protocol.tools import check_tools
 from troupellm.server.body import is_large
+from troupellm.server.counting import charged
 from troupellm.server.exchange import Exchange
 from troupellm.server.history import plain_tools
 from troupellm.server.host import EngineHost
@@ -34,6 +36,7 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
 
     def encode(tokens: Sequence[int]) -> bytes:
+        charge.tokens = len(tokens)
         strings = None
         if request.return_token_strs:
             strings = [engine.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in tokens]
@@ -45,7 +48,9 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
         return body
 
     prompt = await offload(_prompt, request) if is_large(exchange) else _prompt(request)
-    await exchange.respond(200, await host.counting.tokens(engine, exchange.key, prompt, encode))
+    async with charged(engine, exchange, estimate_tokens(prompt)) as charge:
+        body = await host.counting.tokens(engine, exchange.key, prompt, encode)
+    await exchange.respond(200, body)
 
 
 async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRequest) -> None:
@@ -60,11 +65,10 @@ async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRe
         text = engine.tokenizer.decode(request.tokens, skip_special_tokens=False)
         return msgspec.json.encode(DetokenizeResponse(text))
 
-    body = (
-        decode()
-        if len(request.tokens) <= INLINE_TOKENS
-        else await host.counting.run(exchange.key, len(request.tokens), decode)
-    )
+    number = len(request.tokens)
+    async with charged(engine, exchange, number) as charge:
+        charge.tokens = number
+        body = decode() if number <= INLINE_TOKENS else await host.counting.run(exchange.key, number, decode)
     await exchange.respond(200, body)
 
 

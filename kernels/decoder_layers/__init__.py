@@ -259,7 +259,7 @@ def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
 
 
 def own_products(layers: Sequence[LayerParts], head: PackedLinear | None) -> bool:
-    """Whether compiled code computes every product of the layers and the head, however many rows it has."""
+    """True if compiled code computes every product of the layers and the head, for any number of rows."""
     products = [head, *(product for layer in layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down))]
     return all(product is not None and product.native is not None and product.invariant for product in products)
 

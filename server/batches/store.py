@@ -194,19 +194,30 @@ class Store:
     async def batch(self, owner: str, batch_id: str) -> Batch | None:
         return await self.read(lambda database: find_batch(database, owner, batch_id))
 
-    async def batches(self, owner: str, *, after: str | None, limit: int) -> Page:
-        """
+    async def batches(
+        self, owner: str, *, after: str | None, before: str | None = None, limit: int, prefix: str = ""
+    ) -> Page:
+        """Newest first.
+
+        Args:
+            after, before: the page begins behind a batch, or ends before one.
+            prefix: how the ids of all of them begin.
+
         Raises:
-            InvalidRequest: there is no batch `after`.
+            InvalidRequest: there is no batch `after` or `before`.
         """
+        newest = before is None
 
         def read(database: sqlite3.Connection) -> Page:
-            clauses, values = page_clauses(place_of(database, "batches", owner, after), newest=True)
+            place = place_of(database, "batches", owner, after if newest else before)
+            clauses, values = page_clauses(place, newest=newest)
             rows = database.execute(
-                f"SELECT {BATCH} FROM batches WHERE owner = ? {clauses} ORDER BY number DESC LIMIT ?",
-                (owner, *values, limit + 1),
+                f"SELECT {BATCH} FROM batches WHERE owner = ? AND substr(id, 1, ?) = ? {clauses} "
+                f"ORDER BY number {'DESC' if newest else 'ASC'} LIMIT ?",
+                (owner, len(prefix), prefix, *values, limit + 1),
             ).fetchall()
-            return Page([as_batch(row) for row in rows[:limit]], len(rows) > limit)
+            page = [as_batch(row) for row in rows[:limit]]
+            return Page(page if newest else page[::-1], len(rows) > limit)
 
         return await self.read(read)
 
@@ -227,6 +238,14 @@ class Store:
             return changed
 
         return await self.do(write)
+
+    async def delete_batch(self, owner: str, batch_id: str) -> None:
+        """Forget a batch that is over; its files stay."""
+        await self.do(
+            lambda database: database.execute(
+                f"DELETE FROM batches WHERE id = ? AND owner = ? AND status IN {OVER_STATUSES}", (batch_id, owner)
+            )
+        )
 
     # For all.
 

@@ -28,11 +28,13 @@ from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.worker import LoadProgress
 from troupellm.server.admin.actions import Office, apply_log_level
 from troupellm.server.auth import admin_keys
-from troupellm.server.errors import flatten
+from troupellm.server.batches.service import Batches
+from troupellm.server.errors import flatten, not_ready
 from troupellm.server.fronts.member import FrontDied, Member
 from troupellm.server.http_counts import HttpCounts
 from troupellm.server.keys import read_keys
 from troupellm.server.load_log import LoadLog, terminal
+from troupellm.server.responses.store import ResponseStore
 from troupellm.server.vitals import Vitals
 
 logger = logging.getLogger("troupellm.server")
@@ -64,6 +66,8 @@ class FrontFleet:
         self._config = config
         self._listener = listener
         self._created = int(time.time())
+        self._responses = ResponseStore(config)
+        self._batches = Batches(config)
         self._draining = False
         self._counts = HttpCounts()
         self._vitals = Vitals(config.loop_lag_warning, "engine")
@@ -108,6 +112,9 @@ class FrontFleet:
             self._over = True
             self._listener.close()
             self.changed()
+            with anyio.CancelScope(shield=True):
+                await self._responses.close()
+                await self._batches.close()
 
     def report(self, progress: LoadProgress) -> None:
         self.progress = progress
@@ -169,8 +176,13 @@ class FrontFleet:
     def counted(self, counts: tuple[HttpCount, ...]) -> None:
         self._counts.add(counts)
 
-    def metrics(self, *, compat: bool) -> bytes:
-        assert self.engine is not None
+    async def metrics(self) -> bytes:
+        text = self.metrics_text(compat=self._config.metrics_compat == "vllm")
+        return text + await self._responses.metrics() + await self._batches.metrics()
+
+    def metrics_text(self, *, compat: bool) -> bytes:
+        if self.engine is None:
+            raise not_ready("the model is loading", code="starting")
         signs = {f"front-{number}": member.signs for number, member in sorted(self._members.items())}
         return self.engine.metrics_text(compat=compat) + self._counts.text(self.in_flight) + self._vitals.text(signs)
 

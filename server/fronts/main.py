@@ -28,6 +28,7 @@ from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.fronts import (
     AdminAnswer,
     Admitted,
+    ChargeAnswer,
     Configure,
     Cut,
     Ended,
@@ -120,7 +121,7 @@ class Front:
             except PeerGone:
                 return False
             match message:
-                case Pieces() | Admitted() | Ended() | MetricsText() | AdminAnswer():
+                case Pieces() | Admitted() | Ended() | MetricsText() | AdminAnswer() | ChargeAnswer():
                     if self._remote is not None:
                         self._remote.handle(message)
                 case Status():

@@ -25,9 +25,11 @@ from troupellm.protocol.fronts import (
     AdminAnswer,
     Apply,
     AskAdmin,
+    AskCharge,
     AskMetrics,
     CancelAdmin,
     Configure,
+    CorrectCharge,
     FromFront,
     FrontReady,
     FrontReport,
@@ -79,7 +81,7 @@ class Office(Protocol):
 
     def counted(self, counts: tuple[HttpCount, ...]) -> None: ...
 
-    def metrics(self, *, compat: bool) -> bytes: ...
+    def metrics_text(self, *, compat: bool) -> bytes: ...
 
     @property
     def office(self) -> admin_actions.Office:
@@ -250,7 +252,7 @@ class Member:
 
     def _on_message(self, message: FromFront) -> None:
         match message:
-            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader():
+            case Apply() | Submit() | Abort() | PauseReader() | ResumeReader() | AskCharge() | CorrectCharge():
                 if self._session is None:
                     raise FrontDied("it sent a request before there was an engine")
                 self._session.handle(message)
@@ -264,7 +266,7 @@ class Member:
                 self._office.changed()
             case AskMetrics(query=query, compat=compat):
                 try:
-                    text = self._office.metrics(compat=compat)
+                    text = self._office.metrics_text(compat=compat)
                 except TroupeError:  # the engine is closing
                     text = b""
                 self.post(MetricsText(query, text))

@@ -105,7 +105,8 @@ class MessageBuilder:
             ),
         )
         delta = StopDelta(stop_reason=reason, stop_sequence=sequence)
-        return [*told, MessageDelta(delta=delta, usage=self.message.usage), MessageStop()]
+        edits = self.message.context_management
+        return [*told, MessageDelta(delta=delta, usage=self.message.usage, context_management=edits), MessageStop()]
 
     def _stop(self, usage: Usage) -> tuple[StopReason, str | None]:
         finished = self._finished

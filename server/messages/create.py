@@ -5,7 +5,17 @@ from functools import partial
 
 import msgspec
 
-from troupellm.protocol.anthropic import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from troupellm.actors.demand import estimate_tokens
+from troupellm.protocol.anthropic import (
+    AppliedEdits,
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    MessageUsage,
+    OriginalTokens,
+    PromptFields,
+    TokenCount,
+)
 from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.kv_hints import CacheMark
@@ -13,9 +23,11 @@ from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import is_large
 from troupellm.server.bounded import answer_within, bounded
 from troupellm.server.cache_marks import marks_of_message
+from troupellm.server.counting import charged
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
+from troupellm.server.messages.context_edits import Edited, edited
 from troupellm.server.messages.threads import counted_from, hold, joined
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.offload import offload
@@ -26,30 +38,61 @@ from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
+    await _check_marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
-        translated = await _translated(host, exchange, request)
+        made = await _edited(host, exchange, request)
+        translated = await _translated(host, exchange, made.request)
         try:
-            marks = marks_of_message(request)
-            answer = partial(_answer, host, exchange, request, marks)
+            marks = marks_of_message(made.request, last=True)
+            answer = partial(_answer, host, exchange, request, made, marks)
             await answer_within(exchange, bounded(host, translated.chat), answer)
         except TroupeError as error:
             raise relabelled(exchange, error, translated.names) from None
 
 
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
-    engine = host.require()
     host.check_model(request.model)
+    await _check_marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
-        translated = await _translated(host, exchange, request)
-        try:
-            prepared = await prepare(host, exchange, translated.chat)
-            host.skipped.report(exchange, prepared.skipped)
-            tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
-        except TroupeError as error:
-            raise relabelled(exchange, error, translated.names) from None
-    await exchange.respond(200, msgspec.json.encode(TokenCount(tokens)))
+        made = await _edited(host, exchange, request)
+        body = TokenCount(await _count(host, exchange, made.request, charging=True))
+    if request.context_management is not None:
+        before = body.input_tokens if made.tokens_before is None else made.tokens_before
+        body.context_management = OriginalTokens(original_input_tokens=before)
+    await exchange.respond(200, msgspec.json.encode(body))
+
+
+async def _edited(host: EngineHost, exchange: Exchange, request: MessagesRequest | CountTokensRequest) -> Edited:
+    made = await edited(request, partial(_count, host, exchange))
+    host.skipped.report(exchange, made.skipped)
+    return made
+
+
+async def _count(
+    host: EngineHost, exchange: Exchange, request: MessagesRequest | CountTokensRequest, *, charging: bool = False
+) -> int:
+    """The tokens of a request's prompt, which may count for its key."""
+    engine = host.require()
+    translated = await _translated(host, exchange, request)
+    try:
+        prepared = await prepare(host, exchange, translated.chat)
+        host.skipped.report(exchange, prepared.skipped)
+        if not charging:
+            return await host.counting.number(engine, exchange.key, prepared.prompt)
+        async with charged(engine, exchange, estimate_tokens(prepared.prompt)) as charge:
+            charge.tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
+            return charge.tokens
+    except TroupeError as error:
+        raise relabelled(exchange, error, translated.names) from None
+
+
+async def _check_marks(exchange: Exchange, request: PromptFields) -> None:
+    if is_large(exchange):
+        await offload(partial(marks_of_message, request))
+    else:
+        marks_of_message(request)
 
 
 async def _translated(
@@ -64,13 +107,20 @@ async def _translated(
 
 
 async def _answer(
-    host: EngineHost, exchange: Exchange, request: MessagesRequest, marks: tuple[CacheMark, ...], chat: ChatRequest
+    host: EngineHost,
+    exchange: Exchange,
+    request: MessagesRequest,
+    made: Edited,
+    marks: tuple[CacheMark, ...],
+    chat: ChatRequest,
 ) -> None:
     name = f"msg_{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
     async with open_turn(host, exchange, chat, streaming=streaming, request_id=name, marks=marks) as turn:
         usage = MessageUsage(input_tokens=0, output_tokens=0)
         message = Message(id=name, model=turn.model, content=[], usage=usage)
+        if request.context_management is not None:
+            message.context_management = AppliedEdits(applied_edits=made.applied)
         show = request.thinking is None or request.thinking.display != "omitted"
         context = host.require().limits.max_model_len
         builder = MessageBuilder(message, max_tokens=request.max_tokens, context=context, show_thinking=show)

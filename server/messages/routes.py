@@ -1,10 +1,18 @@
 """The routes of Anthropic's messages API."""
 
 from functools import partial
+from typing import Any
 
 from troupellm.protocol.anthropic import MESSAGE_EVENTS, CountTokensRequest, Message, MessagesRequest, TokenCount
+from troupellm.protocol.message_batches import (
+    MessageBatch,
+    MessageBatchDeleted,
+    MessageBatchesQuery,
+    MessageBatchList,
+    MessageBatchRequest,
+)
 from troupellm.server.host import EngineHost
-from troupellm.server.messages import create
+from troupellm.server.messages import batches, create
 from troupellm.server.router import Route
 
 
@@ -30,4 +38,28 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             response=TokenCount,
             error_shape="anthropic",
         ),
+        *_batch_routes(host, prefix),
     ]
+
+
+def _batch_routes(host: EngineHost, prefix: str) -> list[Route]:
+    base, one = f"{prefix}/messages/batches", f"{prefix}/messages/batches/{{batch_id}}"
+
+    def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
+        bound, problems = partial(handler, host, prefix), (404, *more.pop("problems", ()))
+        return Route(
+            method=method, path=path, handler=bound, summary=f"{summary} (Anthropic's API).", response=response,
+            error_shape="anthropic", problems=problems, **more,
+        )  # fmt: skip
+
+    return [
+        route(
+            "POST", base, batches.create, "Answer many messages, when there is room", MessageBatch,
+            body=MessageBatchRequest,
+        ),
+        route("GET", base, batches.listing, "Batches of messages", MessageBatchList, query=MessageBatchesQuery),
+        route("GET", one, batches.retrieve, "How far a batch of messages is", MessageBatch),
+        route("DELETE", one, batches.delete, "Forget a batch of messages", MessageBatchDeleted, problems=(409,)),
+        route("POST", f"{one}/cancel", batches.cancel, "Answer no more of a batch", MessageBatch, problems=(409,)),
+        route("GET", f"{one}/results", batches.results, "Results of a batch", None, answers="application/x-jsonl"),
+    ]  # fmt: skip

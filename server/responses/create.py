@@ -4,6 +4,7 @@ from functools import partial
 
 import msgspec
 
+from troupellm.actors.demand import estimate_tokens
 from troupellm.protocol.dialect import TurnEvent
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
 from troupellm.protocol.openai import ChatRequest
@@ -11,6 +12,7 @@ from troupellm.protocol.response_events import ResponseEvent
 from troupellm.protocol.response_objects import CompactedResponse, CompactionItem, InputTokens
 from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.server.bounded import answer_within, bounded
+from troupellm.server.counting import charged
 from troupellm.server.errors import ClientGone, flatten
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -45,6 +47,7 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
             cut = await truncated(host, exchange, chat, plan.border)
             plan, chat = msgspec.structs.replace(plan, border=cut.border), cut.chat
         if wanted:
+            await prepare(host, exchange, chat)  # refuses wrong values, also those that the summary does not use
             await _compact(host, exchange, plan, chat)
             return
         summary = None
@@ -65,6 +68,7 @@ async def compact(host: EngineHost, exchange: Exchange, request: CompactRequest)
     given, _ = without_trigger(request)
     plan = await make_plan(host, exchange, given)
     try:
+        await prepare(host, exchange, plan.chat)  # as above
         summary = await summarize(host, exchange, plan.chat)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
@@ -137,7 +141,9 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     try:
         prepared = await prepare(host, exchange, plan.chat)
         host.skipped.report(exchange, prepared.skipped)
-        tokens = await host.counting.number(host.require(), exchange.key, prepared.prompt)
+        engine = host.require()
+        async with charged(engine, exchange, estimate_tokens(prepared.prompt)) as charge:
+            tokens = charge.tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
     except TroupeError as error:
         raise relabelled(exchange, error, plan.names) from None
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
@@ -182,7 +188,5 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, 
             if not exchange.status:  # it can still be the answer
                 raise
             told = failure(builder, plan, error)
-        kept = await keep(host.responses, plan, builder.response)
-        if not kept.store:
-            told[-1] = msgspec.structs.replace(told[-1], response=kept)
+        told[-1] = msgspec.structs.replace(told[-1], response=await keep(host.responses, plan, builder.response))
         await events.finish(last + encoded(told), b"")

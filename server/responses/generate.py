@@ -12,6 +12,9 @@ from troupellm.server.errors import HttpError, answer, flatten
 from troupellm.server.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
 from troupellm.server.responses.compact import COMPACTION
+from troupellm.server.responses.conversation_rows import ConversationFullError, append_items
+from troupellm.server.responses.items import Items
+from troupellm.server.responses.listing import shown
 from troupellm.server.responses.plan import Plan
 from troupellm.server.responses.rows import StoredResponse
 from troupellm.server.responses.store import ResponseStore
@@ -26,7 +29,8 @@ def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[
 
 
 async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> ResponseObject:
-    """Store an answer where it is to be stored; what comes back says whether it was."""
+    """Add an answer to its conversation and store it, where it is to be; what comes back says whether it was."""
+    response = await joined(store, plan, response)
     if not response.store:
         return response
     kept = False
@@ -35,10 +39,33 @@ async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> Re
     return response if kept else msgspec.structs.replace(response, store=False)
 
 
+async def joined(store: ResponseStore, plan: Plan, response: ResponseObject) -> ResponseObject:
+    """Add an answer and its input to the conversation that it belongs to; a failed answer leaves it as it was."""
+    if response.conversation is None or response.status not in ("completed", "incomplete"):
+        return response
+    items = [*map(shown, plan.items), *msgspec.to_builtins(response.output)]
+    fits = False
+    with suppress(HttpError):  # as above
+        fits = await _added(store, plan.owner, response.conversation.id, items)
+    return response if fits else msgspec.structs.replace(response, conversation=None)
+
+
 def _is_compacted(plan: Plan, response: ResponseObject) -> bool:
     """Whether the turns that `truncation: auto` has left out are gone from the conversation that is kept."""
     own = any(item.get("type") == COMPACTION for item in plan.items)
     return own or any(isinstance(item, CompactionItem) for item in response.output)
+
+
+async def _added(store: ResponseStore, owner: str, name: str, items: Items) -> bool:
+    """Put items behind those of a conversation; False where it is gone, or has no room for them.
+
+    Raises:
+        HttpError: 503, the store cannot be written.
+    """
+    try:
+        return await store.transact(lambda database: append_items(database, owner, name, items, store.bounds))
+    except ConversationFullError:
+        return False
 
 
 def stored_form(plan: Plan, response: ResponseObject) -> StoredResponse:

@@ -18,7 +18,7 @@ from troupellm.server.errors import ClientGone, HttpError, flatten, not_ready
 from troupellm.server.exchange import Exchange, Message
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import ResponseBuilder, encoded
-from troupellm.server.responses.generate import failure, stored_form
+from troupellm.server.responses.generate import failure, joined, stored_form
 from troupellm.server.responses.plan import Plan
 from troupellm.server.responses.rows import LEASE_SECONDS, failed_body
 from troupellm.server.turn import Turn, open_turn
@@ -151,7 +151,7 @@ class Job:
     async def _follow(self, turn: Turn) -> None:
         """From the turn to the store."""
         builder = ResponseBuilder(self._plan.frame, self._plan.namespaced, sealing=self._plan.sealing)
-        await self._write(builder.begin(), builder)
+        await self._write(builder.begin(), builder.response)
         try:
             async for pieces in turn:
                 await self._log(builder.feed(pieces))
@@ -160,13 +160,15 @@ class Job:
             raise
         except (Exception, BaseExceptionGroup) as error:
             told = failure(builder, self._plan, error)
-        await self._write(told, builder)
+        response = await joined(self._store, self._plan, builder.response)
+        told[-1] = msgspec.structs.replace(told[-1], response=response)
+        await self._write(told, response)
         self._finished = True
 
-    async def _write(self, told: list[ResponseEvent], builder: ResponseBuilder) -> None:
+    async def _write(self, told: list[ResponseEvent], response: ResponseObject) -> None:
         """Log events first: who reads that a response has ended finds all of them."""
         await self._log(told)
-        response, owner = builder.response, self._plan.owner
+        owner = self._plan.owner
         body = msgspec.json.encode(response)
         await self._patiently(lambda: self._store.update(owner, self._name, response.status, body))
         self.changed()

@@ -11,6 +11,7 @@ import msgspec
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.responses import ResponsesRequest
 from troupellm.server.body import declared_bytes
+from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
@@ -22,6 +23,7 @@ from troupellm.server.responses.store import ResponseStore, TooMuchError
 MAX_TURNS = 1_000
 """Responses that one conversation may be made of, and that the references of one request may name."""
 _PREVIOUS = "previous_response_id"
+_CONVERSATION = "conversation"
 _REFERENCE = "item_reference"
 
 
@@ -76,10 +78,13 @@ async def gather(host: EngineHost, exchange: Exchange, request: ResponsesRequest
     """
     Raises:
         InvalidRequest: too much of it, or the response before it is not there or not finished.
-        HttpError: 503, the store cannot be read.
+        HttpError: 503, the store cannot be read; 404, the conversation is not there.
     """
     room = host.config.max_body_bytes - _declared(exchange)
     past = await _past(host.responses, owner, request.previous_response_id, room)
+    kept = conversation_id(request)
+    if kept is not None:
+        past = [await _conversation(host.responses, owner, kept, room)]
     room -= _bytes_of(past)
     own = as_items(request.input)
     referred: Mapping[str, StoredResponse] = {}
@@ -93,6 +98,33 @@ async def gather(host: EngineHost, exchange: Exchange, request: ResponsesRequest
         except TooMuchError:
             raise _too_much("input", "the responses that it refers to") from None
     return Conversation(own, past, referred, room)
+
+
+def conversation_id(request: ResponsesRequest) -> str | None:
+    """The id of the conversation that the request names."""
+    given = request.conversation
+    return given if isinstance(given, str | None) else given.id
+
+
+async def _conversation(store: ResponseStore, owner: str, name: str, room: int) -> StoredResponse:
+    """
+    Raises:
+        HttpError: 404, it is not there.
+        InvalidRequest: it is too large.
+    """
+    try:
+        stored = await store.conversation(owner, name, room)
+    except TooMuchError:
+        raise _too_much(_CONVERSATION, "the items of the conversation") from None
+    if stored is None:
+        raise no_conversation()
+    return stored
+
+
+def no_conversation() -> HttpError:
+    error = HttpError(404, "no conversation with this id is kept here", code="conversation_not_found")
+    error.param = _CONVERSATION
+    return error
 
 
 async def _past(store: ResponseStore, owner: str, name: str | None, room: int) -> Sequence[StoredResponse]:

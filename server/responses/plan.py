@@ -4,6 +4,7 @@ import secrets
 
 import msgspec
 
+from troupellm.protocol.conversations import ConversationReference
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.open_objects import SKIPPED_ITEMS
 from troupellm.protocol.openai import ChatRequest
@@ -16,7 +17,7 @@ from troupellm.server.offload import offload
 from troupellm.server.relabel import Names
 from troupellm.server.responses.items import Items, item_type
 from troupellm.server.responses.namespaces import Namespaced
-from troupellm.server.responses.past import gather
+from troupellm.server.responses.past import conversation_id, gather
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.responses.translate import ENCRYPTED, Translated, translate
 from troupellm.server.sealed import is_sealed
@@ -51,6 +52,7 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
     engine = host.require()
     model = host.check_model(request.model)
     keep = _keeps(host.responses, request)
+    kept = conversation_id(request)
     owner = exchange.owner
     name = f"resp_{secrets.token_hex(16)}"
     conversation = await gather(host, exchange, request, owner)
@@ -71,6 +73,7 @@ async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequ
     given = {} if text is None or text.verbosity is None else {"verbosity": text.verbosity}
     frame = ResponseObject(
         id=name,
+        conversation=None if kept is None else ConversationReference(id=kept),
         created_at=host.now(),
         status="queued" if request.background else "in_progress",
         background=bool(request.background),
@@ -116,8 +119,10 @@ def _keeps(store: ResponseStore, request: ResponsesRequest) -> bool:
     """
     if request.background and request.store is False:
         raise InvalidRequest("background needs store: true", param="background")
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise InvalidRequest("conversation and previous_response_id exclude each other", param="conversation")
     if not store.enabled:
-        for field in ("background", "previous_response_id", "store"):
+        for field in ("background", "previous_response_id", "conversation", "store"):
             if getattr(request, field):
                 raise no_store(field)
     return store.enabled and request.store is not False

@@ -3,6 +3,14 @@
 from functools import partial
 from typing import Any
 
+from troupellm.protocol.conversations import (
+    AddItems,
+    ConversationItems,
+    ConversationObject,
+    CreateConversation,
+    DeletedConversation,
+    UpdateConversation,
+)
 from troupellm.protocol.response_events import EVENTS
 from troupellm.protocol.response_objects import (
     CompactedResponse,
@@ -13,8 +21,9 @@ from troupellm.protocol.response_objects import (
 )
 from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.server.host import EngineHost
-from troupellm.server.responses import create, stored
+from troupellm.server.responses import conversations, create, stored
 from troupellm.server.responses.jobs import Jobs
+from troupellm.server.responses.listing import ItemsQuery
 from troupellm.server.router import Route
 
 
@@ -66,6 +75,29 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
         of_one("POST", f"{one}/cancel", stored.cancel, "Cancel a background response", ResponseObject),
         of_one(
             "GET", f"{one}/input_items", stored.input_items, "What a response was made from", InputItemList,
-            query=stored.ItemsQuery,
+            query=ItemsQuery,
         ),
+        *_conversation_routes(host, f"{prefix}/conversations"),
     ]  # fmt: skip
+
+
+def _conversation_routes(host: EngineHost, base: str) -> list[Route]:
+    one, items = f"{base}/{{conversation_id}}", f"{base}/{{conversation_id}}/items"
+
+    def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
+        bound = partial(handler, host)
+        return Route(
+            method=method, path=path, handler=bound, summary=summary, response=response, problems=(404,), **more
+        )
+
+    kept = conversations
+    return [
+        route("POST", base, kept.create, "Keep a conversation", ConversationObject, body=CreateConversation),
+        route("GET", one, kept.retrieve, "A conversation that is kept", ConversationObject),
+        route("POST", one, kept.update, "Change its metadata", ConversationObject, body=UpdateConversation),
+        route("DELETE", one, kept.delete, "Forget a conversation", DeletedConversation),
+        route("GET", items, kept.list_items, "What a conversation holds", ConversationItems, query=ItemsQuery),
+        route("POST", items, kept.add_items, "Add items to a conversation", ConversationItems, body=AddItems),
+        route("GET", f"{items}/{{item_id}}", kept.retrieve_item, "An item of a conversation", dict[str, Any]),
+        route("DELETE", f"{items}/{{item_id}}", kept.delete_item, "Remove an item", ConversationObject),
+    ]

@@ -8,6 +8,8 @@ import msgspec
 LEASE_SECONDS = 10.0
 """A running response without a sign of life for that long has failed with its process."""
 RUNNING = ("queued", "in_progress")
+CONVERSATION = "conversation"
+"""The status of a row that is a conversation of its own and no response."""
 LOST = "the process that generated this response has ended"
 
 
@@ -34,14 +36,16 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.body) + len(self.items)
 
 
-def read_row(database: sqlite3.Connection, owner: str, name: str) -> StoredResponse | None:
-    """A response that is there, and note that it was used."""
+def read_row(
+    database: sqlite3.Connection, owner: str, name: str, *, conversation: bool = False
+) -> StoredResponse | None:
+    """A response (or a conversation) that is there, and note that it was used."""
     now = time.time()
     bury(database)
     row = database.execute(
         "SELECT id, previous, status, background, logged, body, items, border FROM responses "
-        "WHERE id = ? AND owner = ? AND expires > ?",
-        (name, owner, now),
+        "WHERE id = ? AND owner = ? AND expires > ? AND (status = 'conversation') = ?",
+        (name, owner, now, conversation),
     ).fetchone()
     if row is None:
         return None
@@ -52,11 +56,14 @@ def read_row(database: sqlite3.Connection, owner: str, name: str) -> StoredRespo
     )  # fmt: skip
 
 
-def size_of(database: sqlite3.Connection, owner: str, name: str) -> tuple[str | None, int] | None:
+def size_of(
+    database: sqlite3.Connection, owner: str, name: str, *, conversation: bool = False
+) -> tuple[str | None, int] | None:
     """The response before it, and its size in bytes, which are not read for this."""
     row: tuple[str | None, int] | None = database.execute(
-        "SELECT previous, length(body) + length(items) FROM responses WHERE id = ? AND owner = ? AND expires > ?",
-        (name, owner, time.time()),
+        "SELECT previous, length(body) + length(items) FROM responses WHERE id = ? AND owner = ? AND expires > ? "
+        "AND (status = 'conversation') = ?",
+        (name, owner, time.time(), conversation),
     ).fetchone()
     return row
 

@@ -21,6 +21,7 @@ import anyio
 from troupellm.protocol.config import ServerConfig
 from troupellm.server.errors import HttpError, not_ready
 from troupellm.server.offload import offload
+from troupellm.server.responses.conversation_rows import Bounds
 from troupellm.server.responses.eviction import evict
 from troupellm.server.responses.rows import StoredResponse, read_row, size_of
 from troupellm.server.responses.schema import open_database
@@ -43,6 +44,7 @@ class ResponseStore:
         self._entries = config.responses_store_entries
         self._bytes = config.responses_store_bytes
         self._seconds = config.responses_ttl
+        self._most_body = config.max_body_bytes
         self._log_bytes = self._bytes // max(config.max_background_responses, 1)
         self.enabled = self._entries > 0 and (self._path is not None or config.api_server_count < 2)
         """False with several front processes and no file: each would know its own responses only."""
@@ -58,11 +60,16 @@ class ResponseStore:
         """Failures to write or read."""
         self._finalizer: weakref.finalize[..., ResponseStore] | None = None
 
+    @property
+    def bounds(self) -> Bounds:
+        """Of conversations, which are kept beside the responses."""
+        return Bounds(self._entries, self._bytes, min(self._bytes, self._most_body), self._seconds)
+
     async def open(self) -> None:
         """Open the file now and not at its first use, if that works."""
         if self.shared:
             with suppress(HttpError):
-                await self._do(lambda database: None)
+                await self.transact(lambda database: None)
 
     def fits(self, stored: StoredResponse) -> bool:
         """False where it could not be kept if there were no other."""
@@ -88,13 +95,13 @@ class ResponseStore:
             left = database.execute("SELECT 1 FROM responses WHERE id = ?", (stored.id,)).fetchone()
             return left is not None
 
-        return await self._do(write)
+        return await self.transact(write)
 
     async def get(self, owner: str, name: str) -> StoredResponse | None:
         def read(database: sqlite3.Connection) -> StoredResponse | None:
             return read_row(database, owner, name)
 
-        return await self._do(read)
+        return await self.transact(read)
 
     async def chain(self, owner: str, name: str, most: int, most_bytes: int) -> list[StoredResponse]:
         """A response and all before it, oldest first. Nothing is read unless all of it may be.
@@ -122,7 +129,22 @@ class ResponseStore:
                     raise TooMuchError
             return list(_several(database, owner, names[::-1]).values())
 
-        return await self._do(read)
+        return await self.transact(read)
+
+    async def conversation(self, owner: str, name: str, most_bytes: int) -> StoredResponse | None:
+        """A conversation that is kept.
+
+        Raises:
+            TooMuchError: it has more than `most_bytes`, and was not read.
+        """
+
+        def read(database: sqlite3.Connection) -> StoredResponse | None:
+            size = size_of(database, owner, name, conversation=True)
+            if size is not None and size[1] > most_bytes:
+                raise TooMuchError
+            return read_row(database, owner, name, conversation=True)
+
+        return await self.transact(read)
 
     async def several(self, owner: str, names: Sequence[str], most_bytes: int) -> dict[str, StoredResponse]:
         """Those of these that are there.
@@ -137,7 +159,7 @@ class ResponseStore:
                 raise TooMuchError
             return _several(database, owner, names)
 
-        return await self._do(read)
+        return await self.transact(read)
 
     async def update(self, owner: str, name: str, status: str, body: bytes) -> bool:
         """Write a running response anew; False where it runs no more, or is gone."""
@@ -151,15 +173,16 @@ class ResponseStore:
             evict(database, time.time(), self._entries, self._bytes)
             return changed > 0
 
-        return await self._do(write)
+        return await self.transact(write)
 
-    async def delete(self, owner: str, name: str) -> bool:
+    async def delete(self, owner: str, name: str, *, conversation: bool = False) -> bool:
         def write(database: sqlite3.Connection) -> bool:
-            found = read_row(database, owner, name) is not None
-            database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner))
+            found = read_row(database, owner, name, conversation=conversation) is not None
+            if found:
+                database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner))
             return found
 
-        return await self._do(write)
+        return await self.transact(write)
 
     async def log(self, name: str, first: int, events: bytes) -> None:
         """Keep events of a running response; `first` is the number of the first of them.
@@ -182,7 +205,7 @@ class ResponseStore:
                 "UPDATE responses SET logged = 0, bytes = length(body) + length(items) WHERE id = ?", (name,)
             )
 
-        await self._do(write)
+        await self.transact(write)
 
     async def logged(self, owner: str, name: str, number: int) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
         """A response, and what was logged of it from event `number` on (and perhaps some before)."""
@@ -196,7 +219,7 @@ class ResponseStore:
             ).fetchall()
             return stored, rows if stored is not None else []
 
-        return await self._do(read)
+        return await self.transact(read)
 
     async def renew(self, name: str) -> bool:
         """Say that a response of this process runs; False where it should no more."""
@@ -208,7 +231,7 @@ class ResponseStore:
             ).rowcount
             return changed > 0
 
-        return await self._do(write)
+        return await self.transact(write)
 
     async def counts(self) -> StoreCounts:
         def read(database: sqlite3.Connection) -> StoreCounts:
@@ -222,7 +245,7 @@ class ResponseStore:
 
         if self._database is None and not self.shared:
             return StoreCounts(stored=0, bytes=0, running=0, evicted={})  # unused: do not start a thread for a scrape
-        return await self._do(read)
+        return await self.transact(read)
 
     async def metrics(self) -> bytes:
         """Prometheus' text format. All but the errors are of the whole database, in every process."""
@@ -239,10 +262,10 @@ class ResponseStore:
             with anyio.CancelScope(shield=True):
                 await offload(database.close, limiter=self._turn)
 
-    async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run a transaction on a thread. It is not cut short by cancellation."""
 
-        def transact() -> T:
+        def work_alone() -> T:
             if self._database is None:
                 self._database = open_database(self._path)
                 self._finalizer = weakref.finalize(self, self._database.close)
@@ -251,7 +274,7 @@ class ResponseStore:
                 return work(self._database)
 
         try:
-            return await offload(transact, limiter=self._turn)
+            return await offload(work_alone, limiter=self._turn)
         except sqlite3.Error as error:
             self.errors += 1
             logger.error("the store of responses: %s", error)

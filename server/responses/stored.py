@@ -1,7 +1,7 @@
 """Responses that were kept: GET, DELETE, cancel, and the input that they were made from."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import anyio
 import msgspec
@@ -14,8 +14,9 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.responses.follow import follow, not_found
-from troupellm.server.responses.items import item_type
+from troupellm.server.responses.items import Items
 from troupellm.server.responses.jobs import Jobs
+from troupellm.server.responses.listing import ItemsQuery, page_of, shown
 from troupellm.server.responses.plan import no_store
 from troupellm.server.responses.rows import StoredResponse
 
@@ -30,13 +31,6 @@ class RetrieveQuery(msgspec.Struct, kw_only=True):
     include: list[str] | None = None
     """Accepted without effect: all stored fields are returned."""
     include_obfuscation: bool | None = None
-
-
-class ItemsQuery(msgspec.Struct, kw_only=True):
-    after: str | None = None
-    limit: Annotated[int, Meta(ge=1, le=100)] = 20
-    order: Literal["asc", "desc"] = "desc"
-    include: list[str] | None = None
 
 
 async def retrieve(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
@@ -82,22 +76,14 @@ async def cancel(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> N
 async def input_items(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
     query: ItemsQuery = exchange.query
     stored = await _find(host, exchange)
-    read = partial(msgspec.json.decode, stored.items, type=list[dict[str, Any]])
+    read = partial(msgspec.json.decode, stored.items, type=Items)
     given = read() if len(stored.items) <= INLINE_BYTES else await offload(read)
-    items = [_shown(item) for item in given]
-    if query.order == "desc":
-        items.reverse()
-    if query.after is not None:
-        places = [position for position, item in enumerate(items) if item["id"] == query.after]
-        if not places:
-            raise InvalidRequest("after is not the id of an input item of this response", param="after")
-        items = items[places[0] + 1 :]
-    page = items[: query.limit]
+    page, has_more = page_of([shown(item) for item in given], query, "response")
     listing = InputItemList(
         data=page,
         first_id=page[0]["id"] if page else None,
         last_id=page[-1]["id"] if page else None,
-        has_more=len(items) > len(page),
+        has_more=has_more,
     )
     await exchange.respond(200, msgspec.json.encode(listing))
 
@@ -121,13 +107,3 @@ async def _end(jobs: Jobs, name: str) -> None:
         job.cancel()
         with anyio.move_on_after(CANCEL_SECONDS):
             await job.ended.wait()
-
-
-def _shown(item: dict[str, Any]) -> dict[str, Any]:
-    """An input item with what its sender may leave out."""
-    if item_type(item) != "message":
-        return item
-    kind = "output_text" if item.get("role") == "assistant" else "input_text"
-    content = item.get("content")
-    parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
-    return item | {"type": "message", "content": parts}

@@ -27,7 +27,6 @@ _SAME = (
 )  # fmt: skip
 """Fields that mean the same in chat requests and are handed on as they are."""
 _REFUSED = {
-    "conversation": "use previous_response_id",
     "prompt": "prompt templates are not kept here; use instructions and input",
     "moderation": "it is not supported",
     "json_schema": "the responses API has text.format",

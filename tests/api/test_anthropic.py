@@ -1,5 +1,6 @@
 """anthropic's client against the real server: its normal features, with its retries off."""
 
+import json
 from contextlib import asynccontextmanager
 
 import anthropic
@@ -175,3 +176,36 @@ async def test_pings_keep_a_silent_stream_alive(tiny_engine):
     assert connection_has_ping(seen), "one of its own, beside that at the start"
     assert b": keep-alive" not in seen
     assert b"event: message_stop" in seen
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_edits_of_the_context_shorten_the_prompt_and_are_told(tiny_engine, stream):
+    old = [
+        {"role": "user", "content": "Ask"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x" * 500}]},
+        {"role": "user", "content": "More"},
+    ]
+    edit = {
+        "type": "clear_tool_uses_20250919",
+        "trigger": {"type": "input_tokens", "value": 100},
+        "keep": {"type": "tool_uses", "value": 0},
+    }
+    body = {"model": "tiny", "messages": old, "context_management": {"edits": [edit]}}
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        plain = await client.post("/v1/messages/count_tokens", json={"messages": old})
+        counted = (await client.post("/v1/messages/count_tokens", json=body)).json()
+        answer = await client.post("/v1/messages", json=body | {"max_tokens": 2, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    assert counted["context_management"] == {"original_input_tokens": plain.json()["input_tokens"]}
+    cleared = plain.json()["input_tokens"] - counted["input_tokens"]
+    assert cleared > 400
+    told = {"type": "clear_tool_uses_20250919", "cleared_tool_uses": 1, "cleared_input_tokens": cleared}
+    if stream:
+        (last,) = [line for line in answer.text.splitlines() if line.startswith('data: {"type":"message_delta"')]
+        assert json.loads(last.removeprefix("data: "))["context_management"] == {"applied_edits": [told]}
+        return
+    message = answer.json()
+    assert message["context_management"] == {"applied_edits": [told]}
+    usage = message["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"]

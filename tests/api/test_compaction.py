@@ -114,3 +114,26 @@ async def test_the_prompt_of_a_summary_comes_from_the_prefix_cache_with_its_tool
     assert [item["type"] for item in compacted["output"]] == ["compaction"]
     cached = compacted["usage"]["input_tokens_details"]["cached_tokens"]
     assert cached > answer["usage"]["input_tokens"] - 32 > 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 1000}, "top_logprobs"),
+        ({"min_tokens": -3}, "min_tokens"),
+        ({"stop": ["x"] * 99}, "stop"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"temperature": 9}, "temperature"),
+    ],
+)
+async def test_wrong_sampling_values_are_refused_as_they_are_by_responses(tiny_engine, fields, param):
+    trigger = [{"role": "user", "content": "Hi"}, {"type": "compaction_trigger"}]
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        for path, body in (
+            ("/v1/responses", {"input": "Hi", "store": False}),
+            ("/v1/responses", {"input": trigger, "store": False, "stream": True}),
+            ("/v1/responses/compact", {"input": "Hi"}),
+        ):
+            answer = await client.post(path, json=body | fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), (path, answer.text)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from canary import resident_bytes, under_attack
+from canary import resident_bytes, under_many as under_attack
 from serving import http_request, server_config
 
 from troupellm.server.app import asgi

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import Attacked, resident_bytes, under_attack
+from canary import Attacked, resident_bytes, under_many as under_attack
 from serving import server_config
 
 from troupellm.server.batches.service import MAX_UPLOADS_OF_ONE

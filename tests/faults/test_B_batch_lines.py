@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import Attacked, resident_bytes, under_attack
+from canary import Attacked, resident_bytes, under_many as under_attack
 from serving import server_config
 
 from troupellm.server.app import asgi

@@ -169,7 +169,7 @@ async def test_B10_one_that_takes_too_long_costs_its_process_and_nobody_else(tin
     async with tiny_engine(**SERVED_BY[backend] | {"guide_timeout": 0.5}) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         before = {child.pid for child in compilers()}
-        async with under_attack(engine, canary_tokens=300) as attacked, anyio.create_task_group() as group:
+        async with under_attack(engine, canary_tokens=300, rest=0.3) as attacked, anyio.create_task_group() as group:
             answers = []
 
             async def ask(**wanted: Any) -> None:
@@ -214,7 +214,7 @@ async def test_B10_an_ambiguous_grammar_ends_its_own_request_alone(tiny_engine, 
     body = {"model": "tiny", "prompt": "Hi", "max_tokens": 150, "temperature": 1.0, "ignore_eos": True}
     async with tiny_engine(**SERVED_BY[backend]) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
-        async with under_attack(engine, canary_tokens=100) as attacked:
+        async with under_attack(engine, canary_tokens=100, rest=0.3) as attacked:
             letters = engine.tokenizer.encode("ba", add_special_tokens=False)
             wanted = body | {"n": 64, "allowed_token_ids": letters} | guide_field(grammar=AMBIGUOUS)  # it cannot end
             answer = await attacked.client.post("/v1/completions", json=wanted)

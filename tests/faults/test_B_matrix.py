@@ -5,13 +5,17 @@ nobody has told how a right request looks there. All of it is slow; `make test` 
 """
 
 import json
+import os
 import random
 import re
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import msgspec
 import pytest
@@ -34,11 +38,17 @@ RIGHT: dict[str, dict[str, Any]] = {
     # path: a body that is served
     "/v1/chat/completions": {"messages": USER, "max_tokens": 2},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/chat/completions/render": {"messages": USER, "max_tokens": 2},
+    "/v1/completions/render": {"prompt": "Hi", "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 2, "store": False},
     "/v1/responses/input_tokens": {"input": "Hi"},
     "/v1/responses/compact": {"input": "Hi"},
+    "/v1/conversations": {"items": USER},
+    "/v1/conversations/{conversation_id}": {"metadata": {}},
+    "/v1/conversations/{conversation_id}/items": {"items": USER},
     "/v1/messages": {"messages": USER, "max_tokens": 2},
     "/v1/messages/count_tokens": {"messages": USER},
+    "/v1/messages/batches": {"requests": [{"custom_id": "a", "params": {"messages": USER, "max_tokens": 2}}]},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 73]},
     "/v1/embeddings": {"input": "Hi"},
@@ -55,6 +65,8 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/abort_requests": {"request_ids": ["nobody"]},
     "/log_level": {"level": "info"},
 }
+CONVERSATION = "{conversation_id}"
+"""Stands for a conversation that is there, see `attacked_server`."""
 INVOCATIONS = "/invocations"
 """The route whose body is that of another one, here of a chat."""
 CLASSES = "/classify"
@@ -72,6 +84,10 @@ OPENAI = {"message", "type", "param", "code"}
 OWN_ERRORS = {"openai": OPENAI, "responses": OPENAI, "anthropic": {"type", "message"}}
 HERE = str(Path(__file__).resolve().parents[2])
 LEAKS = re.compile(rf"Traceback|File \"|{re.escape(HERE)}|site-packages|object at 0x|msgspec\.|troupellm\.")
+MATRIX = tuple(path for path in RIGHT if re.match("/v1/(chat|completions|responses|messages|conversations)", path))
+"""Routes that generate, render or count, and those of what they keep."""
+PAIRS = int(os.environ.get("TROUPE_MATRIX", "3000"))
+WORKERS = 8
 SAMPLE = {False: 8, True: 3}
 """Of each route, by whether it is odd only."""
 SENT = {"content-type": "application/json", "authorization": "Bearer boss"}
@@ -165,6 +181,52 @@ def sample(*paths: str) -> list[Attack]:
     return chosen
 
 
+def pairs(number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """So many requests with two attacked fields each, one route after the other; half of them are odd and not wrong."""
+    source = random.Random(number)
+    every = [attack for row in ROWS for attack in attacks(row) if len(str(attack[2])) < 10_000]
+    given = {path: [attack for attack in every if attack[0] == path] for path in MATRIX}
+    odd = {path: [attack for attack in given[path] if attack[3] == "odd"] for path in MATRIX}
+    for place in range(number):
+        path = MATRIX[place % len(MATRIX)]
+        (_, one, value, _, stream), (_, other, second, _, _) = source.sample((given, odd)[source.randrange(2)][path], 2)
+        yield path, {"model": "tiny"} | RIGHT[path] | {one: value, other: second} | ({"stream": True} if stream else {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
+    """`make matrix` sends 30,000 of them and says how they were answered."""
+    answers: Counter[tuple[str, int]] = Counter()
+    wrong: list[tuple[str, str, str]] = []
+    requests = pairs(PAIRS)
+    config = server_config(files_dir=str(tmp_path))
+
+    async def work(client: httpx.AsyncClient) -> None:
+        for path, body in requests:
+            content = msgspec.json.encode(body)
+            answer = await client.post(path, content=content, headers=SENT)
+            answers[path, answer.status_code] += 1
+            broken = answer.status_code >= 500 or '"internal_error"' in answer.text or LEAKS.search(answer.text)
+            if broken:
+                wrong.append((path, content.decode()[:300], answer.text[:300]))
+
+    async with (
+        tiny_engine() as engine,
+        running_server(engine, config) as served,
+        served.client() as client,
+        anyio.create_task_group() as group,
+    ):
+        served.host.batches.runs = True  # nobody works on them: only their requests are looked at
+        kept = (await client.post("/v1/conversations", json={})).json()["id"]
+        client.event_hooks["request"].append(partial(name_conversation, kept))
+        for _ in range(WORKERS):
+            group.start_soon(work, client)
+    print(*(f"{path} {status}: {count}" for (path, status), count in sorted(answers.items())), sep="\n")
+    assert answers.total() == PAIRS
+    assert not wrong, f"{len(wrong)} of {PAIRS}\n" + "\n".join(map(str, wrong[:20]))
+
+
 async def test_B_rows_a_sample(tiny_engine, tmp_path):
     paths = [path for path in RIGHT if path != CLASSES]
     async with attacked_server(tiny_engine, tmp_path) as (attacked, right):
@@ -186,10 +248,18 @@ async def attacked_server(
         batches.runs = True  # nobody does: what becomes of batches is another test's matter
         form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", json.dumps(LINE).encode())}}
         file = (await attacked.client.post("/v1/files", **form)).json()["id"]
+        kept = (await attacked.client.post("/v1/conversations", json={}, headers=SENT)).json()["id"]
+        attacked.client.event_hooks["request"].append(partial(name_conversation, kept))
         right = RIGHT | {"/v1/batches": RIGHT["/v1/batches"] | {"input_file_id": file}}
         await check_served(attacked.client, {path: body for path, body in right.items() if path != CLASSES})
         yield attacked, right
         await batches.close()  # the database is open until the server ends
+
+
+async def name_conversation(name: str, request: httpx.Request) -> None:
+    """A path of the table becomes that of a conversation."""
+    given = request.url.path.replace(CONVERSATION, name)
+    request.url = request.url.copy_with(path=given)
 
 
 async def run_on_a_classifier(folder: Path, chosen: list[Attack]) -> None:

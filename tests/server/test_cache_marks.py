@@ -21,9 +21,9 @@ def message(role: str, *blocks: dict) -> dict:
     return {"role": role, "content": list(blocks)}
 
 
-def marks(messages: list[dict], **fields: object) -> tuple[CacheMark, ...]:
+def marks(messages: list[dict], *, last: bool = False, **fields: object) -> tuple[CacheMark, ...]:
     body = {"max_tokens": 1, "messages": messages} | fields
-    return marks_of_message(msgspec.convert(body, MessagesRequest))
+    return marks_of_message(msgspec.convert(body, MessagesRequest), last=last)
 
 
 def letters(given: str, *, add_special_tokens: bool) -> int:
@@ -74,7 +74,7 @@ def test_too_many_marks_and_unknown_times_are_refused_by_name(blocks: list[dict]
 
 
 def test_of_a_threads_marks_the_last_ones_count() -> None:
-    found = marks([message("user", *(text(str(number), FIVE) for number in range(6)))], thread={"type": "continue"})
+    found = marks([message("user", *(text(str(number), FIVE) for number in range(6)))], last=True)
     assert [mark.text for mark in found] == ["2", "3", "4", "5"]
 
 

@@ -132,7 +132,7 @@ def events_of(body: str) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
 
 
-async def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     """Until a server's published state is as wanted; fails with TimeoutError."""
     with anyio.fail_after(timeout):
         while not condition():  # noqa: ASYNC110 - the state is plain numbers, nobody announces their change

@@ -1,0 +1,82 @@
+"""Requests that count tokens use up the limits of their key as requests that generate do."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+from front_pair import front_pair
+from serving import running_server, server_config
+
+from troupellm.server.keys import read_keys
+
+pytestmark = pytest.mark.anyio
+
+HI = [{"role": "user", "content": "Hi"}]
+COUNTING = {
+    "/tokenize": {"prompt": "x" * 40},
+    "/detokenize": {"tokens": [7] * 40},
+    "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/responses/input_tokens": {"input": "Hi"},
+}
+KEYS = """
+[[keys]]
+name = "a"
+key = "sk-a"
+requests_per_minute = 100
+tokens_per_minute = 6000
+[[keys]]
+name = "b"
+key = "sk-b"
+requests_per_minute = 1
+[[keys]]
+name = "c"
+key = "sk-c"
+tokens_per_minute = 60
+"""
+
+
+@asynccontextmanager
+async def keyed(tiny_engine, tmp_path, fronts):
+    """A server whose keys have limits, and its engine, which is in another process if `fronts` says so."""
+    path = tmp_path / "keys.toml"
+    path.write_text(KEYS)
+    config = server_config(api_key_file=str(path))
+    async with tiny_engine(tenants=read_keys(config).tenants) as engine:
+        if not fronts:
+            async with running_server(engine, config) as served:
+                yield served
+            return
+        async with front_pair(engine) as pair, running_server(pair.remote, config) as served:
+            yield served
+
+
+@pytest.mark.parametrize("fronts", [False, True], ids=["one process", "a front"])
+async def test_what_is_counted_is_taken_from_the_limits_of_the_key(tiny_engine, tmp_path, fronts):
+    async with keyed(tiny_engine, tmp_path, fronts) as served, served.client(key="sk-a") as client:
+        left = 6000
+        for path, body in COUNTING.items():
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert int(answer.headers["x-ratelimit-remaining-requests"]) < 100, path
+            counted = answer.json()
+            left -= counted.get("input_tokens") or 40
+            wrong = await client.post("/tokenize", json={"prompt": "x" * 4000, "messages": HI})
+            assert wrong.status_code == 400  # costs nothing
+        body = {"prompt": [7], "max_tokens": 1, "ignore_eos": True}
+        answer = await client.post("/v1/completions", json=body)
+        assert left - 2 <= int(answer.headers["x-ratelimit-remaining-tokens"]) < 6000
+
+
+@pytest.mark.parametrize("fronts", [False, True], ids=["one process", "a front"])
+@pytest.mark.parametrize("path", COUNTING)
+async def test_a_key_without_requests_left_is_refused(tiny_engine, tmp_path, path, fronts):
+    async with keyed(tiny_engine, tmp_path, fronts) as served, served.client(key="sk-b") as client:
+        answers = [await client.post(path, json=COUNTING[path]) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert "1 requests per minute" in answers[1].json()["error"]["message"]
+    assert "retry-after" in answers[1].headers
+
+
+async def test_a_key_without_tokens_left_is_refused(tiny_engine, tmp_path):
+    async with keyed(tiny_engine, tmp_path, fronts=False) as served, served.client(key="sk-c") as client:
+        answers = [await client.post("/detokenize", json={"tokens": [7] * 40}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]

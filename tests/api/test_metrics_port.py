@@ -1,0 +1,49 @@
+"""`--metrics PORT`: metrics and probes at a port of their own, which needs no key."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import MODES, free_port, ready_process
+
+from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.errors import ConfigError
+from troupellm.server.run import serve
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", MODES)
+async def test_metrics_at_a_port_of_their_own_need_no_key(checkpoint: Path, flags: tuple[str, ...]) -> None:
+    port = free_port()
+    given = ("--metrics", str(port), "--api-key", "secret", *flags)
+    async with (
+        ready_process(checkpoint, *given) as server,
+        server.client() as client,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as beside,
+    ):
+        key = {"authorization": "Bearer secret"}
+        body = {"model": "tiny", "prompt": "once", "max_tokens": 2}
+        assert (await client.post("/v1/completions", json=body, headers=key)).status_code == 200
+        assert (await client.get("/metrics", headers=key)).status_code == 404
+        metrics = await beside.get("/metrics")
+        assert metrics.status_code == 200
+        assert 'route="/v1/completions",status="200"} 1.0' in metrics.text
+        assert "troupellm_responses_stored " in metrics.text
+        assert (await beside.get("/readyz")).status_code == 200
+        assert (await beside.get("/v1/models", headers=key)).status_code == 404
+
+
+@pytest.mark.parametrize("value", ["closed", "0", "-1", "123456", "70000", ""])
+async def test_another_value_is_refused_by_name(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await serve(EngineConfig(), ServerConfig(port=0, metrics=value))
+    assert caught.value.param == "metrics"
+
+
+async def test_the_port_of_the_server_is_refused() -> None:
+    port = free_port()
+    with pytest.raises(ConfigError) as caught:
+        await serve(EngineConfig(), ServerConfig(port=port, metrics=str(port)))
+    assert caught.value.param == "metrics"
