@@ -58,13 +58,7 @@ from troupellm.protocol.config import EngineConfig, WorkerConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
-from troupellm.protocol.worker import (
-    LoadProgress,
-    ProgressSink,
-    StepPlan,
-    StepResult,
-    WorkerReady,
-)
+from troupellm.protocol.worker import LoadProgress, ProgressSink, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.worker_abilities import Wait
 
 if TYPE_CHECKING:
