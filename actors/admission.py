@@ -23,7 +23,7 @@ _RETRY_AFTER_RANGE = (1.0, 30.0)
 
 
 class Place:
-    """What one request takes up. Every method is idempotent in effect: a place is left once, and stops waiting once."""
+    """The capacity that one request holds. Every method is idempotent: only its first call has an effect."""
 
     __slots__ = ("_admission", "_party", "_taken", "_waiting_tokens", "handed_over", "quota", "sequences", "tenant")
 
@@ -33,9 +33,9 @@ class Place:
         self.tenant = demand.tenant
         self.sequences = demand.sequences
         self.quota = quota
-        """What is left of its tenant's limits."""
+        """The remaining limits of its tenant."""
         self.handed_over = False
-        """The engine has the request, and will say what it used."""
+        """True once the engine has the request and will report its usage."""
         self._waiting_tokens = demand.tokens
         self._taken: int | None = demand.tokens + demand.max_tokens
 
@@ -62,7 +62,7 @@ class Place:
             self.settle(0, 0)
 
     def settle(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """What the request has used in the end."""
+        """Charge the tokens that the request actually used."""
         taken, self._taken = self._taken, None
         if taken is not None:
             self._admission.quotas.settle(
@@ -107,10 +107,11 @@ class Admission:
         self._clock = clock
         self._parties: dict[str, _Party] = {}
         self._line: dict[str, OrderedDict[_Applicant, None]] = {}
-        """By tenant, only those who have somebody in it; whoever is anywhere in it leaves it at once."""
+        """Waiting applicants by tenant. A tenant without applicants has no entry, and applicants that leave are removed
+        at once."""
         self._closed = False
         self.refusal: Callable[[], EngineStopped] | None = None
-        """Why nobody is let in for the moment who does not wait; None as a rule."""
+        """Returns the error for requests that do not wait, while the engine admits none of them; None otherwise."""
         self._seconds_per_leave: float | None = None
         self._last_leave: float | None = None
 
@@ -142,8 +143,8 @@ class Admission:
 
         Raises:
             InvalidRequest: it asks for more sequences than its tenant may ever have at once.
-            RateLimited: the tenant has reached a limit of its own. In line nobody is refused for what is inside at
-                once, it waits for that too; for what was used within a minute it may be.
+            RateLimited: the tenant has reached one of its own limits. A waiting request also waits for the concurrency
+                limits; the limits per minute may still refuse it.
             EngineStopped: the engine takes no more requests.
         """
         self._check_open()
@@ -171,7 +172,7 @@ class Admission:
         return applicant.place
 
     def close(self) -> None:
-        """Nobody is let in any more; those in line get `EngineStopped`."""
+        """Admit no more requests; those in line get `EngineStopped`."""
         self._closed = True
         line, self._line = self._line, {}
         for applicants in line.values():
@@ -194,7 +195,7 @@ class Admission:
         self._last_leave = now
         if party is not None:
             party.inside -= 1
-            if not party.inside:  # whoever has not come by now does not come
+            if not party.inside:  # the party ends here: later requests of that name start a new one
                 if self._parties.get(party.name) is party:
                     del self._parties[party.name]
                 sequences, tokens = sequences + party.sequences, tokens + party.tokens
@@ -216,7 +217,7 @@ class Admission:
         self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=tokens, field=field)
 
     def _rooms(self, demand: Demand) -> list[tuple[Room, int]]:
-        """What a request, or its whole party, takes of each room."""
+        """The amount that a request, or its whole party, takes of each room."""
         sequences, tokens = _whole(demand)
         if self._tokens is None:
             return [(self._sequences, sequences)]
@@ -263,7 +264,7 @@ class Admission:
             self._tokens.change(tenant, -tokens)
 
     def _serve(self) -> None:
-        """Let in whoever comes next, until that one has to wait for somebody to leave."""
+        """Admit applicants in turn, until the next one must wait for room."""
         while (demand := self._next()) is not None:
             applicant = next(iter(self._line[demand.tenant]))
             self._take_out(applicant)
@@ -276,11 +277,11 @@ class Admission:
             applicant.waiter.wake()
 
     def _next(self, newcomer: Demand | None = None) -> Demand | None:
-        """Whose turn it is: of the first of each tenant in line, or of one who has just come.
+        """The demand to admit next: `newcomer`, or the first in line of a tenant.
 
-        Tenants at their own limit let others pass. Who waits for the common part of either room lets them have what is
-        kept for them in both, since it needs both at once. Who needs more than that part holds them back: it waits
-        until the room is empty.
+        A tenant at its own limit does not block the others. A demand that waits for the shared part of either room does
+        not block tenants that fit their reserved parts of both rooms. A demand that is larger than the shared part
+        blocks all others until the room is empty.
         """
         firsts = {tenant: next(iter(line)).demand for tenant, line in self._line.items()}
         if newcomer is not None:

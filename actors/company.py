@@ -1,4 +1,4 @@
-"""What the actors are made from, and how each is made around its mailbox."""
+"""The shared parts that the actors are built from, and a factory for each actor."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -33,13 +33,13 @@ from troupellm.protocol.worker import StepPlan, WorkerReady
 
 
 class Company(msgspec.Struct, frozen=True, kw_only=True):
-    """What the actors are made from."""
+    """The shared parts that the actors are built from."""
 
     config: EngineConfig
     ready: WorkerReady
     limits: Limits
     seat: WorkerSeat
-    """Where the worker sits, with the model loaded."""
+    """The worker's seat, with the model loaded."""
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate

@@ -1,4 +1,4 @@
-"""What a request asks for, estimated before anything is tokenized."""
+"""The resources that a request asks for, estimated before its prompt is tokenized."""
 
 from collections.abc import Mapping, Sequence
 
@@ -46,7 +46,7 @@ def _letters(value: object) -> int:
 
 
 def demand_of(submission: Submission) -> Demand:
-    """What a request asks for, before it is tokenized."""
+    """Estimate the resources that a request asks for, before its prompt is tokenized."""
     params = submission.params
     return Demand(
         sequences=params.num_sequences,

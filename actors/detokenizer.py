@@ -22,17 +22,17 @@ class Decoder(Protocol):
     """Incremental decoding of one sequence."""
 
     def step(self, token_id: int) -> str:
-        """What became certain with this token."""
+        """The text that became certain with this token."""
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """What became certain with these tokens."""
+        """The text that became certain with these tokens."""
 
     def flush(self) -> str:
-        """What was held back; the sequence has ended."""
+        """The text that was held back; the sequence has ended."""
 
 
 class TextTables:
-    """What each token adds to a text, for every token; shared by all sequences.
+    """The text that each token of the vocabulary adds; shared by all sequences.
 
     An entry is None where the token cannot be looked at alone: it holds part of a character, or stands for a byte.
     """
@@ -264,7 +264,7 @@ class SequenceText:
 
     @property
     def plain(self) -> bool:
-        """No stop string is looked for, so nobody needs to know at once what the tokens say."""
+        """True if no stop string is searched for, so tokens need not become text at once."""
         return self._stops is None
 
     @property

@@ -1,4 +1,4 @@
-"""What one asks of an engine, whether it lives in this process or in another one."""
+"""The request API of an engine, whether it runs in this process or in another one."""
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from troupellm.protocol.tools import NO_TOOLS, ToolUse, tool_use
 
 
 class Door(PoolingDoor):
-    """Requests, in all their spellings. Who inherits says where they go."""
+    """All ways to send a request. A subclass says where the requests go."""
 
     @property
     @abstractmethod
@@ -82,8 +82,8 @@ class Door(PoolingDoor):
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
             party: those whose prompts belong to one call; see `party_of`.
-            cache_salt: replaces the tenant in the prefix cache: all who give the same one share there with each other,
-                whoever they are, and with nobody else.
+            cache_salt: replaces the tenant in the prefix cache: requests with the same salt share cache entries with
+                each other, across tenants, and with no other request.
             deadline: seconds within which the request must have been scheduled.
             streaming: False when only the whole answer matters: one wake at the end.
             hints: about the KV cache; they change no answer.
@@ -177,6 +177,6 @@ class Door(PoolingDoor):
         self, work: Iterable[tuple[PromptLike, SamplingParams | None]], *, concurrency: int = 64, **options: Any
     ) -> AsyncIterator[tuple[int, Completion]]:
         """The same for prompts that bring parameters of their own."""
-        options["streaming"] = False  # nobody reads before the end, so a reader's budget would pause it for ever
+        options["streaming"] = False  # no reader takes pieces before the end, so a budget would pause it for ever
         makers = (partial(self.stream, prompt, params, **options) for prompt, params in work)
         return map_streams(makers, lambda: concurrency, Stream.collect)

@@ -46,7 +46,7 @@ class Engine(EngineAdmin, Door):
             loop, thread or process.
     """
 
-    # What it serves.
+    # # The model and the settings that it serves.
 
     @property
     def ready(self) -> WorkerReady:
@@ -109,7 +109,7 @@ class Engine(EngineAdmin, Door):
         if self._running is not None:
             self._running.system.admission.quotas.change(tenant, tokens=tokens)
 
-    # What is known of it.
+    # # Metrics and state.
 
     def metrics_text(self, *, compat: bool = True) -> bytes:
         """Prometheus' text format; `compat` repeats what vLLM has too under its names."""
@@ -122,7 +122,7 @@ class Engine(EngineAdmin, Door):
     # Fronts in processes of their own.
 
     def serving(self) -> Serving:
-        """What a front must know to prepare requests for this engine."""
+        """The settings with which a front prepares requests for this engine."""
         loaded = self._require().loaded
         return Serving(
             config=msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What an engine's owner may do beside sending requests: end them, pause, sleep, and look inside."""
+"""Administration of an engine beside its requests: end requests, pause, sleep, and inspect."""
 
 from collections.abc import AsyncIterator, Iterable
 
@@ -126,8 +126,8 @@ class EngineAdmin(EngineLife):
         return await self._on_loop().system.rest.ask(lambda done: DropSession(tenant, session, done))
 
     def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
-        """What becomes of KV blocks, until the engine ends: for routers. A reader who is behind loses events and hears
-        how many; `KVEvent.seq` is where it got to.
+        """Changes of KV blocks, until the engine ends, for routers. A reader that falls behind loses events and is told
+        how many; `KVEvent.seq` says where it got to.
 
         Args:
             after: the number of the last event that is known already, 0 for all that are kept; None: from now on.

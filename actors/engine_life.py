@@ -120,7 +120,8 @@ class EngineLife:
         return engine
 
     async def aclose(self) -> None:
-        """Leave, in whichever task of its event loop the engine was opened. Idempotent; does nothing after a fork.
+        """Leave the engine, from any task of the event loop on which it was opened. Idempotent; does nothing after a
+        fork.
 
         Raises:
             WrongEventLoop: the engine lives on another event loop.

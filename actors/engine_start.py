@@ -1,6 +1,6 @@
 """Starting an engine: find the model, read what the front half needs, load the worker where it is to live.
 
-The one place where whatever goes wrong while loading becomes a `ModelLoadError`, flat, with the root cause behind it.
+This is the one place where every failure while loading becomes a `ModelLoadError`, flat, with the root cause behind it.
 """
 
 import threading  # noqa: TID251 - a flag that the loading thread reads
@@ -100,7 +100,7 @@ class Machinery:
                 config = await self.pool.run(with_local_names, config, home, sink)
             tables = await self.pool.run(TextTables, tokenizer)
             seat, ready = await self._load_worker(config, sink, factory, folder)
-            if factory is None:  # a worker that somebody brings along may know other tokens
+            if factory is None:  # a custom worker may have another vocabulary
                 await self.pool.run(check_fit, tokenizer, folder, home, ready.vocab_width)
                 for note in fit_notes(tokenizer, ready.vocab_width):
                     sink(LoadProgress(phase="resolve", detail=note))
@@ -230,7 +230,7 @@ async def start(
     randomness: Randomness,
     snapshot: Callable[[], EngineSnapshot],
 ) -> Running:
-    """Load the model and start the actors; `stack` undoes all of it, whoever cancels it meanwhile.
+    """Load the model and start the actors; `stack` undoes all of it, also when a cancellation interrupts it.
 
     Raises:
         ModelLoadError: the model cannot be served.

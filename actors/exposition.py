@@ -1,4 +1,4 @@
-"""What `/metrics` shows: the store's counters, and gauges read from the live snapshot at the moment of the scrape.
+"""The text of `/metrics`: the store's counters, and gauges read from the live snapshot at the moment of the scrape.
 
 Every family has a name of ours; those that vLLM has too are repeated under its exact name when asked.
 """

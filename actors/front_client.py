@@ -123,7 +123,7 @@ class RemoteEngine(Door):
         self._queries = Queries(post)
         self._lost = False
 
-    # What it serves.
+    # # The model and the settings that it serves.
 
     @property
     def config(self) -> EngineConfig:
@@ -182,7 +182,7 @@ class RemoteEngine(Door):
         return await self._queries.metrics(compat=compat)
 
     async def administer(self, action: str, arguments: bytes) -> bytes:
-        """What an admin route asks, carried out where the engine is.
+        """Run an admin route's action in the engine's process.
 
         Raises:
             TroupeError: why it was not done.
@@ -221,7 +221,7 @@ class RemoteEngine(Door):
                 assert_never(message)
 
     def lost(self) -> None:
-        """The engine's process is gone: nobody is left waiting."""
+        """The engine's process is gone: every open request and query ends with an error."""
         self._lost = True
         for number in list(self._requests):
             self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
@@ -387,7 +387,7 @@ class RemoteEngine(Door):
         return preparer.checked(submission.prompt, submission.params)[0]
 
     def _control(self, message: SchedulerControl) -> None:
-        """What an outbox would tell the scheduler."""
+        """Pass an outbox's control message to the engine's process."""
         match message:
             case AbortRequest(request=number):
                 known = self._requests.get(number)

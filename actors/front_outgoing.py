@@ -1,8 +1,9 @@
-"""What waits to be sent to one front process, for all of its requests together. Synchronous.
+"""Messages that wait to be sent to one front process, for all of its requests together. Synchronous.
 
 Each request keeps its own outbox, where pieces merge while the front is slow; a wake only marks the request. A frame
-takes what all marked requests have, so there is one per step however many of them run. What a paused reader's request
-has stays in its outbox, whose budget then pauses the sequence.
+takes everything that the marked requests have, so each step sends one frame, however many requests run. A paused
+reader's output
+stays in its request's outbox, whose budget then pauses the sequence.
 """
 
 from collections import deque
@@ -56,7 +57,7 @@ class Outgoing:
             self._marked[request.number] = request
 
     def collect(self) -> Pieces | None:
-        """The next frame; None when nobody has anything to say."""
+        """The next frame; None when no request has anything to send."""
         opened: list[int] = []
         prompts: list[PromptPiece] = []
         pieces: list[Piece] = []
@@ -92,7 +93,8 @@ class Outgoing:
 
 
 def _next_pieces(request: Sent) -> Iterator[Piece | PromptPiece]:
-    """What the request has to say, the backlog first. What the caller does not ask for stays where it is."""
+    """The pieces of a request that wait to be sent, the backlog first. Pieces that the caller does not take stay
+    there."""
     backlog, outbox = request.backlog, request.outbox
     if not request.prompt_sent and outbox.logprobs_of_prompt is not None:
         request.prompt_sent = True

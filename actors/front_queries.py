@@ -1,4 +1,4 @@
-"""What a front asks the engine's process beside requests: one message out, one answer back."""
+"""Queries of a front to the engine's process beside requests: one message out, one answer back."""
 
 from collections.abc import Callable
 from itertools import count
@@ -83,7 +83,7 @@ class Queries:
             waiter.wake()
 
     def lost(self) -> None:
-        """Nobody answers any more."""
+        """The engine's process is gone: every open query ends without an answer."""
         self._lost = True
         for waiter, _ in self._open.values():
             waiter.wake()

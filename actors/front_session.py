@@ -1,7 +1,7 @@
 """One HTTP front process, as the engine's process sees it: its requests on their way in, and their answers out.
 
-Who gets in is decided here, before the front tokenizes, so that the caps hold for all fronts together. A front that is
-gone loses exactly the requests that were its own.
+Requests are admitted here, before the front tokenizes them, so that the caps hold for all fronts together. A front that
+ends loses exactly its own requests.
 """
 
 from collections.abc import Awaitable, Callable
@@ -218,7 +218,8 @@ class FrontSession:
                 self._writer = None
 
     async def _let_go(self) -> None:
-        """Nobody reads any more. Repeated: an abort that overtakes its request on the way to the scheduler is lost."""
+        """Abort the open requests, which have no reader any more. Aborts are repeated, since one that overtakes its
+        request on the way to the scheduler is lost."""
         pause = _FIRST_REPEAT_SECONDS
         while open_outboxes := [
             request.sent.outbox

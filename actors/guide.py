@@ -221,17 +221,17 @@ class Guide:
             await self._scheduler.put(guided(message, program))
         except MailboxClosed:
             self._give_up(message, EngineStopped("the engine was closed"))
-        except BaseException:  # cancelled in between: it stands in no list any more, so nobody else would answer
+        except BaseException:  # cancelled in between: no list holds the request any more, so it is answered here
             self._give_up(message, EngineStopped("the guide actor ended", code="engine_restarting"))
             raise
 
     def _give_up(self, message: GuideRequest, error: TroupeError) -> None:
-        """One of the two that it was to be passed on to may know of it."""
+        """Refuse a request that the output actor or the scheduler may already know of."""
         _refuse(message, error)
         self._scheduler.control(AbortRequest(message.opened.request))
 
     def _drop(self, request: int) -> None:
-        """Whoever asked has gone: nobody else has heard of the request yet."""
+        """Refuse an aborted request that still waits for its guide; no other actor knows of it yet."""
         for waiting in self._compiling.values():
             message = waiting.pop(request, None)
             if message is not None:

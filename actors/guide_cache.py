@@ -16,12 +16,13 @@ _MOST_REFUSALS = 0.25
 
 
 class GuideKey(msgspec.Struct, frozen=True):
-    """What is compiled alike. The request's own name for it is no part of it."""
+    """The key of a compiled guide. The request's own name for the guide is no part of it."""
 
     spec: GuideSpec
     backend: str
     tenant: str = ""
-    """Whose it is: how fast an answer comes tells no other tenant that it was compiled before."""
+    """The tenant. A shared entry would tell other tenants, by the speed of its answer, that the guide was compiled
+    before."""
 
 
 def key_of(spec: GuideSpec, backend: str, tenant: str = "") -> GuideKey:
@@ -71,7 +72,7 @@ class GuideCache:
 
 
 def _size(key: GuideKey, text: str) -> int:
-    """What a client's own texts take, and what was made of them; one wide character makes all of its text wide."""
+    """Bytes of the client's own texts and of `text`; one wide character makes all of its text wide."""
     return sum(map(getsizeof, (key.spec.source, key.spec.whitespace_pattern, text)))
 
 
@@ -90,12 +91,12 @@ class _Lru(Generic[ValueT]):
         return entry[0]
 
     def drop(self, key: GuideKey) -> None:
-        """What is here."""
+        """Remove an entry that is in the cache."""
         _, freed = self.entries.pop(key)
         self.num_bytes -= freed
 
     def keep(self, key: GuideKey, value: ValueT, num_bytes: int) -> None:
-        """What is larger than all room is not kept."""
+        """Add an entry, unless it is larger than the whole cache or already there."""
         num_bytes += _OVERHEAD
         if num_bytes > self._capacity or key in self.entries:
             return

@@ -1,7 +1,7 @@
 """Compiling guides in processes that may be killed: what strangers send is read and compiled there first.
 
-A grammar that takes too long, or too much memory, costs its process, which is replaced; whoever else waits goes to
-another one, or to the next.
+A grammar that takes too much time or memory costs its process, which is replaced. Other waiting guides go to another
+process, or to the replacement.
 """
 
 import logging
@@ -38,12 +38,12 @@ START_SECONDS = 60.0
 """Reading the tokenizer of a large vocabulary takes seconds, on a busy machine many."""
 KILL_SECONDS = 5.0
 PATIENCE = 10
-"""A guide that did not get the processor time it may take is waited for so many times as long."""
+"""A guide that does not get its processor time is waited for up to so many times as long."""
 MOST_PATIENCE_SECONDS = 10.0
-"""But for no more than so much longer, or as long again where a guide may take more: it holds one of few processes,
-which others wait for."""
+"""Most seconds that are added for that, or its own limit if that is longer: a waiting guide holds one of few
+processes."""
 SHORTEST_WAIT_SECONDS = 0.01
-"""What a guide still has is not asked for more often."""
+"""Shortest wait between two looks at the processor time that a guide has left."""
 
 
 class GuideRefused(Exception):
@@ -136,7 +136,7 @@ class ProcessCompiler:
             if not begun:
                 raise _not_now() from None
             if await child.was_killed():
-                if oom_kills != self._processes.oom_kills():  # the next one would die of it too, or somebody else
+                if oom_kills != self._processes.oom_kills():  # the next one would run out of memory too
                     raise GuideTooCostly("it takes more memory to compile than there is now") from None
                 raise _Killed from None
             raise GuideRefused("it takes too much memory to compile") from None
@@ -232,7 +232,7 @@ class _ChildGone(Exception):
 
 
 class _Killed(Exception):
-    """Somebody else has killed the process, who knew nothing of the guide."""
+    """A process outside the engine killed the compiler; the guide is not to blame."""
 
 
 def _not_now() -> EngineStopped:
@@ -246,7 +246,7 @@ class _Child:
         self.process: ChildProcess | None = None
         self.gone = False
         self._died = False
-        """It has left by itself, or somebody else has ended it."""
+        """True if the process ended by itself or was ended from outside."""
         self.backends = {"llguidance"}
         """Those that it has ready."""
         self._codec: Codec[ToCompiler | Hello] = Codec(limit=MAX_FRAME_BYTES)
@@ -309,7 +309,7 @@ class _Child:
         return self._messages.popleft() if self._messages else None
 
     async def was_killed(self) -> bool:
-        """Whether somebody else has killed it, perhaps the kernel; no limit of its own does."""
+        """True if the process was killed from outside, perhaps by the kernel; no limit of its own kills it."""
         if not self._died or self.process is None:
             return False
         return await self.process.ended(KILL_SECONDS) == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Whose guide is compiled next: everybody gets a turn, whatever others have compiled."""
+"""The order in which guides are compiled: every tenant gets turns, however many guides other tenants have."""
 
 from collections import deque
 from collections.abc import AsyncIterator
@@ -96,7 +96,7 @@ class Turns:
         """Begin to wait; `turn` must follow.
 
         Args:
-            tenant: whose guide it is; "" where nobody is told apart.
+            tenant: the guide's tenant; "" where tenants are not told apart.
             size: bytes of the guide.
             most: guides of one client that may wait.
 

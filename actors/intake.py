@@ -113,7 +113,7 @@ class Intake:
                 await self._scheduler.put(prepared.submitted)
         except MailboxClosed:
             self._give_up(message, EngineStopped("the engine was closed"))
-        except anyio.get_cancelled_exc_class():  # somebody else's crash, unless everybody has been answered already
+        except anyio.get_cancelled_exc_class():  # another actor crashed, unless every caller has been answered already
             self._give_up(message, EngineStopped("the input processor crashed", code="engine_restarting"))
             raise
         except Exception as cause:

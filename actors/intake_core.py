@@ -1,4 +1,5 @@
-"""What the input processor decides about a request: its token ids, whether it can be served, whom to tell what."""
+"""Decisions of the input processor about a request: its token ids, whether it can be served, and the messages that
+follow."""
 
 from array import array
 from collections.abc import Iterator, Sequence

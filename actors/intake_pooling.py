@@ -1,4 +1,4 @@
-"""What the input processor decides about a request that is pooled, beside what it decides about all others."""
+"""Decisions of the input processor about a pooling request, beside those that it makes about every request."""
 
 from array import array
 

@@ -26,7 +26,7 @@ from troupellm.protocol.kv_events import (
 from troupellm.protocol.snapshot import KVEventsSnapshot
 
 MOST_READERS = 64
-"""Who may wait at once."""
+"""Readers that may wait at once."""
 
 
 class BlockEvents(Protocol):
@@ -120,7 +120,8 @@ class KVEventLog:
         return events + [self._event(after + number, record) for number, record in enumerate(kept, 1)]
 
     def read_snapshot(self, after: int = 0, begun: int | None = None, most: int = MOST_READ) -> KVEventsRead:
-        """What can be found, from its beginning, or behind number `after` of a snapshot that was begun before."""
+        """One page of all blocks that can be found: the first page, or the one behind number `after` of the snapshot
+        `begun`."""
         events: list[KVEvent] = []
         if begun is None or begun > self.last:  # that was another engine's
             after, begun = 0, self.last

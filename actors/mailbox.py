@@ -78,7 +78,7 @@ class Mailbox(Generic[DataT, ControlT]):
         """
         if self.closed:
             raise MailboxClosed(self.name)
-        if len(self._data) < self.capacity:  # producers wait only while the lane is full, so nobody is overtaken
+        if len(self._data) < self.capacity:  # producers wait only while the lane is full, so messages keep their order
             self._accept(message)
             return
         producer = _Producer(message)
@@ -108,7 +108,7 @@ class Mailbox(Generic[DataT, ControlT]):
     def control(self, message: ControlT) -> None:
         """Queue a message ahead of all data. Accepted after `close` too: the consumer may still be draining.
 
-        What more than `control_capacity` would wait is dropped and counted: it must not raise at whoever sends it.
+        Messages beyond `control_capacity` are dropped and counted, since sending one must not raise.
         """
         if len(self._control) >= self.control_capacity:
             self._dropped += 1
@@ -168,7 +168,7 @@ class Mailbox(Generic[DataT, ControlT]):
         return owed
 
     def abandon(self) -> list[DataT | ControlT]:
-        """Give up the message in hand and all queued ones, for somebody who answers them after a crash.
+        """Give up the message in hand and all queued ones, so that the supervisor can answer them after a crash.
 
         The mailbox stays usable: a restarted consumer goes on with what comes next, waiting producers first.
         """

@@ -19,8 +19,8 @@ async def map_streams(
 ) -> AsyncIterator[tuple[int, AnswerT]]:
     """Give (index, answer) as each is done.
 
-    Holds no task group or cancel scope while it is suspended, so it may be left, closed or finalised anywhere; whatever
-    still runs then is ended.
+    Holds no task group or cancel scope while it is suspended, so it may be left, closed or finalised anywhere; streams
+    that still run then are ended.
 
     Raises:
         TroupeError: the first request that failed, with its index as `entry`; the others are ended.

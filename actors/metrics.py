@@ -1,9 +1,9 @@
-"""Metrics sink: counts what the engine reports; what is exposed is put together when somebody asks.
+"""Metrics sink: counts what the engine reports. The exposition reads the counts when it is scraped.
 
 Owns:      every counter and histogram of one engine (`MetricsStore`).
 Receives:  MetricsMessage; senders offer and never wait, what a full inbox refuses is counted by the inbox.
 Sends:     nothing.
-On crash:  restarted around the same store; nobody waits for it.
+On crash:  restarted around the same store; no task waits for it.
 """
 
 from bisect import bisect_left

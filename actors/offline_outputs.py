@@ -1,4 +1,4 @@
-"""What `LLM` gives back, with vLLM's names."""
+"""The results of `LLM`, with vLLM's names."""
 
 from collections.abc import Sequence
 

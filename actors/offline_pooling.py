@@ -31,7 +31,7 @@ Prompts = PromptLike | Sequence[PromptLike]
 
 
 class OfflinePooling(ABC):
-    """What `LLM` inherits."""
+    """The pooling methods of `LLM`."""
 
     engine: Engine
 

@@ -17,7 +17,7 @@ from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResum
 
 
 class Seat(Protocol):
-    """What the outbox tells the place that its request takes up."""
+    """Notifications of an outbox to the place that its request takes up."""
 
     def tokenized(self, tokens: int) -> None: ...
 
@@ -29,7 +29,8 @@ class Seat(Protocol):
 class LocalOutbox:
     """Implements `protocol.output.Outbox`.
 
-    `budget` is in tokens; None means that nobody reads along: nothing pauses, and only the end wakes.
+    `budget` is in tokens; None means that no reader takes pieces before the end: nothing pauses, and only the end
+    wakes.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class LocalOutbox:
         self.prompt_token_ids: tuple[int, ...] | None = None
         self.logprobs_of_prompt: tuple[TokenLogprob | None, ...] | None = None
         self.vector: bytes | None = None
-        """What pooling gave, float32."""
+        """The pooled vector, float32."""
         self.usage: Usage | None = None
         self.quota: Quota | None = None
-        """What is left of the limits of whose request it is."""
+        """The remaining limits of the request's tenant."""
         self.timing = Timing()
         self.error: TroupeError | None = None
         self.terminal = False

@@ -44,8 +44,8 @@ class Output:
             wakes_per_second: of all readers together; fewer of them than would use that up within `flush_interval` are
                 woken more often, each at its share. 0 keeps everybody to the interval.
             most_wakes_per_second: of all readers together; more of them are woken less often. 0 is without a bound.
-            on_closed: hears of every request that the scheduler has let go of, whoever still reads it, with the usage
-                that its reader is told: tokens behind stop strings are not in it.
+            on_closed: hears of every request that the scheduler has let go of, read or not, with the usage that its
+                reader is told: tokens behind stop strings are not in it.
         """
         self._inbox = inbox
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What the output actor does with each message, without the loop around it.
+"""The output actor's handling of each message, without the loop around it.
 
 The hot path is a token of a sequence without stop strings and log-probabilities: its id is kept, and becomes text when
 the reader is woken. First tokens, ends and everything else take the careful path below it.
@@ -56,14 +56,14 @@ class OutputCore:
         self._stopped: dict[int, OutputRequest] = {}
         """By row, those of open requests that have met a stop string."""
         self._company = NOBODY
-        """Of the last step, unless somebody has come to the hot path or left it since."""
+        """Rows of the last step that take the hot path; `NOBODY` once a row has joined or left the hot path."""
         self._readers = 0
         """Requests that stream and have a first token: those that wait or answer in one piece are not woken."""
         self._pause = 0.0
         """Seconds between two wakes of one reader."""
         self._dirty: list[OutputRequest] = []
         self.next_flush: float | None = None
-        """When `flush` has something to do; None while nobody has unseen pieces."""
+        """When `flush` has something to do; None while every reader has seen its pieces."""
 
     def read_prompt(self, message: OutputMessage) -> Iterator[None]:
         """Take in a message's log-probabilities of prompts, which comes before `handle`.
@@ -335,7 +335,7 @@ class OutputCore:
         self._tell_closed(closed)
         if request is None:
             return
-        complete = self._rows.keys().isdisjoint(request.rows)  # what came behind the ends is nobody's, errors too
+        complete = self._rows.keys().isdisjoint(request.rows)  # errors behind the sequences' ends do not count
         self._settle_all(request)
         self._forget(request)
         if closed.error is None or complete:

@@ -1,4 +1,4 @@
-"""What the output actor keeps of requests and of their sequences, and of the rows that a step names."""
+"""The output actor's state of requests, of their sequences, and of the rows that a step names."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -33,8 +33,8 @@ class OutputRequest:
         self.unseen: dict[int, int] = {}
         """Only with an interval: tokens since the last wake, by index of the sequence."""
         self.num_cut = 0
-        """Tokens behind stop strings: the scheduler counts them, since it hears of a stop string later, and nobody
-        gets them."""
+        """Tokens generated after a stop string was found. The scheduler counts them, since it hears of a stop string
+        later; they are subtracted from usage."""
 
 
 class OutputRow:
@@ -48,7 +48,7 @@ class OutputRow:
         self.text = text
         """None when nothing is to be detokenized."""
         self.feed: Callable[[Sequence[int]], str] = _no_text if text is None else text.plain_feed
-        """What `ids` say."""
+        """Decodes `ids` to text."""
         self.logprobs = False
         self.show_stop_token = False
         self.started = False

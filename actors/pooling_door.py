@@ -37,7 +37,7 @@ class Scored(msgspec.Struct, frozen=True):
 
 
 class PoolingDoor(ABC):
-    """Requests that end with their prompt. Who inherits says where they go."""
+    """Requests that end with their prompt. A subclass says where the requests go."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class PoolingDoor(ABC):
     @property
     @abstractmethod
     def ready(self) -> WorkerReady:
-        """What the model can do."""
+        """Properties of the loaded model."""
 
     @abstractmethod
     def _new_request_id(self) -> str: ...
@@ -104,7 +104,7 @@ class PoolingDoor(ABC):
             return opened
 
         def window() -> int:
-            """What the tenant may have inside beside others is known once the first prompt is."""
+            """The first prompt's answer tells how many more requests the tenant may have inside."""
             most = concurrency or min(MOST_AT_ONCE, self._num_places // ROOM_SHARE)
             quota = first[0].quota if first else None
             left = None if quota is None else quota.remaining_concurrency

@@ -392,4 +392,4 @@ def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args:
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
-        return  # the loop has ended and nobody waits
+        return  # the loop has ended, and no task waits

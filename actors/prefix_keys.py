@@ -21,12 +21,12 @@ KEY_BYTES = 32
 def namespace(
     *, tenant: str = "", cache_salt: bytes = b"", adapter: str = "", media: Sequence[bytes] = (), positions: str = ""
 ) -> bytes:
-    """What separates equal token prefixes, as bytes that no other combination spells.
+    """The part of a key that separates equal token prefixes: bytes that no other combination of arguments gives.
 
     Args:
         tenant: whose request it is; tenants share nothing.
-        cache_salt: replaces the tenant: all who send the same salt share with each other, whoever they are, and with
-            nobody else. Empty is none.
+        cache_salt: replaces the tenant: requests with the same salt share with each other, across tenants, and with no
+            other request. Empty is none.
         adapter: name and version of the weights on top of the model's; not a slot, which is used again.
         media: digests of what stands for placeholder tokens.
         positions: how positions are counted, where it is not the model's own way.
@@ -37,7 +37,7 @@ def namespace(
 
 
 def owner_name(*, tenant: str = "", cache_salt: bytes = b"") -> str:
-    """Whose request it is, told apart as by `namespace`, without saying who; "" where nobody is told apart."""
+    """A name for the owner of a request, as separate as by `namespace`, that does not reveal it; "" without owners."""
     if not tenant and not cache_salt:
         return ""
     return sha256(namespace(tenant=tenant, cache_salt=cache_salt)).hexdigest()
@@ -80,5 +80,5 @@ class PrefixHasher:
 
 
 def split_keys(keys: bytes) -> list[bytes]:
-    """What `prompt_keys` gave, as a list."""
+    """The result of `prompt_keys` as a list."""
     return [key for (key,) in struct.iter_unpack(f"{KEY_BYTES}s", keys)]

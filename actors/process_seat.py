@@ -71,7 +71,7 @@ class RemoteWorker:
         """Of the kernel, when this process started or began to load."""
         self._waiter: Waiter | None = None
         self._guides: dict[int, Waiter] = {}
-        """Who waits for a guide to be built, by its number."""
+        """Waiters for a guide to be built, by the guide's number."""
         self._numbers = count()
 
     async def open(self, processes: Processes) -> None:
@@ -85,7 +85,7 @@ class RemoteWorker:
         self._write(HELLO)
 
     def send(self, message: ToWorker) -> None:
-        if isinstance(message, Load) and self._processes is not None:  # whom it killed while this one was the spare
+        if isinstance(message, Load) and self._processes is not None:  # earlier kills do not count
             self._oom_kills = self._processes.oom_kills()
         self._write(message)
 
@@ -117,7 +117,7 @@ class RemoteWorker:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped the process by a signal."""
+        """True if a signal has stopped the process."""
         return self.child is not None and self.child.stopped
 
     def kill(self) -> None:
@@ -229,7 +229,7 @@ class ProcessSeat:
         self._spare = spare
 
     async def start(self) -> WorkerReady:
-        """Load the model for the first time. What the worker settles on, its successors must offer too.
+        """Load the model for the first time. Each successor must offer the settings that this worker settles on.
 
         Raises:
             ModelLoadError: the model cannot be served.
@@ -293,7 +293,8 @@ class ProcessSeat:
                 raise WorkerGone("the worker process said something out of turn")
 
     def _told(self, failed: Failed) -> Exception:
-        """What a worker raised. One that cannot capture graphs is no row's fault, and another one could not either."""
+        """The error that a worker raised. A failed graph capture is no row's fault, and the next worker would fail
+        too."""
         error = failed.as_error()
         if not isinstance(error, GraphCaptureError):
             return error

@@ -25,7 +25,7 @@ MOST_LINE_BYTES = 8192
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.5
-"""What is left of the output of a process that has ended is read for so long."""
+"""Seconds for which the remaining output of an ended process is read."""
 
 
 class ChildProcess(Protocol):
@@ -46,14 +46,14 @@ class ChildProcess(Protocol):
         """Processor time that all its threads have had; None where the system does not say, or it has gone."""
 
     def kill(self) -> None:
-        """At once, whatever it does. Idempotent."""
+        """Kill the process at once. Idempotent."""
 
     async def ended(self, timeout: float) -> int | None:
         """Wait until nothing is left of it; the exit code, negative for a signal's number, or None in time."""
 
 
 class ProcessEvents(Protocol):
-    """What one hears of a child, on the event loop."""
+    """Notifications about a child, on the event loop."""
 
     def received(self, data: bytes) -> None: ...
 
@@ -83,7 +83,7 @@ class SystemProcesses:
         with ExitStack() as stack:
             near, far = map(stack.enter_context, socket.socketpair())
             heard, spoken = map(stack.enter_context, socket.socketpair())  # no pipe: uvloop closes those twice
-            spoken.setblocking(True)  # whatever the host's default is
+            spoken.setblocking(True)  # independent of the host's default
             process = subprocess.Popen(  # noqa: ASYNC220 - see the module
                 [sys.executable, "-P", "-m", module, str(far.fileno()), str(os.getpid())],
                 pass_fds=(far.fileno(),),
@@ -100,7 +100,7 @@ class SystemProcesses:
             try:
                 for end in (near, heard):
                     end.setblocking(False)
-                with anyio.CancelScope(shield=True):  # the child is there: whoever is cancelled ends it
+                with anyio.CancelScope(shield=True):  # the child runs already: a cancellation must not leave it behind
                     child.link, child.link_end = await connect(lambda: _Link(events), sock=near)
                     child.output, child.lines = await connect(lambda: _Lines(events.said), sock=heard)
             except BaseException:
@@ -168,7 +168,7 @@ class SystemChild:
         if self._process.returncode is not None:
             deadline = min(deadline, loop.time() + _LAST_WORDS_SECONDS)
             while not (self.link_end.over and self.lines.over):
-                if loop.time() > deadline:  # somebody else holds its output
+                if loop.time() > deadline:  # another process holds its output open
                     self.output.close()
                     break
                 await asyncio.sleep(_FIRST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""From a prompt in any of its forms to token ids. What cannot fit is refused before it is tokenized."""
+"""Turns a prompt in any of its forms into token ids. A prompt that cannot fit is refused before it is tokenized."""
 
 import re
 from array import array

@@ -1,8 +1,8 @@
-"""What each tenant may use per minute and at once, and what it has used.
+"""The limits of each tenant, per minute and at once, and how much of them it has used.
 
 A limit per minute is a bucket that holds a minute's worth and fills evenly. Tokens are taken when a request comes, an
 estimate of its prompt and what it may generate, and put right when it has ended: then exactly what its usage says was
-taken, also where nobody was there to read it. What was computed behind a stop string costs nothing. A request for more
+charged, also for an output that was not read. Tokens generated after a stop string cost nothing. A request for more
 than a bucket holds waits for a full one and leaves it in debt, so that no prompt is too long to be served at all.
 Nothing here is shared between tenants.
 """
@@ -32,7 +32,7 @@ class _Bucket:
 
     @property
     def level(self) -> float:
-        """What can be taken now; negative is debt."""
+        """Tokens that can be taken now; negative is debt."""
         now = self._clock.now()
         self._level = min(self.limit, self._level + (now - self._at) * self.limit / _MINUTE)
         self._at = now
@@ -130,7 +130,8 @@ class Quotas:
             account.check(requests, sequences, tokens, field=field)
 
     def take(self, tenant: str, *, requests: int, sequences: int, tokens: int) -> Quota | None:
-        """Whatever the limits say. What is left, or None for a tenant without an account."""
+        """Charge a request without regard to the limits. Returns the remaining limits, or None for a tenant without an
+        account."""
         account = self._accounts.get(tenant)
         if account is None:
             return None

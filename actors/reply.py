@@ -1,4 +1,4 @@
-"""What a worker's reply to a step must look like, whoever looks: one verdict for the worker actor and the scheduler."""
+"""The shape check of a worker's reply to a step, shared by the worker actor and the scheduler."""
 
 from troupellm.protocol.worker import StepResult
 

@@ -4,7 +4,7 @@
 Owns:      nothing; reads when each outbox paused.
 Receives:  nothing; its inbox only tells it when to stop.
 Sends:     AbortRequest to the scheduler.
-On crash:  restarted; nobody waits for it.
+On crash:  restarted; no task waits for it.
 """
 
 import re

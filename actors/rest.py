@@ -1,7 +1,8 @@
-"""An engine that pauses and sleeps: the order in which door, requests, scheduler and worker are told.
+"""Pause and sleep. Tells admission, requests, scheduler and worker in the right order.
 
-Not an actor: each call is a short conversation, led in the caller's own task. What holds afterwards is kept here and
-published in the snapshot. While it sleeps, requests that do not wait are refused; those that wait wait for the waking.
+Not an actor: each call is a short conversation, led in the caller's own task. The resulting state is kept here and
+published in the snapshot. While the engine sleeps, requests that do not wait are refused; requests that wait do so
+until it wakes.
 """
 
 import logging
@@ -45,7 +46,7 @@ logger = logging.getLogger("troupellm.engine")
 Answer = TypeVar("Answer")
 
 _PAUSE, _SLEEP, _COMMAND = "pause", "sleep", "command"
-"""Reasons for standing still. Each is taken back by whoever gave it, and planning goes on when none is left."""
+"""Reasons for standing still. The call that gave a reason takes it back, and planning goes on when none is left."""
 _GIVEN_BACK: dict[int, tuple[WakeTag, ...]] = {
     PAUSED: ("scheduling",),
     WITHOUT_CACHE: ("scheduling", "kv_cache"),
@@ -75,7 +76,7 @@ class Rest:
         self._error = error
         self._reasons: set[str] = set()
         self._missing: set[WakeTag] = set()
-        self._changing = anyio.Lock(fast_acquire=True)  # nobody gets between a check and the lock
+        self._changing = anyio.Lock(fast_acquire=True)  # no task gets between a check and the lock
         self._waiters: set[Waiter] = set()
         self._finishing = False
         """A pause or a sleep waits for requests to finish."""
@@ -261,7 +262,7 @@ class Rest:
             logger.warning("KV blocks that waited to be written are lost: there was no more time")
 
     def end(self) -> None:
-        """The engine has ended: nobody waits any longer."""
+        """The engine has ended: every waiting call returns."""
         self._over = True
         for waiter in self._waiters:
             waiter.wake()

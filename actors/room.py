@@ -1,4 +1,4 @@
-"""A capacity that several tenants share: each has a part that the others cannot fill, the rest is for whoever comes."""
+"""A capacity that several tenants share: each has a reserved part, and the rest is open to all."""
 
 from collections.abc import Mapping
 
@@ -21,15 +21,15 @@ class Room:
             }
         self._all_kept = sum(self._kept.values())
         self._free_kept = self._all_kept
-        """What is kept and not used."""
+        """The reserved capacity that is not used."""
 
     def fits(self, tenant: str, amount: int, *, kept_only: bool = False) -> bool:
-        """Whether there is room; more than the whole room fits when it is empty.
+        """True if there is room. An amount larger than the whole room fits when the room is empty.
 
-        What is kept for a tenant is there for it also where others turned out to need more than was estimated.
+        A tenant's reserved part stays available to it even if other tenants turn out to need more than was estimated.
 
         Args:
-            kept_only: nothing but that, since somebody waits for the rest.
+            kept_only: use only the reserved part, since another request waits for the shared part.
         """
         own = self._own(tenant)
         if kept_only:
@@ -37,7 +37,7 @@ class Room:
         return not self.used or amount <= own or self.used + amount <= self.capacity - self._free_kept + own
 
     def may_fit(self, tenant: str, amount: int) -> bool:
-        """Whether there will be room once the common part is free, whatever others use of what is kept for them."""
+        """True if the amount fits once the shared part is free, however much others use of their reserved parts."""
         return amount <= self.capacity - self._all_kept + self._kept.get(tenant, 0)
 
     def usage(self, tenant: str) -> int:
@@ -55,5 +55,5 @@ class Room:
         self._free_kept += self._own(tenant)
 
     def _own(self, tenant: str) -> int:
-        """What is kept for a tenant and not used."""
+        """The part that is reserved for a tenant and not used."""
         return max(0, self._kept.get(tenant, 0) - self.usage(tenant))

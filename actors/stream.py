@@ -1,6 +1,6 @@
 """A request as its caller sees it: an async context manager that iterates over deltas.
 
-Leaving the block, for whatever reason, ends the request. A stream that was iterated without a block and dropped is
+Leaving the block, for any reason, ends the request. A stream that was iterated without a block and dropped is
 ended by its finaliser, with a ResourceWarning.
 """
 
@@ -66,7 +66,7 @@ class Stream:
         self._entering: anyio.CancelScope | None = None
         self._left = False
         self._failure: Exception | None = None
-        """What a reader raised who was given pieces at once."""
+        """The exception that a reader raised when it was given pieces at once."""
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class Stream:
 
     @property
     def quota(self) -> Quota | None:
-        """What was left of its tenant's limits when it was let in; None where it has none."""
+        """The remaining limits of its tenant when it was admitted; None where the tenant has none."""
         return self._outbox.quota if self._outbox else None
 
     @property
@@ -135,10 +135,10 @@ class Stream:
         return self._next(self._taken)
 
     def at_once(self, take: Callable[[list[Delta]], None], ready: Callable[[], bool]) -> None:
-        """Give pieces to `take` as they come while `ready` says so, and only otherwise wake who waits in `wake`, which
-        costs as much again as a send. Pieces that end a sequence always come by `wake`.
+        """Give pieces to `take` as they come while `ready` returns True, and otherwise wake the task that waits in
+        `wake`, which costs as much again as a send. Pieces that end a sequence always come by `wake`.
 
-        Neither call may wait. What they raise comes out of `wake`. The stream must be open.
+        Neither call may wait. Their exceptions are raised by `wake`. The stream must be open.
         """
         outbox = self._outbox
         assert outbox is not None, "a stream that is opened"
@@ -159,7 +159,7 @@ class Stream:
     def take_ready(self) -> list[Delta]:
         """The pieces that wait to be read, at most one per sequence, without waiting for more.
 
-        What ended the stream, an error too, comes with the next iteration.
+        The end of the stream, an error too, comes with the next iteration.
         """
         return [] if self._outbox is None or self._left else self._taken(self._outbox)
 
@@ -171,7 +171,7 @@ class Stream:
         return ready
 
     async def _next(self, take: Callable[[LocalOutbox], T | None]) -> T | None:
-        """What `take` finds once pieces wait, before which it finds nothing or what is empty; None at the end."""
+        """The result of `take` once pieces wait; None at the end."""
         if self._left:
             return None
         outbox = self._outbox or await self._entered()

@@ -27,7 +27,7 @@ _NOT_IN_SALTS = "@/\\\0"
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for."""
+    """A request as its caller made it."""
 
     request_id: str
     prompt: Prompt

@@ -70,7 +70,7 @@ async def hand_over(
     except MailboxClosed:
         raise _leave(outbox, system.error("the engine was closed")) from None
     except BaseException:
-        outbox.abort()  # accepted or not, nobody will read it
+        outbox.abort()  # accepted or not, no reader will take its pieces
         _leave(outbox, RequestAborted("the caller left"))
         raise
     return outbox

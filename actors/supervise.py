@@ -29,7 +29,7 @@ class Actor(Protocol):
 
 
 class ActorLeft(RuntimeError):
-    """An actor ended although its mailboxes are open and nobody had asked it to."""
+    """An actor ended although its mailboxes are open and it had not been asked to end."""
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +41,11 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     intensity: Intensity | None = None
     """The supervisor's own if None; of a group, its first member's counts."""
     hint: str = "see the traceback"
-    """What to do when the crash ends everything."""
+    """The advice in the error when the crash ends everything."""
     group: str | None = None
     """Children of one group are restarted together."""
     on_crash: Callable[[Exception, list[Any]], None]
-    """Given the root cause and the owed messages, answers everybody who waits for them."""
+    """Given the root cause and the owed messages, answers every caller that waits for them."""
 
 
 class Supervisor:

@@ -1,6 +1,6 @@
-"""The company at work: starts the actors, answers for those that crash, and stops them stage by stage.
+"""Starts the actors, answers for those that crash, and stops them stage by stage.
 
-Who may talk to whom and what follows a crash is declared in `tables`; the actors know their mailboxes only.
+`tables` declares which actors may talk to each other and what follows a crash; the actors know their mailboxes only.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ __all__ = ["Company", "System"]
 STAGE_SECONDS = 2.0
 """How long each actor gets to drain at the end before it is cancelled."""
 WRITE_SECONDS = 0.3
-"""What KV blocks get at the end of a drain that has taken all its time: a server must be gone soon after."""
+"""Seconds for writing KV blocks at the end of a drain that has taken all its time: a server must end soon after."""
 
 OnCrash = Callable[[Exception, list[Any]], None]
 
@@ -82,7 +82,7 @@ class System:
             self.failure = error
         finally:
             try:
-                for mailbox in self._stages:  # nobody takes from them any more: who waits for room must hear of it
+                for mailbox in self._stages:  # no actor takes from them any more: waiting producers must be told
                     mailbox.close()
                 self._answer_everyone()
             finally:
@@ -205,9 +205,9 @@ class System:
             self.worker.control(RestartWorker(stuck.what, self._worker.losses, fault=False))
 
     def _on_output_crash(self, cause: Exception, owed: Sequence[Any]) -> None:
-        """Who was opened has lost the text that was held back; who is still on the way in goes on.
+        """Open requests have lost the text that was held back; requests that are not yet open go on.
 
-        The ends that the message in hand tells of are told by nobody else, and what those requests used is owed.
+        The ends that the message in hand tells of are told nowhere else, and the usage of those requests is still owed.
         """
         for message in owed:
             for closed in message.closed if isinstance(message, StepOutput) else ():
@@ -242,7 +242,7 @@ class System:
         self.scheduler.control(message)
 
     def _answer_everyone(self) -> None:
-        """Nobody is let in any more, and every open request gets its last word."""
+        """Admit no more requests, and end every open one."""
         self.admission.close()
         by = "shutdown" if self.failure is None else None
         self.requests.end_all(lambda: self.error("the engine was closed"), by=by)
@@ -279,7 +279,7 @@ class System:
 
 
 def _nobody_waits(cause: Exception, owed: Sequence[Any]) -> None:
-    """What these actors owe is no single request's answer, or is answered when the engine fails."""
+    """These actors owe no request an answer, or the failure of the engine answers it."""
 
 
 def _child(

@@ -1,4 +1,4 @@
-"""The tables of the company: who may talk to whom and what happens when an edge is full, and what follows a crash."""
+"""Which actors may talk to each other, what happens when an edge is full, and what follows a crash."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -56,13 +56,13 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """What supervision does about one actor."""
+    """The supervision of one actor."""
 
     strategy: Strategy
     intensity: Intensity = Intensity()
-    """More crashes than that end the engine with the root cause, whatever the strategy."""
+    """More crashes than that end the engine with the root cause, under any strategy."""
     hint: str
-    """What to do when the engine has ended because of it."""
+    """The advice in the log when the actor's crash has ended the engine."""
 
 
 _BUG = "this is a bug of troupellm; the traceback and the state in the log show where"
@@ -71,17 +71,16 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     # In start order: consumers before their producers. They stop from the door inwards, the other way round.
     "metrics": Rule(strategy="restart", hint=_BUG),
     "output": Rule(strategy="restart", hint=_BUG),
-    # The intensity is that of the model in its seat, which the actor replaces by itself; every finished step forgives
-    # what came before, so rare losses never add up; to find one guilty among 1,024 suspects takes eleven. The window is
-    # long, since a large model loads for a minute and a hung step takes its whole deadline: whatever the cycle, minutes
-    # without a finished step are the end. A crash of the actor itself ends the engine: it alone knows what the model
-    # has been asked.
+    # # Counts restarts of the model, which the actor does by itself. 16 per hour: bisecting 1,024 suspect requests
+    # needs at most 11, and a finished step resets the count. The window is long, since a large model loads for a minute
+    # and a hung step takes its whole deadline. Minutes without a finished step end the engine. A crash of the actor
+    # itself ends the engine too: it alone knows the requests made of the model.
     "worker": Rule(
         strategy="stop",
         intensity=Intensity(restarts=16, seconds=3600.0, outage=240.0),
         hint="the model worker fails at every step: see the traceback; less memory per step is max_num_batched_tokens",
     ),
-    # Nobody else knows what the requests have so far.
+    # # No other actor knows the tokens that the requests have so far.
     "scheduler": Rule(strategy="stop", hint=_BUG),
     "guide": Rule(strategy="restart", hint=_BUG),
     "intake": Rule(strategy="restart", hint=_BUG),

@@ -74,7 +74,7 @@ class Turn:
         return self
 
     async def __anext__(self) -> list[TurnEvent]:
-        """What one wake brings, never empty.
+        """The events of one wake, never empty.
 
         The events after which no choice is left come together with `ended`, so that they can travel with the end of
         the response.
@@ -169,7 +169,7 @@ def _turn_choice(choice: CompletionChoice) -> TurnChoice:
 
 
 class TurnAnswer:
-    """What `Turn.collect` gives: the choices, and the completion that they were parsed from."""
+    """The result of `Turn.collect`: the choices, and the completion that they were parsed from."""
 
     def __init__(self, completion: Completion, choices: tuple[TurnChoice, ...]) -> None:
         self.completion = completion

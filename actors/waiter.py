@@ -1,4 +1,4 @@
-"""The wait port: suspend one task until somebody calls `wake`.
+"""The wait port: suspend one task until another one calls `wake`.
 
 The one primitive under every mailbox and stream. Two backends, picked by what runs right now: an asyncio future
 (production; asyncio and uvloop) and a trio task wait (the simulator). A waiter serves one wait, is woken from the event

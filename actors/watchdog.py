@@ -3,7 +3,7 @@
 Owns:      what it saw at its last looks.
 Receives:  nothing; its inbox only tells it when to stop.
 Sends:     nothing; calls the measures that the system gives it.
-On crash:  restarted; nobody waits for it.
+On crash:  restarted; no task waits for it.
 
 A step that is being computed counts as progress: its deadline is the worker's affair. Looks are counted, not seconds,
 so that a suspended machine or a blocked event loop raises no alarm.
@@ -26,7 +26,7 @@ LOOK_SECONDS = 1.0
 PATIENCE = 2
 """Looks that a gentle measure gets before the next one."""
 _ORDER = ("output", "metrics", "worker", "scheduler", "guide", "intake")
-"""Who is deaf is looked for downstream first: those before it may wait for room."""
+"""The order in which actors are checked, downstream first: an actor upstream may only be waiting for room."""
 
 
 class NoProgress(RuntimeError):
@@ -34,7 +34,7 @@ class NoProgress(RuntimeError):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """What moves while the engine works."""
+    """The numbers that change while the engine works."""
 
     scheduler: SchedulerSnapshot
     actors: tuple[ActorSnapshot, ...]
@@ -101,7 +101,7 @@ class Watchdog:
         Args:
             timeout: seconds without progress before anything is done.
             alarm: hears what is wrong, and None when it is not any more.
-            mend: what costs nobody anything.
+            mend: a measure that costs no request anything.
             crash: ends an actor with an error, for supervision to answer.
         """
         self._inbox = inbox

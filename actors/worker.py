@@ -104,7 +104,7 @@ class WorkerActor:
                 return
 
     async def _doze(self) -> CommandWorker | None:
-        """Until something is wanted of the sleeping worker; None when nobody wants anything any more."""
+        """Wait for a command to the sleeping worker; None when the inbox is closed."""
         while await self._inbox.wait():
             while (message := self._inbox.take()) is not None:
                 if isinstance(message, CommandWorker):
@@ -149,7 +149,8 @@ class WorkerActor:
         self._scheduler.control(WorkerAsleep(keeps_host=keeps_host))
 
     async def _serve(self) -> Exception | CommandWorker | None:
-        """Until the worker is lost, and why, or until a command comes; None when nobody wants results any more."""
+        """Run until the worker is lost, which gives the reason, or until a command comes; None when results are not
+        wanted any more."""
         ends: list[Exception | None] = []
 
         async def part(work: Callable[[], Awaitable[None]]) -> None:
@@ -221,7 +222,7 @@ class WorkerActor:
                 if not self._scheduler.offer(StepFinished(result)):
                     raise RuntimeError("the scheduler has no room for the result of a plan that it sent")
             except MailboxClosed:
-                return  # it has left, so nobody wants results any more
+                return  # the scheduler has left, so results are not wanted any more
 
     async def _watch(self) -> None:
         """A step has its deadline from when it was begun, and a worker that is stopped is not waited for that long.

@@ -28,7 +28,7 @@ class WorkerGone(WorkerCrashed):
     """The worker is dead, or was given up.
 
     Attributes:
-        fault: it failed by itself; False when somebody outside killed it.
+        fault: it failed by itself; False when it was killed from outside.
         exhausted: it found no memory, or the kernel killed it for want of memory.
     """
 
@@ -59,7 +59,7 @@ class WorkerSeat(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody outside has stopped the worker, as far as one can tell."""
+        """True if a signal from outside has stopped the worker, as far as this can be seen."""
 
     def send(self, plan: StepPlan) -> None:
         """Hand a plan over. The worker launches it at once, so that its device goes on to it by itself."""
@@ -206,7 +206,7 @@ class _Run:
         self._thread.post(partial(self._advance, plan), self._told)
 
     def drop(self) -> None:
-        """Nobody wants to hear of its steps any more."""
+        """Report no more results of its steps."""
         self._over, self._wanted = True, False
 
     def _told(self, result: StepResult | None, error: BaseException | None) -> None:
@@ -232,7 +232,8 @@ class _Run:
 
 
 def _final(error: Exception) -> Exception:
-    """What a worker raised on a thread. The memory that a failed capture leaves behind is this process's own."""
+    """The error that a worker raised on a thread. The memory that a failed capture leaves behind is this process's
+    own."""
     if not isinstance(error, GraphCaptureError):
         return error
     stuck = WorkerStuck(f"{error.message}; start with --enforce-eager (enforce_eager=True), or with worker_process")
@@ -252,7 +253,7 @@ def check_reply(plan: StepPlan, result: StepResult) -> None:
 
 
 def found_no_memory(error: Exception) -> bool:
-    """Whether a step failed for want of memory, on whatever device."""
+    """True if a step failed for want of memory, on any device."""
     if isinstance(error, WorkerGone):
         return error.exhausted
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

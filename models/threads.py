@@ -112,8 +112,9 @@ class _Record:
     @classmethod
     def remembering(cls, steps: int, *, stood_still: bool = True, expected: float = 0.0) -> Self:
         """steps: of each choice, that count."""
-        choices = (_Choice(deque(maxlen=steps)) for _ in range(2))
-        return cls(*choices, stood_still=stood_still, expected=expected)
+        return cls(
+            _Choice(deque(maxlen=steps)), _Choice(deque(maxlen=steps)), stood_still=stood_still, expected=expected
+        )  # fmt: skip
 
     @property
     def ratio(self) -> float:

@@ -1,4 +1,4 @@
-"""What /render answers: a request as the engine gets it, with token ids instead of a text or a conversation."""
+"""The answer of /render: a request as the engine gets it, with token ids instead of a text or a conversation."""
 
 from collections.abc import Sequence
 from typing import Any

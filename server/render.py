@@ -52,7 +52,7 @@ async def completions(host: EngineHost, exchange: Exchange, request: CompletionR
 
 
 class _Made:
-    """What all prompts of a request have in common."""
+    """The common part of all prompts of a request."""
 
     def __init__(
         self,

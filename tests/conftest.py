@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported and collected stays: no full collection of garbage walks it, now or in the tests."""
+    """Keep imported and collected objects: no full garbage collection walks them, now or in the tests."""
     gc.disable()
     try:
         return (yield)

@@ -1,6 +1,6 @@
-"""`python -O` leaves assert statements out, so that none of them may be what refuses somebody's input.
+"""`python -O` leaves assert statements out, so none of them may be the check that refuses input from outside.
 
-What they may do: tell the type checker what the lines before have made sure of, and state invariants in methods that
+They may tell the type checker what the lines before have made sure of, and state invariants in methods that
 are called for nothing else.
 """
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("protocol", "kernels", "models", "actors", "server")
 FILES = sorted([ROOT / "__init__.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 DECODED = frozenset({"Mapping", "Sequence", "dict", "list", "tuple", "str", "bytes", "int", "float", "bool", "object"})
-"""What JSON, and whatever else comes from outside, is decoded to."""
+"""The types to which JSON and other input from outside is decoded."""
 INVARIANTS = "assert_"
 """How the names of methods begin that state them."""
 

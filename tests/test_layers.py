@@ -34,7 +34,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """What one import statement names; `from package import module` gives the module."""
+    """The names in one import statement; `from package import module` gives the module."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)
@@ -59,7 +59,7 @@ def imports_of(path: Path) -> tuple[str, ...]:
 
 @cache
 def imports_at_load(path: Path) -> tuple[str, ...]:
-    """What loading the module loads: not what functions import, and not what only types need."""
+    """The imports of loading the module, without those inside functions and those only for types."""
     names: list[str] = []
     waiting: list[ast.AST] = [tree_of(path)]
     while waiting:

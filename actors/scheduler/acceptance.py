@@ -59,7 +59,7 @@ class Acceptance:
         return tuple([(now - time, count) for time, count in times.items() if time and count])
 
     def take(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
-        """What of a result is to be shown. `aligned` is what `Updates.check` gave."""
+        """Take the part of a result that is shown to readers. `aligned` is the result of `Updates.check`."""
         whole = flight.clean and not aligned.errors and not aligned.finished
         if whole and aligned.token_counts == flight.expected:
             return self._accept_plain(flight, aligned.tokens, now)

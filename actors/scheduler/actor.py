@@ -5,7 +5,7 @@ Receives:  SchedulerMessage; on the control lane SchedulerControl.
 Sends:     StepPlan to the worker (never more un-answered than credits), RestartWorker after a reply that is nonsense,
            StepOutput to the output actor, statistics to the metrics sink (by offer: what does not fit is dropped
            there and counted), BuildGuide to the guide actor on its control lane.
-On crash:  the engine fails with the root cause: nobody else knows what the requests have so far.
+On crash:  the engine fails with the root cause: no other actor knows the tokens that the requests have so far.
 """
 
 from typing import Never, assert_never
@@ -91,7 +91,7 @@ class Scheduler:
                 for output in outputs:
                     await self._output.put(output)
             except MailboxClosed:
-                return  # the engine stops and nobody reads any more
+                return  # the engine stops, and outputs are not read any more
             await checkpoint()
 
     def _handle(self, message: SchedulerMessage | SchedulerControl) -> StepOutput | None:
@@ -161,6 +161,6 @@ class Scheduler:
                 return
 
     def _timeout(self) -> float | None:
-        """Seconds until a waiting request may have to be dropped; None while nobody has a deadline."""
+        """Seconds until a waiting request may have to be dropped; None while no waiting request has a deadline."""
         deadline = self._core.next_deadline
         return None if deadline is None else max(0.0, deadline - self._clock.now())

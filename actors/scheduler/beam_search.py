@@ -115,12 +115,12 @@ class BeamSearch:
         return all(above >= below for above, below in pairwise(values))  # NaN fails
 
     def note(self, place: int, entry: RowLogprobs) -> bool:
-        """What the model says of the beam at `place`; True when every beam has been heard of."""
+        """Record the model's candidates for the beam at `place`; True once every beam has an entry."""
         self._entries[place] = _Entry(entry)
         return len(self._entries) == len(self._beams)
 
     def forget(self) -> None:
-        """The beams are computed again, so they will be heard of again."""
+        """Drop the entries: the beams are computed again and get new ones."""
         self._entries.clear()
         self.num_steps = 0
 

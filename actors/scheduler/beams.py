@@ -20,7 +20,7 @@ from troupellm.protocol.worker import RowFork, RowLogprobs, StepResult
 
 
 class Shown(msgspec.Struct):
-    """What the searches that ended have to show, one entry per answer."""
+    """The answers of the searches that ended, one entry per answer."""
 
     rows: list[int]
     tokens: list[tuple[int, ...]]
@@ -54,7 +54,8 @@ class Beams:
         return shown
 
     def _go_on(self, request: Request, steps: list[Step], sampled: dict[int, bytes]) -> None:
-        """Nobody of the request is in a plan now, so all may change their blocks at once.
+        """Move the beams to their new parents. No sequence of the request is in a plan now, so all may change their
+        blocks.
 
         sampled: the token that the worker itself put at the end of each row.
         """
@@ -64,7 +65,7 @@ class Beams:
                 self._tables.label(sequence)
         for step in steps:
             sequence, parent = sequences[step.place], sequences[step.parent]
-            if sequence is not parent:  # a parent stays where it is, so nobody's blocks are needed after they were left
+            if sequence is not parent:  # parents keep their blocks, so no block is needed after it was given up
                 self._tables.share(parent.tables)
                 self._residents.adopt(sequence, parent)
         for step in steps:

@@ -1,11 +1,11 @@
 """Reference-counted KV blocks: one pool for all cache groups.
 
-A block of any group is as large as one of any other, so each serves whichever group needs one next; what it holds is
-found under its group's name alone. Every block is in exactly one of three places:
+A block has the same size in every group, so each block serves the group that needs one next. Its contents are found
+under its group's name alone. Every block is in exactly one of three places:
 
     used     referenced by at least one owner (a sequence's block table)
-    cached   referenced by nobody, but found again by what it holds until it is evicted, least recently used first and
-             those under a lease last
+    cached   without references, but found again by its contents until it is evicted: least recently used first,
+             leased blocks last
     free     neither
 
 so `num_free + num_used + num_cached == num_blocks` always. Cached blocks are evicted when free ones run out, which is
@@ -49,6 +49,8 @@ class BlockPool:
         self._block_of: dict[bytes, int] = {}
         self._branches = Branches(num_blocks)
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._dropped: set[int] = set()
+        """Used blocks that are evicted before all others once they are released."""
         self._group_of = [0] * num_blocks
         """For which group a block was taken last."""
         self.used_by = [0] * num_groups
@@ -124,7 +126,7 @@ class BlockPool:
         return found
 
     def count_unused(self, blocks: Sequence[int]) -> int:
-        """How many of them are referenced by nobody."""
+        """The number of these blocks that have no reference."""
         references = self._references
         return [references[block] for block in blocks].count(0)
 
@@ -174,9 +176,19 @@ class BlockPool:
                     self.leased.rest(block)
                 else:
                     self._cached[block] = None
+        if self._dropped:
+            self._evict_released_first(blocks)
         newly_cached = self.num_cached - num_cached
         self.cached_by[group] += newly_cached
         self.used_by[group] -= newly_cached + len(self._free) - num_free
+
+    def _evict_released_first(self, blocks: Sequence[int]) -> None:
+        """Move those of a table's blocks that `evict_first` was called for while they were in use."""
+        for block in blocks:
+            if block in self._dropped and not self._references[block]:
+                self._dropped.remove(block)
+                if block in self._cached:
+                    self._cached.move_to_end(block, last=False)
 
     def label(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"") -> None:
         """Make a used, full block findable. Another block with the same content keeps the name if it has it.
@@ -213,7 +225,7 @@ class BlockPool:
         self._branches.add(parent, tokens, block)
 
     def forget(self, block: int) -> None:
-        """Let nobody find a used block any more."""
+        """Make a used block impossible to find."""
         self._unname(block)
 
     def lease(self, owner: str, blocks: Sequence[int], seconds: float) -> None:
@@ -221,6 +233,7 @@ class BlockPool:
         granted, ended = self.leased.choose(owner, blocks)
         for block, reason in ended:
             self.end_lease(block, reason)
+        self._dropped.difference_update(granted)
         for block in reversed(granted):  # a prefix is useful without its tail
             self.leased.add(owner, block, seconds)
             if self._references[block] == 0:
@@ -241,10 +254,12 @@ class BlockPool:
                 self.end_lease(block, "expired")
 
     def evict_first(self, blocks: Sequence[int]) -> int:
-        """End the leases of a prefix's blocks and evict the cached ones before all others, the tail before the head.
+        """End the leases of a prefix's blocks and evict them before all others, the tail before the head.
+
+        Blocks in use follow when they are released.
 
         Returns:
-            how many are evicted next.
+            the number of blocks that are evicted next.
         """
         count = 0
         for block in blocks:
@@ -253,11 +268,15 @@ class BlockPool:
             if block in self._cached:
                 self._cached.move_to_end(block, last=False)
                 count += 1
+            elif self._references[block]:  # of a sequence whose last step has not landed yet
+                self._dropped.add(block)
+                count += 1
         return count
 
     def forget_all(self) -> None:
-        """Let nobody find anything that is here now; what was cached is free."""
+        """Make every block impossible to find; cached blocks become free."""
         self._cached |= dict.fromkeys(self.leased.cached)
+        self._dropped.clear()
         self.leased.end_all("reset")
         for block in self._cached:
             self._free.append(block)
@@ -273,6 +292,7 @@ class BlockPool:
         """Check the accounting; `owners` says how many tables hold each block (blocks left out: none)."""
         free, cached = set(self._free), {*self._cached, *self.leased.cached}
         assert self._cached.keys().isdisjoint(self.leased.cached), "a block is cached twice"
+        assert all(self._references[block] for block in self._dropped), "an unused block waits for its release"
         self.leased.assert_invariants(self._references)
         used = {block for block, references in enumerate(self._references) if references}
         assert len(free) == len(self._free), "a block is free twice"

@@ -40,9 +40,9 @@ class BlockTables:
         self.pool = BlockPool(num_blocks, len(groups), events)
         self.hasher = PrefixHasher(secret, block_size)
         self._copies: dict[int, BlockCopy] = {}
-        """By target, what the next plan must copy before it computes. A source may be given away or written meanwhile:
-        plans are executed in their order, and a plan's copies read before anything of it is written. Of two copies
-        into one block the last counts: whoever wanted the first has lost the block meanwhile."""
+        """Copies that the next plan makes before it computes, by target. A source may be given away or written
+        meanwhile: plans are executed in their order, and a plan's copies are read before anything of it is written. Of
+        two copies into one block the last counts: the sequence that wanted the first has lost the block meanwhile."""
         self._copied: tuple[BlockCopy, ...] = ()  # of the plan before it, which may be under way
         self.tiers: Tiers | None = None
         self.num_queried_tokens = 0
@@ -68,13 +68,14 @@ class BlockTables:
         return -(-num_tokens // self.block_size)
 
     def windows_of(self, sequence: Sequence) -> tuple[int | None, ...]:
-        """What each group keeps of a sequence. Of a beam all: a step may let any other one go on from far behind it."""
+        """Each group's window. A beam keeps all blocks, since a step may let another beam go on from far behind it."""
         return self._all_kept if sequence.lockstep else self.windows
 
     def admit(self, sequence: Sequence, reserve: int, trunk: Trunk | None = None, *, span: int | None = None) -> bool:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
-        What is found is computed, so the sequence starts behind it: behind full blocks that it shares, and behind the
+        Found tokens count as computed, so the sequence starts behind them: behind full blocks that it shares, and
+        behind the
         first positions of one more that are copied into its own. Its last known token is never among them, because the
         step must have something to compute logits from. `reserve` blocks stay available for others.
 
@@ -161,7 +162,7 @@ class BlockTables:
     def grow(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
         """Extend the tables to cover `num_positions`; the new blocks per group, or None when there are too few.
 
-        What fell behind a window is given back before: at first what is confirmed, so that it stays findable, and if
+        Blocks that fell behind a window are given back before: at first confirmed ones, which stay findable, and if
         that does not suffice, all that no step from here on reads.
         """
         pool, wanted, tables = self.pool, self.blocks_for(num_positions), sequence.tables
@@ -234,7 +235,7 @@ class BlockTables:
                 self.pool.label_beginning(table[num_full], keys[num_full], content)
 
     def forget(self, sequence: Sequence) -> None:
-        """What the sequence's blocks hold is not to be trusted: nobody else finds them."""
+        """Do not let others find the sequence's blocks, whose contents cannot be trusted."""
         for table in sequence.tables:
             for block in table:
                 if block != NULL_BLOCK:
@@ -246,7 +247,7 @@ class BlockTables:
         self.pool.forget_all()
 
     def rebuild(self, num_blocks: int) -> None:
-        """The worker's memory is another one: nothing is in it, and nobody holds any of it."""
+        """Start over with the worker's new memory: it is empty, and no sequence holds a block of it."""
         self.num_blocks = num_blocks
         self._evicted_before = self.num_evicted
         self.pool = BlockPool(num_blocks, len(self.windows), self._events, self.pool.leased)
@@ -265,7 +266,8 @@ class BlockTables:
             self.pool.release(table, group)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """What the next plan must copy, every block at most once; the worker reads all sources before any target."""
+        """The copies that the next plan makes, every block at most once; the worker reads all sources before any
+        target."""
         if not self._copies and not self._copied:
             return ()
         copies = self._copied = tuple(self._copies.values())
@@ -286,7 +288,7 @@ class BlockTables:
         return True
 
     def _slide(self, sequence: Sequence, position: int) -> None:
-        """Give back what nobody sees who computes from `position` on, or from one before it: see `window_blocks`."""
+        """Give back blocks that are not read from `position` on, or from one before it: see `window_blocks`."""
         for group, (window, table) in enumerate(zip(self.windows, sequence.tables, strict=True)):
             if window is None:
                 continue
@@ -333,7 +335,7 @@ class BlockTables:
         return find_prefix(known, keys, self.windows_of(sequence), self.block_size)
 
     def _name_hits(self, sequence: Sequence, loads: list[list[int]]) -> list[HostHit]:
-        """What is to be loaded into a sequence's blocks, first block first; `loads` are indices in its tables."""
+        """The blocks to load for a sequence, first block first; `loads` are indices in its tables."""
         size, keys, hits = self.block_size, sequence.keys, []
         wanted = [set(indices) for indices in loads]
         for index in sorted(set().union(*wanted)):
@@ -374,7 +376,7 @@ class BlockTables:
 
 
 def _unseen_left_out(found: list[int], window: int | None, start: int, block_size: int) -> list[int]:
-    """The blocks of a prefix, without those that nobody sees who computes from `start` on."""
+    """The blocks of a prefix, without those that are not read by computing from `start` on."""
     if window is None:
         return found
     first = min(max(0, start + 1 - window) // block_size, len(found))

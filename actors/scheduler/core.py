@@ -44,7 +44,7 @@ from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 
 _LASTING = ("vocab_width", "block_size", "groups", "fingerprint")
-"""What a restarted worker has as the one before it had."""
+"""Fields of `WorkerReady` that must be equal after a restart."""
 _PRIORITY_SPAN = 2**33
 """More than priorities of requests differ by: that of the tenant counts before them."""
 
@@ -182,7 +182,7 @@ class SchedulerCore:
         self._early_aborts.add(request)
 
     def stop_string_met(self, row: int) -> None:
-        """The text of a sequence is complete: whoever says so has shown its end already. Idempotent."""
+        """End a sequence whose text met a stop string; its end has been shown already. Idempotent."""
         sequence = self._ledger.sequences.get(row)
         if sequence is not None and not sequence.ended and not sequence.lockstep:
             sequence.request.reason = "stop"
@@ -270,7 +270,7 @@ class SchedulerCore:
             raise
         if flight is not None and aligned is not None:
             self._updates.take_reports(result)
-            if self._offload is not None:  # before the flight has landed: whom this ends or puts back disturbs it
+            if self._offload is not None:  # before the flight lands, since ended or preempted sequences disturb it
                 self._offload.update(result, now)
                 self._offload.fail_unloaded(self._ledger.end_request)
             self._flights.land(flight)
@@ -297,7 +297,7 @@ class SchedulerCore:
         self._replay.lose(lost)
 
     def worker_sleeps(self, *, keeps_host: bool = False) -> None:
-        """Its memory was given back, all or but the host tier's; a loss that nobody has to answer for."""
+        """The worker's memory was given back, except the host tier's if `keeps_host`; no request is blamed."""
         self._num_naps += 1
         self.lose_worker(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
 
@@ -322,7 +322,7 @@ class SchedulerCore:
         return self._ledger.take(self._flights.last_returned)
 
     def take_stats(self) -> list[StepStats | RequestStats]:
-        """What happened since the last call, for the metrics sink."""
+        """Statistics since the last call, for the metrics sink."""
         return [*self._updates.take_stats(), *self._ledger.take_stats()]
 
     def snapshot(self) -> SchedulerSnapshot:

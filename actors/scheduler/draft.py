@@ -33,13 +33,13 @@ class Draft:
         """As in `StepPlan`; empty where no row is ever elastic."""
         self.new_rows: list[NewRow] = []
         self.new_bytes = 0
-        """What they bring."""
+        """Bytes of the new rows."""
         self.changes: list[RowChange] = []
         self.plain = True
         """One position for every row, and a token from it."""
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether there is room for a sequence that the worker does not know; there is for one, whatever it brings."""
+        """True if there is room for a sequence that the worker does not know; one such sequence always fits."""
         if not self.new_rows:
             return True
         embeddings = sequence.request.embeddings
@@ -84,7 +84,7 @@ class Draft:
 
 
 def _num_bytes(tokens: int, sampling: SamplingState, embeddings: bytes | None) -> int:
-    """What is long of a new row. tokens: bytes of its ids."""
+    """Bytes of a new row's long parts. tokens: bytes of its token ids."""
     ids = len(sampling.allowed_token_ids) + len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
     ids += sum(map(len, sampling.bad_words))
     texts = sum([len(arguments) for _, arguments in sampling.processors])

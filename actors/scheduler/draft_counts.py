@@ -1,4 +1,4 @@
-"""What came of drafts, counted: of one request's, and of all."""
+"""Counts of drafted and accepted tokens, of one request and of all."""
 
 
 class DraftCounts:

@@ -1,4 +1,4 @@
-"""What came of a step's drafts: for the metrics, for the requests, and in all for the snapshot."""
+"""Counts the drafts of each step: for the metrics, for the requests, and in all for the snapshot."""
 
 from collections import Counter
 from itertools import accumulate
@@ -10,7 +10,7 @@ from troupellm.protocol.metrics import DraftStats
 
 
 class Drafting:
-    """Counts drafts of sequences that still go on, those of others are nobody's."""
+    """Counts drafts of sequences that go on; drafts of ended ones count for no request."""
 
     def __init__(self) -> None:
         self.total = DraftCounts()

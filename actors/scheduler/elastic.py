@@ -1,4 +1,4 @@
-"""Rows whose worker verifies drafts: how many positions a plan lets each of them use, and where a result leaves them.
+"""Speculative decode rows: how many positions each may use in a plan, and how a step's result updates them.
 
 How far such a row comes is known when its plan is back, and the next one is made before. So it is counted twice:
 `num_computed` assumes that every plan in flight computes one position, the least there is, and `num_computed + slack`
@@ -38,7 +38,7 @@ class Elastic:
         self._limit = 0
         """Of most rows in the newest plan."""
         self._crowded = False
-        """Somebody had more to compute in the newest plan than one position and drafts."""
+        """A sequence had more to compute in the newest plan than one position and drafts."""
 
     def limit(self, num_rows: int, budget: int, *, crowded: bool) -> int:
         """Of each row in a step of so many. Every row has its one position before any has more, and prompts that wait
@@ -126,7 +126,7 @@ class Elastic:
             return False
         if reserved + width > sequence.capacity:
             added = self._tables.grow(sequence, reserved + width)
-            if added is None:  # nobody makes way for a draft
+            if added is None:  # no sequence is preempted for a draft
                 width = max(1, sequence.capacity - reserved)
                 if reserved + width > sequence.capacity:
                     added = make_room(sequence, partial(self._tables.grow, sequence, reserved + width))

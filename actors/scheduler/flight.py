@@ -11,7 +11,7 @@ class BrokenResult(RuntimeError):
 
 
 class Flight:
-    """What the scheduler keeps of one plan. The lists are parallel and in the plan's order."""
+    """The scheduler's record of one plan. The lists are parallel and in the plan's order."""
 
     __slots__ = (
         "clean",

@@ -1,4 +1,4 @@
-"""What a request's sequences have in common is computed once: forks share its blocks and copy what they write to.
+"""Computes the common prompt of a request's sequences once: forks share its blocks and copy those that they write to.
 
 The first sequence of a request computes the prompt. The moment that is done the request takes a reference of its own to
 those blocks, its *trunk*, so that they are there for the others even if the first one ends at once and nothing is
@@ -34,12 +34,12 @@ class Trunks:
         self._requests[request.number] = request
 
     def settle(self, request: Request) -> None:
-        """Let go of a trunk that nobody waits for any more."""
+        """Let go of a trunk once no sequence waits for it."""
         if request.trunk is not None and all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
             self.drop(request)
 
     def release_youngest(self) -> bool:
-        """Give blocks back under pressure: who would have shared them computes them again. False: there are none."""
+        """Give a trunk's blocks back under pressure; waiting forks compute them again. False if there is no trunk."""
         if not self._requests:
             return False
         self.drop(max(self._requests.values(), key=lambda request: request.sequences[0].arrival_key))

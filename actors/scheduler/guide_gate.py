@@ -171,7 +171,8 @@ class GuideGate:
             self._ready_bytes -= len(other[1])
 
     def _drop(self, sequence: Sequence) -> None:
-        """A sequence has ended. What no other one waits for is not built, unless the worker was asked already."""
+        """A sequence has ended. If no other sequence waits for its guide, the guide is not built, unless the worker was
+        asked already."""
         program = sequence.sampling.guide
         if program is None:
             return

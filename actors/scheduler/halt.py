@@ -1,4 +1,4 @@
-"""Standing still by request: at once, or when what is here has finished."""
+"""Pause planning on request, immediately or after the open requests have finished."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """Kills from outside that meet the same request again and again, before it gets anywhere.
 
-Somebody outside kills the worker whatever it computes. But not every cause inside shows: where the kernel's count of
-those whom it killed for want of memory cannot be read, a request that needs too much looks like bad luck, each time.
+A kill from outside is usually independent of the requests. But where the kernel's count of out-of-memory kills cannot
+be read, a request that needs too much memory looks like a kill from outside each time.
 """
 
 from collections.abc import Sequence as Sequences

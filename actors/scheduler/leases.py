@@ -1,4 +1,4 @@
-"""What clients tell of the KV cache, carried out: leases for prefixes, and sessions that are kept, fetched and dropped.
+"""Carries out clients' hints about the KV cache: leases for prefixes, and sessions that are kept, fetched and dropped.
 
 A request's leases begin when it ends: until then its blocks are in use and cannot be evicted.
 """

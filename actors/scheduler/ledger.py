@@ -1,4 +1,4 @@
-"""Who is open, and what must be said at an end: each request is closed exactly once, when its last sequence ends.
+"""The open requests and their ends: each request is closed exactly once, when its last sequence ends.
 
 Plans in flight may name it still, and its blocks come back with them; nothing that they produce for it is shown.
 """
@@ -118,7 +118,7 @@ class Ledger:
         self.end_request(sequence.request, error)
 
     def release_returned(self) -> None:
-        """After a plan came back: forget whom it named last."""
+        """After a plan came back: release the ended sequences that only it still named."""
         for sequence in self._residents.returned():
             self._released(sequence)
 
@@ -132,7 +132,7 @@ class Ledger:
             del self.requests[request.number]
 
     def take(self, step: int) -> StepOutput | None:
-        """What has ended since the last call, if anything."""
+        """Take the ends since the last call; None if there are none."""
         if not (self.finished or self.failed or self.closed):
             return None
         output = StepOutput(

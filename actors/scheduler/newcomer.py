@@ -1,4 +1,4 @@
-"""What the scheduler does with a submission before it is a request."""
+"""Turns a submission into a request of the scheduler."""
 
 from array import array
 

@@ -7,11 +7,11 @@ from troupellm.actors.scheduler.shares import Shares
 
 Part = tuple[list[Sequence], int]
 ROOM = None
-"""Who waits, among tenants with prompts under way."""
+"""The waiting room's entry among tenants with prompts under way."""
 
 
 class PromptParts:
-    """Remembers whose turn it is where there are fewer tokens than tenants who want some."""
+    """Splits a step's prompt tokens between tenants; they take turns where there are fewer tokens than tenants."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -23,14 +23,14 @@ class PromptParts:
     def of_step(
         self, step: int, tokens: int, others: list[Sequence], first: Sequence | None, *, starts_first: bool
     ) -> list[Part]:
-        """Sequences by tenant, and how many of a step's prompt tokens each tenant may take: equal parts, of which what
-        one does not need goes to the others. The waiting room's first has a part too if its tenant has none yet, which
-        is left over for its admission. Who wants single tokens alone comes first and needs no part: they are planned
-        while the step has any tokens.
+        """Sequences by tenant, and how many of a step's prompt tokens each tenant may take. The tokens are split
+        equally; parts that are not needed go to the other tenants. If the first waiting request belongs to a tenant
+        without a part, one part is reserved for its admission. Tenants that want single tokens alone come first and
+        need no part: their tokens are planned while the step has any.
 
         Args:
             others: running sequences that want more than a plain position.
-            first: who is served next of those who wait.
+            first: the next waiting sequence.
             starts_first: there is a row for it.
         """
         self._before = {}

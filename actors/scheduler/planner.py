@@ -36,7 +36,7 @@ _CAREFUL_STEPS = 64
 
 
 class SchedulerFrozen(RuntimeError):
-    """Somebody could run and was not planned: a bug of ours, raised instead of waiting for ever."""
+    """A sequence could run and was not planned: a bug of ours, raised instead of waiting for ever."""
 
 
 class Planner:
@@ -80,7 +80,7 @@ class Planner:
         self.step = 0
         """Plans made."""
         self._blocked: Sequence | None = None
-        """Who was next in the last plan and did not get enough blocks."""
+        """The first waiting sequence of the last plan, if it did not get enough blocks."""
         self._last = Flight(-1, 0.0)
         """The newest plan, whose columns serve again while the same sequences run."""
 
@@ -90,7 +90,7 @@ class Planner:
         self._grows_at = self.step + _CAREFUL_STEPS
 
     def forget(self) -> None:
-        """What was planned is lost: no column of it serves again."""
+        """The plans made are lost: none of their columns is used again."""
         self._last = Flight(-1, 0.0)
         self._blocked = None
 
@@ -132,19 +132,20 @@ class Planner:
                     if sequence.row in running and not self._plan_span(draft, sequence) and draft.prefill > 0:
                         starved = True
                         self._parts.keep_turn(sequence.request.tenant)
-                left -= before - (max(0, draft.prefill) if self._chunked else draft.prefill)  # singles take nobody's
+                # A plan without chunking may overshoot; single-token rows do not count against the tenant's part.
+                left -= before - (max(0, draft.prefill) if self._chunked else draft.prefill)
             draft.prefill = left
         if self._residents.num_preemptions > preemptions:
             draft.drop_preempted(self._residents.retired)
         elif not starved:
             self._admit(draft, now)
-            if not draft.sequences:  # whom a part of the prompt tokens was kept for did not get blocks
+            if not draft.sequences:  # the sequence that a part was kept for did not get blocks
                 for sequence in others:
                     if sequence.row in running:
                         self._plan_span(draft, sequence)
                 draft.drop_preempted(self._residents.retired)
         if not draft.sequences:
-            gave_way = self._residents.num_preemptions > preemptions  # whose turn it was gave up its own blocks
+            gave_way = self._residents.num_preemptions > preemptions  # the sequence in turn gave up its own blocks
             residents = self._residents
             if gave_way or (not self._flights and not residents.blocks_leaving and residents.unblock()):
                 return self.plan(now)
@@ -156,7 +157,7 @@ class Planner:
         return self._seal(draft)
 
     def _next(self) -> Sequence | None:
-        """Who is served next of those who wait."""
+        """The next waiting sequence."""
         quarantine = self._quarantine
         return self._room.first() if quarantine.members is None else quarantine.first(self._room)
 
@@ -341,7 +342,7 @@ class Planner:
         sequences = draft.sequences
         flight.sequences = sequences
         last = self._last
-        if not draft.new_rows and sequences == last.sequences:  # nobody came or went, so nobody's epoch has changed
+        if not draft.new_rows and sequences == last.sequences:  # no sequence joined or left, so no epoch has changed
             flight.rows, flight.epochs = last.rows, last.epochs
         else:
             flight.rows = tuple([sequence.row for sequence in sequences])

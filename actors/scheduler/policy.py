@@ -35,7 +35,7 @@ class WaitingRoom:
         self._ordered: dict[str, float] = {}
         """The counter of a tenant's entry that counts."""
         self._away: dict[Sequence, int] = {}
-        """Who waits for outer tiers, and the tokens that it would compute without them."""
+        """Sequences that wait for outer tiers, and the tokens that each would compute without them."""
         self._ties = count()
         self._size = 0
         self.num_tokens = 0
@@ -74,7 +74,7 @@ class WaitingRoom:
         self.num_tokens += len(sequence.tokens)
 
     def first(self) -> Sequence | None:
-        """Who is next; stays in the room."""
+        """The next sequence; stays in the room."""
         order = self._order
         while order:
             served, tie, tenant = order[0]
@@ -102,7 +102,7 @@ class WaitingRoom:
         self.num_tokens -= len(sequence.tokens)
         if not line.members:
             del self._lines[tenant]
-            if not self._lines:  # an entry must not outlive its counter, which may be forgotten while nobody waits
+            if not self._lines:  # an entry must not outlive its counter, which may be forgotten while the room is empty
                 self._order.clear()
                 self._ordered.clear()
             else:

@@ -1,19 +1,19 @@
 """How many prompt tokens a step computes: no more than fill the device, and no more than running streams can bear.
 
 A step beyond what saturates the device takes longer without doing more per second, so prompts that come together would
-all get their first tokens at its end instead of one after another. And while somebody streams, a step should not take
-longer than the inter-token target; it may always take twice as long as one without prompts, so that prompts cannot
-starve either. On a CPU a prompt that is all there is to do takes longer steps, as long as they remain short: what comes
-with every step is then paid less often. Whoever comes meanwhile waits for those that are under way.
+all get their first tokens at its end instead of one after another. While a request streams, a step should not take
+longer than the inter-token target. It may always take twice as long as one without prompts, so that prompts cannot
+starve either. On a CPU, a prompt without other work takes longer steps, as long as they remain short: the fixed cost of
+a step is then paid less often. New requests wait for the steps that are under way.
 """
 
 from troupellm.protocol.config import SchedulerConfig
 from troupellm.protocol.worker import WorkerReady
 
 LEAST_TOKENS = 16
-"""Prompt tokens that every step may compute; fewer at a time cost more in steps than they spare anybody."""
+"""Prompt tokens that every step may compute; fewer at a time would cost more in steps than they save."""
 SLOWDOWN = 2.0
-"""A step with prompts may take so many times as long as one without, whatever the target."""
+"""A step with prompts may take so many times as long as one without, regardless of the target."""
 LONE_SECONDS = 0.1
 """Of the steps under way, together, of a prompt beside which there is nothing to do."""
 _WEIGHT = 0.3
@@ -29,7 +29,7 @@ class PrefillBudget:
             wanted = ready.saturation_tokens or config.max_num_batched_tokens
         self.most = min(wanted, config.max_num_batched_tokens)
         """Tokens, without regard to streams."""
-        # On a GPU the log-probabilities of a long step's prompt would take memory that nobody reserved.
+        # # On a GPU the log-probabilities of a long step's prompt would take memory that is not reserved.
         free = config.max_num_prefill_tokens == "auto" and ready.device == "cpu"
         self._most_alone = config.max_num_batched_tokens if free else self.most
         self._lone_seconds = LONE_SECONDS / config.plans_in_flight
@@ -41,16 +41,16 @@ class PrefillBudget:
         self._last_end = 0.0
 
     def seconds_per_token(self) -> float:
-        """What a token of a prompt takes; 0 is unknown."""
+        """Seconds that a token of a prompt takes; 0 is unknown."""
         return self._per_token
 
     def tokens(self, decode_rows: int, *, streaming: bool, alone: bool = False) -> int:
         """For the next step; at least 1.
 
         Args:
-            decode_rows: sequences that get a token in it whatever else it does.
-            streaming: whether anybody reads along with one of them.
-            alone: only one prompt is to be computed, and nobody gets a token.
+            decode_rows: sequences that get a token in the step in any case.
+            streaming: True if one of them has a reader.
+            alone: only one prompt is to be computed, and no sequence gets a token.
         """
         if alone and self._at_start:
             return self._alone()

@@ -70,7 +70,7 @@ def find_prefix(pool: Finder, keys: Sequence[bytes], windows: Sequence[int | Non
 
 
 class _Part:
-    """What one group with a window has of a prefix; every key is looked up at most once."""
+    """The blocks of a prefix that one group with a window has; every key is looked up at most once."""
 
     def __init__(self, pool: Finder, keys: Sequence[bytes], group: int, window: int, block_size: int) -> None:
         self._pool, self._keys, self._group, self._window, self._size = pool, keys, group, window, block_size

@@ -1,14 +1,14 @@
 """After the worker has died: which of the requests that it worked on killed it.
 
-The requests of the lost plans are suspects. They are computed again in groups, and while a group is on trial nobody
-else is computed. A group whose members get past the point where the worker died is cleared. If the worker dies again,
-the members go on in halves, one after the other, until a request is on trial alone; one that kills the worker then is
-convicted. Innocent halves come first in line, so whatever has sickened the worker itself never sees a step succeed.
+The requests of the lost plans are suspects. They are computed again in groups, and while a group is on trial no other
+request is computed. A group whose members get past the point where the worker died is cleared. If the worker dies
+again, the members go on in halves, one after the other, until a request is on trial alone; one that kills the worker
+then is convicted. Innocent halves come first in line, so if the worker itself is broken, no step succeeds.
 
-Who was cleared stays on parole for some tokens. If the worker dies over it again, it must get further past that point
+A cleared request stays on parole for some tokens. If the worker dies over it again, it must get further past that point
 each time: a request that kills the worker a little later at every attempt is found too.
 
-Of a kill that may have come from outside one knows less: see `suspect`.
+A kill that may have come from outside proves less: see `suspect`.
 """
 
 from collections import deque
@@ -79,8 +79,8 @@ class Quarantine:
     def suspect(self, lost: Iterable[Sequence]) -> list[Request]:
         """As `accuse`, after a kill that looks as if it came from outside, but came too often.
 
-        Held against those only who are not on trial yet, or with whom this worker has computed nothing else; and
-        convicted is only who was alone with it from its first step.
+        Accuses only requests that are not on trial yet, or the only group that this worker has computed. Convicts only
+        a request that was alone with the worker from its first step.
         """
         if self.members is None:
             return self.accuse(lost, convict=False)
@@ -119,7 +119,7 @@ class Quarantine:
         return []
 
     def review(self) -> bool:
-        """Clear whom there is nothing against any more; True when another group is on trial now, or none.
+        """Clear the members that got far enough; True when another group is on trial now, or none.
 
         A member whose reader has stopped reading cannot go on: its own trial comes when it reads again.
         """

@@ -1,4 +1,4 @@
-"""Requests that can never run, whatever else ends. One that can run later waits instead."""
+"""Finds requests that can never run, even when all others have ended. A request that can run later waits instead."""
 
 from troupellm.protocol.cache_groups import capacity_tokens, count_beam_blocks
 from troupellm.protocol.config import SchedulerConfig

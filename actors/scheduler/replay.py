@@ -81,7 +81,7 @@ class Replay:
         self.reason = None
 
     def _judge(self, lost: WorkerLost) -> list[Request]:
-        """Who killed the worker; usually nobody, or nobody is known yet."""
+        """The requests that killed the worker; usually none, or none is known yet."""
         met = self._sequences_in_flight()
         if not met:
             return []

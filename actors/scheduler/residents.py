@@ -14,7 +14,7 @@ from troupellm.actors.scheduler.trunk import Trunk
 from troupellm.protocol.worker import NULL_BLOCK, RowFork
 
 SEARCH_STEPS = 16
-"""What a beam search gets done before it makes room for another tenant."""
+"""Steps that a beam search gets before it makes room for another tenant."""
 
 
 class _Leaving(NamedTuple):
@@ -48,7 +48,8 @@ class Residents:
         self.retired: list[int] = []
         """Rows that the worker should forget with the next plan."""
         self.forks: list[RowFork] = []
-        """What the worker should do with the next plan, whoever is in it: all forks of a step belong together."""
+        """Forks for the worker to make with the next plan, for rows in and out of it: all forks of a step belong
+        together."""
         self.trunks = Trunks(tables)
         self.regrouping: dict[int, Request] = {}
         """Searches whose first beam has been computed again, and others have not begun to be."""
@@ -145,7 +146,7 @@ class Residents:
         """Nothing runs because beams wait for siblings that have no blocks: another request makes way.
 
         Returns:
-            False if there is nobody but the first to come, who has room when it is alone.
+            False if only the oldest running request is left, which has room when it is alone.
         """
         if self.trunks.release_youngest():
             return True
@@ -156,9 +157,9 @@ class Residents:
         return True
 
     def victim(self) -> Sequence | None:
-        """Who gives up blocks next: readers that do not read before those that do, then the tenant that was served
-        most, then who came last. Who came first of all that run gives way only to itself: searches lose the step they
-        are at, so two that took blocks from each other in turns would neither end.
+        """The sequence that gives up blocks next: paused readers before others, then the tenant that was served most,
+        then the newest. The oldest running request is preempted only for itself: two beam searches that preempted each
+        other in turns would never finish.
         """
         if self.paused:
             return max(self.paused.values(), key=self._age)
@@ -174,11 +175,12 @@ class Residents:
         return min(self.running.values(), key=lambda sequence: sequence.arrival_key, default=None)
 
     def in_the_way(self, waiting: Sequence) -> Sequence | None:
-        """Who should make room for the first of the waiting room: the last to come of the tenant that runs most.
+        """The sequence that makes room for the first of the waiting room: the newest of the tenant that runs most.
 
-        None while nobody has more than a fair share, so that nobody who makes room can ask for it back. A beam only if
-        there is nobody else, for all of its search goes with it, which leaves its tenant with less than a share and
-        the step undone; and only after some steps, so that searches that take turns end.
+        None unless a tenant runs more than its fair share; otherwise the preempted request could ask for its room back.
+        A beam is chosen only if there is no other sequence: all of its search goes with it, which leaves its tenant
+        with less than a share and the step undone. A search must have made some steps, so that searches that take turns
+        end.
         """
         shares, tenant = self._shares, waiting.request.tenant
         coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
@@ -195,7 +197,7 @@ class Residents:
         return self._shares.served(sequence.request.tenant), sequence.arrival_key
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take the blocks away. What was computed is computed again later, from all tokens so far.
+        """Take the blocks away. The lost positions are computed again later, from all tokens so far.
 
         Beams go together, since none can go on without the others; the first one computes first again.
         """
@@ -264,9 +266,9 @@ class Residents:
         self.num_preemptions = counted
 
     def end(self, sequence: Sequence, event: Event) -> bool:
-        """A sequence ends in whatever state it is; True if nothing in flight names it, so that its blocks are free.
+        """End a sequence in any state; True if nothing in flight names it, so that its blocks are free.
 
-        What it computed stays findable, unless it failed: then that is not to be trusted.
+        Its computed blocks stay findable, unless it failed: then their contents are not to be trusted.
         """
         self._room.remove(sequence)
         if event is Event.FAIL:
@@ -334,7 +336,7 @@ class Residents:
         sequence.capacity = 0
 
     def disturb(self) -> None:
-        """What plans in flight compute of a sequence is not what they were made for: they are read row by row."""
+        """A sequence has changed since the plans in flight were made: their results are read row by row."""
         self._flights.disturb()
 
     def assert_invariants(self) -> None:

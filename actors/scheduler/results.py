@@ -12,7 +12,7 @@ from troupellm.protocol.worker import RowError, RowLogprobs, StepResult
 
 
 class Aligned(msgspec.Struct, frozen=True):
-    """What a result says of its plan's rows, in the plan's order."""
+    """A result's columns for its plan's rows, in the plan's order."""
 
     token_counts: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -68,7 +68,7 @@ def _check_drafts(flight: Flight, aligned: Aligned, step: int) -> None:
 
 
 def check_described(result: StepResult, vocab_width: int) -> None:
-    """Whoever makes text of log-probabilities relies on their sizes, and a beam goes on with their tokens.
+    """Check log-probabilities: their text depends on their sizes, and a beam goes on with their tokens.
 
     Raises:
         BrokenResult: their columns do not fit each other, or name tokens that there are not.

@@ -110,7 +110,7 @@ class LastToken:
 
 
 class Request:
-    """What a request's sequences share."""
+    """The state that a request's sequences share."""
 
     __slots__ = (
         "arrival",
@@ -162,7 +162,7 @@ class Request:
         self.prompt = message.prompt
         """int32 [prompt_tokens]."""
         self.embeddings = message.embeddings
-        """What stands for the prompt instead of its tokens; float32 [prompt_tokens, hidden]."""
+        """Embeddings instead of the prompt's tokens; float32 [prompt_tokens, hidden]."""
         self.num_prompt_tokens = len(message.prompt) // 4
         self.stop_or_eos = message.stop_token_ids | message.eos_token_ids
         self.prompt_keys = prompt_keys
@@ -175,12 +175,12 @@ class Request:
         self.first_token: float | None = None
         self.cached_tokens = 0
         self.drafts: DraftCounts | None = None
-        """What came of its drafts, once there were any."""
+        """The counts of its drafts, once there were any."""
         self.cached_sources: CachedTokens | None = None
         self.prompt_computed = False
         """The prompt's blocks are there: siblings need not wait any more."""
         self.trunk: Trunk | None = None
-        """What the siblings that have no blocks yet will share; the request holds a reference to each block of it."""
+        """Blocks that siblings without blocks will share; the request holds a reference to each of them."""
         self.search: BeamSearch | None = None
         """The sequences are beams: each step decides for all of them together which go on and how."""
         self.paused = False
@@ -288,9 +288,9 @@ class Sequence:
         self.num_offered = 0
         """Of those, how many the tiers behind the device were offered."""
         self.host_hits: list[HostHit] = []
-        """What is to be loaded into its blocks, between their admission and the load."""
+        """Blocks to load for the sequence, between their admission and the load."""
         self.loading: object | None = None
-        """What it waits for while it is LOADING; belongs to who leads that."""
+        """The state of its load while it is LOADING; belongs to the module that does the loading."""
         self.asked = False
         """Outer tiers were asked for its blocks since it ran last."""
         self.asks_again = False

@@ -1,10 +1,10 @@
 """Fair shares: a virtual token counter per tenant.
 
-A tenant's counter grows with what it is served, divided by its weight: a prompt's tokens when it starts, and a token
-for each of its running sequences in every step. Who has the smallest counter is served next, so tenants who want more
-than there is get equal parts of it, whatever they send. A tenant who comes back after a rest starts level with the one
-who was served least: time in which it asked for nothing earns it nothing. ("Fairness in Serving Large Language Models",
-OSDI 2024.)
+A tenant's counter grows with the tokens that it is served, divided by its weight: a prompt's tokens when it starts, and
+a token for each of its running sequences in every step. The tenant with the smallest counter is served next, so tenants
+that want more than there is get equal parts, however many requests they send. A tenant that comes back after a rest
+starts level with the least served one: idle time earns it nothing. ("Fairness in Serving Large Language Models", OSDI
+2024.)
 
 A sequence that asks outer tiers has had its turn, and what it will compute is known when it comes back. Until then the
 tenant counts as served what the sequence would compute without them.
@@ -45,7 +45,7 @@ class Shares:
         return self._rows.get(tenant, 0) / self._weights.get(tenant, 1.0)
 
     def row_share(self, tenant: str) -> float:
-        """What one sequence adds to `rows`."""
+        """The amount that one sequence adds to `rows`."""
         return 1.0 / self._weights.get(tenant, 1.0)
 
     def arrive(self, tenant: str, waiting: Iterable[str]) -> None:
@@ -54,7 +54,7 @@ class Shares:
         others = [self._served.get(other, 0.0) for other in {*self._rows, *waiting} if other != tenant]
         if others:
             self._served[tenant] = max(self._served.get(tenant, 0.0), min(others) - _HEAD_START)
-        if len(self._served) > _MOST_REMEMBERED:  # who comes when nobody else is there has a counter when it is charged
+        if len(self._served) > _MOST_REMEMBERED:  # a tenant that comes alone gets its counter when it is charged
             self._forget({tenant, *self._rows, *waiting})
 
     def charge(self, tenant: str, tokens: int) -> None:

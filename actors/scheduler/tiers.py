@@ -1,4 +1,4 @@
-"""What the block tables and their sequences tell the tiers behind the device, and ask of them."""
+"""The interface through which the block tables and their sequences use the tiers behind the device."""
 
 from typing import Protocol
 
@@ -6,10 +6,10 @@ from troupellm.actors.scheduler.sequence import Sequence
 
 
 class Tiers(Protocol):
-    """What lies behind the device."""
+    """The tiers behind the device."""
 
     def in_host(self, key: bytes) -> object | None:
-        """What host memory has of a block by its key, group included; None if nothing that could be loaded now."""
+        """Host memory's block for a key, group included; None if there is none that could be loaded now."""
 
     def reads(self, sequence: Sequence) -> bool:
         """Whether a sequence's blocks may come from there."""
@@ -24,8 +24,8 @@ class Tiers(Protocol):
         """It is about to give up its blocks for good."""
 
     def stop_waiting(self, sequence: Sequence) -> set[int]:
-        """Nobody waits any more for what is under way to a LOADING sequence; the transfers after which its blocks are
-        free, each of which leaves the set when it has ended."""
+        """Stop waiting for the transfers to a LOADING sequence. Returns those after which its blocks are free; each
+        leaves the set when it has ended."""
 
     def holders(self) -> list[list[list[int]]]:
         """Tables of the blocks that are held for no sequence, because something is being loaded into them."""

@@ -1,9 +1,9 @@
-"""What a request keeps of a prompt that was computed for all of its sequences."""
+"""The blocks of a prompt that was computed once for all sequences of its request."""
 
 
 class Trunk:
-    """Blocks that hold the first `num_positions` positions of every sequence of a request; what follows in the last one
-    is somebody's own."""
+    """Blocks that hold the first `num_positions` positions of every sequence of a request. Later positions of the last
+    block belong to one sequence."""
 
     __slots__ = ("cache_age", "num_positions", "tables")
 

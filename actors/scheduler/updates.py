@@ -94,7 +94,7 @@ class Updates:
         )
 
     def take_reports(self, result: StepResult) -> None:
-        """What the worker tells of itself."""
+        """Take the worker's reports about itself."""
         self.proposer.take(result.proposer)
         self.graphs = result.graphs or self.graphs
 
@@ -108,7 +108,7 @@ class Updates:
         return stats
 
     def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
-        """Every pooled prompt that ends in this plan has its vector, unless its row failed, and nobody else has one."""
+        """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
         wanted = {}
         for sequence, _, _, ends in flight.prefills:
             if ends and sequence.pooling is not None and self._ability is not None:

@@ -26,7 +26,7 @@ _MULTIPLIER = 31
 
 
 def next_token(tokens: list[int]) -> int:
-    """What the fake model says after these tokens; stays clear of the low ids, where special tokens live."""
+    """The fake model's next token after these tokens; it avoids the low ids, where special tokens live."""
     value = 7
     for token in tokens:
         value = (value * _MULTIPLIER + token + 1) % 1_000_003
@@ -66,7 +66,7 @@ class FakeWorker:
         self.ready: WorkerReady | None = None
         self.commands: list[WorkerCommand] = []
         self.missing: set[str] = set()
-        """What was given back for a sleep."""
+        """The memory that was given back for a sleep."""
         self.refusal: Exception | None = None
         """Of every command."""
 

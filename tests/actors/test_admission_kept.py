@@ -1,4 +1,4 @@
-"""Places that are kept for tenants, and those who wait in line for the others: nobody is passed for ever."""
+"""Places that are kept for tenants, and requests that wait in line for the others: none is passed for ever."""
 
 import anyio
 import pytest

@@ -20,7 +20,7 @@ from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
 STEP_TIMEOUT = 60.0
 """The server's."""
 MINUTES = 600.0
-"""In all, whatever the loop looks like."""
+"""Most seconds in all, for any form of the loop."""
 
 
 class VirtualClock:
@@ -97,7 +97,7 @@ class Life:
         )
 
     async def run(self) -> tuple[Exception | None, float]:
-        """What the actor ended with, and after how many seconds."""
+        """The error that the actor ended with, and after how many seconds."""
         error: Exception | None = None
         began = anyio.current_time()
         async with anyio.create_task_group() as group:

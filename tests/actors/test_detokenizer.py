@@ -46,7 +46,7 @@ def ids_of(tables: TextTables):
 
 
 def naive_cut(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """What reading one character at a time gives: the match that ends first, the longest of those."""
+    """The cut by reading one character at a time: the match that ends first, the longest of those."""
     for end in range(1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
             if text[:end].endswith(stop):

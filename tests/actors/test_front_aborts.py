@@ -29,7 +29,7 @@ async def test_what_a_front_refuses_is_counted_as_what_the_engine_refuses(engine
             await pair.remote.generate(PROMPT)
         await pair.remote.generate(PROMPT, max_tokens=1)
         await until(lambda: not len(pair.session))
-        assert rejected["invalid"] == 6  # whoever leaves was not refused
+        assert rejected["invalid"] == 6  # requests that leave do not count as refused
 
 
 async def test_an_abort_that_comes_together_with_the_prompt_ends_the_request(

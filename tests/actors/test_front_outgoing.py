@@ -1,4 +1,4 @@
-"""What a front is sent in which frame: all requests together, much in portions, ends once."""
+"""The frames sent to a front: all requests together, long outputs in portions, ends once."""
 
 from troupellm.actors.front_outgoing import FRAME_WEIGHT, PORTION, Outgoing, Sent
 from troupellm.protocol.fronts import Pieces
@@ -6,7 +6,7 @@ from troupellm.protocol.outputs import Delta, TokenLogprob, TopLogprob, Usage
 
 
 class StubOutbox:
-    """What `Outgoing` reads of an outbox."""
+    """The part of an outbox that `Outgoing` reads."""
 
     def __init__(self, deltas: list[Delta], prompt: tuple[TokenLogprob | None, ...] | None = None) -> None:
         self.deltas = deltas

@@ -1,4 +1,4 @@
-"""What a front asks beside requests: each answer finds its question, and nobody waits for who is gone."""
+"""Queries of a front beside requests: each answer finds its query, and no query waits for a process that is gone."""
 
 from typing import Any
 

@@ -20,6 +20,7 @@ from troupellm.protocol.errors import (
 )
 from troupellm.protocol.fronts import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
 from troupellm.protocol.intake import Demand, Party
+from troupellm.protocol.kv_hints import KVHints
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
@@ -53,7 +54,7 @@ async def test_answers_are_those_of_the_engine_itself(engine_of: Any, expected: 
         wanted = expected(list(stream.prompt_token_ids), 30)
         assert tokens == {0: wanted, 1: wanted}
         assert stream.finish_reasons == {0: "length", 1: "length"}
-        assert all(submit.prompt for submit in crossed(pair, Submit))  # nobody but the front tokenized
+        assert all(submit.prompt for submit in crossed(pair, Submit))  # only the front tokenized
         assert not remote._requests
         assert not len(pair.session)
 
@@ -77,6 +78,7 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         "cache_salt": b"salt",
         "deadline": 50.0,
         "streaming": False,
+        "hints": KVHints(session="s-1", retain=60.0),
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
     assert set(given) | {"prompt", "pooling", "bulk"} == set(fields)  # requests that are pooled: see test_pooling

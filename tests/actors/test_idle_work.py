@@ -1,4 +1,4 @@
-"""On both seats a worker does what it has put off when nobody asks anything of it, part by part."""
+"""On both seats an idle worker does its postponed work, part by part."""
 
 import threading
 from typing import Any

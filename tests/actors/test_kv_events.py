@@ -38,7 +38,7 @@ def numbers(events: list[KVEvent]) -> list[int]:
 
 
 def heard(log: KVEventLog) -> set[tuple[str, int]]:
-    """What somebody who hears all events takes to be there: keys in groups."""
+    """The keys in groups that a reader of all events takes to be there."""
     known: set[tuple[str, int]] = set()
     for event in log.read(0, most=100_000):
         match event:

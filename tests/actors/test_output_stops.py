@@ -1,4 +1,4 @@
-"""Answers that a stop string ends before the scheduler hears of it: what comes behind the end is nobody's."""
+"""Answers that a stop string ends before the scheduler hears of it: later tokens are dropped."""
 
 from typing import Any
 

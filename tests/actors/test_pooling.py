@@ -296,7 +296,7 @@ async def test_a_large_call_neither_needs_all_room_at_once_nor_keeps_others_out(
             await eventually(lambda: engine.snapshot().open_requests >= 8)
             with pytest.raises(EngineOverloaded):  # as any other request that does not wait
                 await engine.embed("b", wait=False, concurrency=1)
-            assert len(await engine.embed("b")) == 1  # whoever waits comes in between
+            assert len(await engine.embed("b")) == 1  # a waiting request comes in between
             assert not large
         assert len(large[0]) == 300
 

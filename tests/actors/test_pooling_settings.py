@@ -1,4 +1,4 @@
-"""What checkpoints and settings say about pooling, and what of it is refused while loading."""
+"""Pooling in checkpoints and settings, and the values that are refused while loading."""
 
 from pathlib import Path
 from typing import Any

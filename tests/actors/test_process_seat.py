@@ -117,7 +117,7 @@ async def test_how_a_worker_died_says_whose_fault_it_was(
 async def test_the_successors_of_a_worker_that_cannot_capture_graphs_do_without(
     seat: ProcessSeat, processes: FakeProcesses, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody's request is to blame, and none of them does what the first one died of."""
+    """No request is to blame, and successors avoid the cause of the first death."""
     await seat.start()
     processes.children[0].say(failed(GraphCaptureError("a graph could not be captured"), loading=False))
     with pytest.raises(WorkerGone, match="a graph could not be captured") as caught:

@@ -36,7 +36,7 @@ async def test_an_interrupt_at_the_terminal_is_not_for_children() -> None:
 
 
 async def test_being_cancelled_over_a_start_is_no_failed_start() -> None:
-    """Who is cancelled there has a child, and ends it."""
+    """The cancelled task has a child, and ends it."""
     listener = Listener()
     with anyio.CancelScope() as scope:
         scope.cancel()

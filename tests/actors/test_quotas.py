@@ -146,7 +146,7 @@ def test_what_never_began_costs_no_tokens() -> None:
     requests = OpenRequests(clock, lambda message: None)
     refused = requests.add(admission.enter(want(tokens=300, max_tokens=100)), 0.0, 8, None)
     refused.fail(RequestAborted("not valid"))
-    admission.enter(want(tokens=300)).leave()  # nobody handed it over
+    admission.enter(want(tokens=300)).leave()  # not handed over
     waited = requests.add(admission.enter(want(tokens=300)), 0.0, 8, None)
     waited.opened(tuple(range(300)))
     waited.fail(RequestAborted("waited too long"))

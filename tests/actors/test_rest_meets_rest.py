@@ -37,7 +37,7 @@ async def test_a_wait_lets_nobody_go_on_who_stands_still(engine_of: Any, expecte
 
 
 async def test_who_came_after_a_rest_began_is_not_waited_for(engine_of: Any, expected: Any, until: Any) -> None:
-    """Whatever the rest was: they wait for the end of it."""
+    """In every kind of rest, newcomers wait for its end."""
     async with engine_of() as engine, anyio.create_task_group() as group:
         for mode in ("wait", "keep", "abort"):
             await engine.pause(mode)

@@ -188,7 +188,7 @@ async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
 async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_completed(
     device: HandDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever left it ringing would never sleep again."""
+    """A waiter that left the bell ringing would never sleep again."""
     device.late, device.at_once = {1}, {1, 2}
     seat, launch, heard = OnLink(device), device.launch, threading.Event()
     steps = seat._server._steps

@@ -1,4 +1,4 @@
-"""A step that found no memory is known to have, whatever the device calls it, also in the words of a process."""
+"""A step that found no memory is recognized on every device, also by its text from another process."""
 
 import pytest
 import torch

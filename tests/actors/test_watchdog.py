@@ -1,4 +1,4 @@
-"""What the watchdog takes for trouble, whom it names, and what it does in which order."""
+"""The states that the watchdog takes for trouble, the actor it names, and the order of its measures."""
 
 import msgspec
 

@@ -55,7 +55,7 @@ class Bench:
         return message.result
 
     async def replaced(self) -> WorkerLost:
-        """What the scheduler hears of a worker that is lost and comes back."""
+        """The message that the scheduler gets about a worker that is lost and comes back."""
         assert await self.results.wait()
         lost = self.results.take()
         assert isinstance(lost, WorkerLost)
@@ -242,7 +242,7 @@ async def test_a_stopped_worker_is_replaced_long_before_its_deadline(
 
 
 class HandClock(SystemClock):
-    """Goes on while somebody waits for a time, and some waits take longer than they were meant to."""
+    """Advances while a task waits for a time; some waits take longer than intended."""
 
     def __init__(self, longer: dict[int, float]) -> None:
         self.seconds, self._longer, self._waits = 0.0, longer, 0

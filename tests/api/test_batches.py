@@ -131,7 +131,7 @@ async def test_one_key_knows_nothing_of_anothers_files_and_batches(serving: Any)
 
 
 async def test_a_batch_is_cancelled(serving: Any) -> None:
-    """What was answered is kept; what was under way is not waited for."""
+    """Finished answers are kept; lines under way are not waited for."""
     async with serving({"max_num_seqs": 4}) as served, sdk(served) as client:
         lines = [line(0, max_tokens=1), *(line(number, max_tokens=3900) for number in range(1, 40))]
         batch = await started(client, lines)
@@ -170,7 +170,7 @@ LIFE = {"anchor": "created_at", "seconds": 7200}
 
 
 async def test_lines_leave_room_for_whoever_waits_for_an_answer(serving: Any) -> None:
-    """Of four rows a batch has two, and none new while the engine sleeps or somebody waits."""
+    """Of four rows a batch has two, and none new while the engine sleeps or another request waits."""
     async with serving({"max_num_seqs": 4, "max_num_queued_reqs": 0}) as served, sdk(served) as client:
         batch = await started(client, [line(number, max_tokens=100) for number in range(12)])
         engine = served.host.engine
@@ -246,7 +246,7 @@ def _results(database: sqlite3.Connection) -> list[bytes]:
 
 
 async def test_an_app_works_on_batches_from_its_startup_on(tiny_engine: Any, tmp_path: Path) -> None:
-    """An app that somebody mounts without its lifespan says so, instead of taking what nobody would work on."""
+    """An app mounted without its lifespan says so, instead of accepting batches that would never run."""
     config = server_config(files_dir=str(tmp_path / "files"))
     async with tiny_engine() as engine:
         app = asgi(engine, config=config)

@@ -34,7 +34,7 @@ QUIET = {
 
 
 def need(pattern: str) -> None:
-    """What is to be found in the environment of the clients."""
+    """A package that must be in the environment of the clients."""
     if not any(ENVIRONMENT.glob(pattern)):
         name = pattern.rpartition("/")[2]
         absent(f"{name} of {ENVIRONMENT.name}", "`make clients` installs it where there is a network")
@@ -53,11 +53,11 @@ async def run(folder: Path, *command: object) -> dict[str, Any]:
 ADD = [["add", ["first", "second"]]]
 MODEL = "troupe-builtin"
 TEXTS = ["a fox", "x"]
-"""What clients ask vectors of."""
+"""Texts that clients ask vectors of."""
 
 
 async def vectors_of(server: ServerProcess) -> list[list[float]]:
-    """What the server says without any client."""
+    """The server's own vectors, without any client."""
     async with server.client() as client:
         answer = await client.post("/v1/embeddings", json={"model": MODEL, "input": TEXTS})
     return [item["embedding"] for item in answer.json()["data"]]

@@ -1,4 +1,4 @@
-"""What `make serve` prints for a newcomer, taken as it stands: the curl line and the three lines of openai-python."""
+"""The output of `make serve` for a newcomer, run as it stands: the curl line and the three lines of openai-python."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the server writes to its log, and that an embedded engine writes and configures nothing."""
+"""The server's log, and that an embedded engine neither logs nor configures logging."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What usage says of drafts, as each API's own client reads it; together it is what the engine counted."""
+"""Draft counts in usage, as each API's own client reads them; together they equal the engine's counts."""
 
 import anthropic
 import httpx

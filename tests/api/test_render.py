@@ -1,4 +1,4 @@
-"""What /render answers is the request that the generating route would have given to the engine."""
+"""/render answers with the request that the generating route would have given to the engine."""
 
 import pytest
 from serving import running_server

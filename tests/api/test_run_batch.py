@@ -80,7 +80,7 @@ def test_an_output_file_is_gone_on_with(checkpoint: Path, requests: Path, tmp_pa
 
 
 class Bar:
-    """What a progress bar is told."""
+    """Records the calls of a progress bar."""
 
     def __init__(self, *, total: int | None, initial: int, **more: object) -> None:
         self.total, self.begun, self.done, self.failed = total, initial, initial, -1
@@ -140,7 +140,7 @@ def test_what_is_no_beginning_of_the_results_is_refused(
 
 @pytest.mark.parametrize("more", [(), ("--overwrite",)])
 def test_the_input_file_is_never_written_to(requests: Path, tmp_path: Path, capsys: Any, more: tuple[str, ...]) -> None:
-    """By whatever name it is called."""
+    """The file is recognized under every name."""
     content = requests.read_bytes()
     (tmp_path / "link").symlink_to(requests)
     (tmp_path / "same").hardlink_to(requests)

@@ -1,4 +1,4 @@
-"""What /openapi.json promises, against the server: no 5xx, every error in our shape, no status that is not documented.
+"""The promises of /openapi.json, against the server: no 5xx, every error in our shape, only documented statuses.
 
 Schemathesis makes requests that the document allows and requests that it forbids, for every route.
 """

@@ -1,4 +1,4 @@
-"""What belongs to no single route: probes, states, ids, mounting, other servers, raw sockets."""
+"""Tests that belong to no single route: probes, states, ids, mounting, other servers, raw sockets."""
 
 import json
 

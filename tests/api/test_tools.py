@@ -139,7 +139,7 @@ async def test_history_shows_the_model_what_it_wrote(client):
 
 
 async def test_a_named_tool_is_called_with_arguments_that_validate(client):
-    """Whatever was asked for, streamed and not, greedy and drawn."""
+    """For every prompt, streamed and not, greedy and sampled."""
     for name, seed, temperature in [(name, 5, temperature) for name in SCHEMAS for temperature in (0.0, 1.0)]:
         choice = {"type": "function", "function": {"name": name}}
         request = ASK | {"tools": TOOLS, "tool_choice": choice, "temperature": temperature, "seed": seed}

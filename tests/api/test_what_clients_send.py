@@ -1,4 +1,4 @@
-"""What clients send that have no test of their own, and what they check of the answers: Vercel's AI SDK, LlamaIndex and
+"""Requests of clients that have no test of their own, and their checks of the answers: Vercel's AI SDK, LlamaIndex and
 AnythingLLM, on the built-in model. The last two send it by the official clients."""
 
 import json

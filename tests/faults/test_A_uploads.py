@@ -1,6 +1,6 @@
 """Rows A1, A4 and A8 of the fault table where a body is a file: bad forms, huge ones, slow ones, and a full disk.
 
-Whatever comes, nothing of it stays on the disk, and nobody else notices.
+No upload leaves data on the disk or disturbs another client.
 """
 
 import resource
@@ -139,7 +139,7 @@ async def test_A4_files_that_are_too_large(tiny_engine: Any, tmp_path: Path) -> 
 
 
 async def sent_in_chunks(attacked: Attacked, pieces: AsyncIterator[bytes]) -> bytes:
-    """What the server says while, or after, it takes the pieces."""
+    """The server's answer, read while the pieces are sent and after."""
     head = f"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: {FORM}\r\ntransfer-encoding: chunked\r\n\r\n"
     connection = await attacked.served.raw(head.encode())
     with suppress(anyio.BrokenResourceError):

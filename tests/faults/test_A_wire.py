@@ -136,7 +136,7 @@ async def test_A5_tiny_chunks_cost_little(tiny_engine, monkeypatch):
         await connection.close()
         assert not seen or seen.startswith(b"HTTP/1.1 400 ")
         assert MAX_TINY_PIECES < len(looked_at) < MAX_TINY_PIECES + 100
-        # What an ordinary client sends in chunks is served.
+        # # Chunks of an ordinary client are served.
         piece = BODY[:20]
         rest = BODY[20:]
         body = b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(piece), piece, len(rest), rest)
@@ -298,7 +298,7 @@ async def test_A11_http2_answers_wait_for_their_reader(tiny_engine):
         with anyio.fail_after(20):
             while sum(isinstance(event, h2.events.ResponseReceived) for event in client.events) < count:
                 await client.read()
-            await attacked.client.get("/livez")  # a turn for whoever could still write
+            await attacked.client.get("/livez")  # a turn for tasks that could still write
             unsent = [len(found.buffer) for found in gc.get_objects() if type(found) is Unsent]
         assert len(unsent) >= count
         assert 0 < max(unsent) < 3 * PIECE_BYTES

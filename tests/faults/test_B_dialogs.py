@@ -223,7 +223,7 @@ async def test_B12_models(tiny_engine):
 
 
 async def test_B13_ids_of_responses(tiny_engine):
-    """What stands in a path is only ever compared."""
+    """Ids in a path are only compared."""
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for name in ("resp_none", "%00", "%F0%9F%98%80", "'%20OR%201=1--", "x" * 512, "%ff"):
             for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):

@@ -1,6 +1,6 @@
-"""Row B10 of the fault table, and C5, D3 and E4 where they concern guides: grammars that harm nobody but themselves.
+"""Row B10 of the fault table, and C5, D3 and E4 where they concern guides: grammars that harm only their own request.
 
-What is hostile meets each backend, as the server's own one.
+Each backend, as the server's own one, gets the hostile grammars.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Every B row of the fault table on every route that has a JSON body, streamed and not.
 
 The routes come from the server's own table, so one that is added later is attacked too, and the test says so where
-nobody has told how a right request looks there. All of it is slow; `make test` runs a sample of each route.
+where a right request of a route is not declared. All of it is slow; `make test` runs a sample of each route.
 """
 
 import json
@@ -103,7 +103,7 @@ def attackable() -> list[Route]:
 
 
 def fields_of(route: Route) -> tuple[set[str], set[str]]:
-    """What a route's body knows, and what of that is refused altogether."""
+    """The fields of a route's body, and those of them that are refused altogether."""
     kinds = msgspec.inspect.type_info(ChatRequest if route.path == INVOCATIONS else route.body)
     structs = kinds.types if isinstance(kinds, msgspec.inspect.UnionType) else (kinds,)
     known: set[str] = set()
@@ -156,7 +156,7 @@ async def test_B_rows_on_a_classifier(tmp_path):
 
 @pytest.mark.slow
 async def test_B3_where_tokens_are_drafted(tiny_engine, tmp_path):
-    """What is greedy is drafted for, what is not is not: either way bad numbers are refused, and odd ones served."""
+    """Greedy rows get drafts, others do not: either way bad numbers are refused, and odd ones served."""
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}
     drafts |= {"prompt_lookup_min": 1, "prompt_lookup_max": 3}
     async with attacked_server(tiny_engine, tmp_path, speculative_config=drafts) as (attacked, right):
@@ -200,7 +200,7 @@ async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
     answers: Counter[tuple[str, int]] = Counter()
     wrong: list[tuple[str, str, str]] = []
     requests = pairs(PAIRS)
-    config = server_config(files_dir=str(tmp_path))
+    config = server_config(files_dir=str(tmp_path), max_batches=PAIRS, max_files=PAIRS)
 
     async def work(client: httpx.AsyncClient) -> None:
         for path, body in requests:
@@ -212,12 +212,12 @@ async def test_pairs_of_values_cause_no_server_error(tiny_engine, tmp_path):
                 wrong.append((path, content.decode()[:300], answer.text[:300]))
 
     async with (
-        tiny_engine() as engine,
+        tiny_engine(max_model_len=256) as engine,
         running_server(engine, config) as served,
-        served.client() as client,
+        served.client(timeout=600.0) as client,
         anyio.create_task_group() as group,
     ):
-        served.host.batches.runs = True  # nobody works on them: only their requests are looked at
+        served.host.batches.runs = True  # no runner: the test looks at the requests only
         kept = (await client.post("/v1/conversations", json={})).json()["id"]
         client.event_hooks["request"].append(partial(name_conversation, kept))
         for _ in range(WORKERS):
@@ -245,7 +245,7 @@ async def attacked_server(
     config = server_config(files_dir=str(folder), admin_api_key=("boss",))
     async with tiny_engine(**settings) as engine, under_attack(engine, config) as attacked:
         batches = attacked.served.host.batches
-        batches.runs = True  # nobody does: what becomes of batches is another test's matter
+        batches.runs = True  # batches do not run here; another test covers them
         form = {"data": {"purpose": "batch"}, "files": {"file": ("in.jsonl", json.dumps(LINE).encode())}}
         file = (await attacked.client.post("/v1/files", **form)).json()["id"]
         kept = (await attacked.client.post("/v1/conversations", json={}, headers=SENT)).json()["id"]

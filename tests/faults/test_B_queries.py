@@ -1,7 +1,7 @@
 """Rows B1, B2, B12 and B15 of the fault table behind the question mark, on every route that reads something there.
 
-What is wrong follows from the types that the routes read, so one that is added later is asked too. Whatever admin
-routes took for something else would be done, and end everybody: the canaries would notice.
+Wrong values follow from the types that the routes read, so later routes are tested too. An admin route that misread a
+value would act on it and end all requests: the canaries would notice.
 """
 
 from typing import Any

@@ -20,7 +20,7 @@ INSIDE: tuple[Any, ...] = (
     {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
     {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
 )  # fmt: skip
-"""What cannot be, also as a part of another schema."""
+"""Impossible schemas, also as a part of another schema."""
 WHOLE: tuple[Any, ...] = (
     *INSIDE, {"enum": []}, False,
     {"allOf": [{"anyOf": [{"required": [f"p{i}{j}"]} for j in range(8)]} for i in range(12)]},

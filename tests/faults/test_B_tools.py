@@ -196,7 +196,7 @@ NASTY = (
     [pytest.param(name, marks=() if name == "llama4_pythonic" else pytest.mark.slow) for name in DISTINCT_PARSERS],
 )
 async def test_B11_output_that_looks_like_code_is_only_text(tmp_path, parser):
-    """Whatever the model writes is an answer: never an error, never run, and nobody else notices."""
+    """All text that the model writes is an answer: never an error, never run, and other requests go on."""
     folder = write_echo_model(tmp_path / "echo")
     settings = {"tool_call_parser": parser, "served_model_name": ("echo",), "device": "cpu", "flush_interval": 0.0}
     async with (

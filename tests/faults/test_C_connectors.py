@@ -1,4 +1,5 @@
-"""Row C8 of the fault table, for stores that other engines share: whatever a peer or a folder does, no token is wrong.
+"""Row C8 of the fault table, for stores that other engines share: no behaviour of a peer or a folder makes a token
+wrong.
 
 A block that does not come is computed, or fails its request with an error that names the connector, as the policy says.
 """
@@ -55,7 +56,7 @@ def tier_of(engine: Any) -> Any:
 
 @pytest.fixture
 async def solo(tiny_engine: Any, tmp_path: Path) -> tuple[int, ...]:
-    """What the model says, from an engine that leaves its blocks in a folder."""
+    """The model's tokens, from an engine that leaves its blocks in a folder."""
     async with tiny_engine(**folder_settings(tmp_path, "kv_producer")) as engine:
         completion = await engine.generate(PROMPT, **GREEDY)
         await eventually(lambda: tier_of(engine).stores >= BLOCKS)
@@ -176,7 +177,7 @@ async def test_C8_canaries_do_not_notice_a_sick_peer(
 
 @pytest.mark.slow
 async def test_C8_the_engine_that_prefills_loses_its_worker(checkpoint: Path, tmp_path: Path) -> None:
-    """Two servers, as in the README: blocks are handed over, computed while nobody serves them, handed over again."""
+    """Two servers, as in the README: blocks are handed over, computed while no peer serves them, handed over again."""
     port = free_port()
     shared = ("--kv-offloading-size", "8MiB", "--preemption-mode", "offload", "--kv-offload-timeout", "10")
     shared += ("--no-spare-worker", "--prefix-hash-secret-file", str(tmp_path / "secret"), "--kv-transfer-config")

@@ -150,7 +150,7 @@ async def test_C5_responses_that_are_kept_are_bounded(tiny_engine):
 
 
 async def test_C6_short_requests_do_not_bring_in_more_than_a_body_may_have(tiny_engine):
-    """Items that are referred to again and again, and chains of responses whose items nobody can read."""
+    """Items that are referred to again and again, and chains of responses too large to be read."""
     calls = [{"type": "web_search_call", "id": f"ws_{number}", "junk": [[1]] * 900} for number in range(100)]
     calls.append({"type": "message", "role": "user", "content": "x"})
     async with tiny_engine() as engine, under_attack(engine, server_config(max_body_bytes=500_000)) as attacked:

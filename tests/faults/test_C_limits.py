@@ -1,4 +1,4 @@
-"""Rows C9 and C10 of the fault table: no descriptors or threads left, and nobody takes what is logged."""
+"""Rows C9 and C10 of the fault table: no descriptors or threads left, and a log whose reader has stopped."""
 
 import re
 import signal
@@ -62,7 +62,7 @@ async def test_C9_out_of_descriptors(checkpoint, flags):
 
 @THREAD_IS_QUICK
 async def test_C9_out_of_threads(checkpoint, tmp_path, flags):
-    """What has threads goes on; what would need a new one is refused for the moment, and works again later."""
+    """Existing threads go on; requests that need a new one are refused for the moment, and work again later."""
     none_left = tmp_path / "none-left"
     large = SHORT | {"prompt": "x" * 200_000}
     long_prompt = SHORT | {"prompt": "y" * 3000}

@@ -199,7 +199,7 @@ async def test_C8_a_medium_that_fails(attack, monkeypatch, caplog, code, call):
 
 @pytest.mark.slow
 async def test_C8_a_slow_disk(attack, monkeypatch):
-    """Nothing that is asked of it ends; the tier is left alone, and what ends late harms nobody."""
+    """None of its transfers ends; the tier is left alone, and late ends do no harm."""
     gate = threading.Event()
 
     def slow(store: DiskStore, *given: object, real: Callable[..., None]) -> None:

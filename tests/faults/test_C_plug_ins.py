@@ -1,4 +1,4 @@
-"""Row C8 of the fault table, for stores that somebody installs: a plug-in costs time whatever it does, never a token.
+"""Row C8 of the fault table, for installed plug-in stores: a bad plug-in costs time, never a token.
 
 It is found by its entry point, as an engine finds it. A block that does not come is computed, or fails its request, as
 the policy says.
@@ -63,7 +63,7 @@ def is_idle(engine: Any) -> bool:
 
 @pytest.fixture
 async def left(tiny_engine: Any, tmp_path: Path) -> tuple[int, ...]:
-    """What the model says alone, by an engine that leaves its blocks with a plug-in in good health."""
+    """The model's tokens without faults, from an engine that leaves its blocks with a healthy plug-in."""
     async with tiny_engine(**settings(tmp_path, "kv_producer")) as engine:
         completion = await engine.generate(PROMPT, **GREEDY)
         await eventually(lambda: tier_of(engine).stores >= BLOCKS)

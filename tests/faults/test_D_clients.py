@@ -59,7 +59,7 @@ TOKEN = {True: 4 * 1024, False: 512}
 SLACK = 8 * MEBIBYTE
 """The canaries' clients, and what malloc keeps."""
 STEP_ROW = MEBIBYTE
-"""What the first steps of a batch allocate for each row (at most `max_num_seqs`), and reuse from then on."""
+"""Bytes that the first steps of a batch allocate for each row (at most `max_num_seqs`), and reuse from then on."""
 
 
 def most_resident(readers: int, kv_bytes: int, *, warm: bool) -> int:

@@ -184,7 +184,7 @@ async def test_I3_what_runs_when_the_server_is_cut_is_told(tiny_engine):
 @pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "status"), [("20", "incomplete"), ("1", "failed")])
 async def test_I2_I3_background_responses_get_the_drain_as_well(checkpoint, tmp_path, seconds, status):
-    """Those that end in time end as they should; the others are told of, to whoever asks the next server."""
+    """Responses that end in time end as they should; the next server reports the others as failed or incomplete."""
     path = tmp_path / "responses.sqlite"
     flags = ("--shutdown-timeout", seconds, "--responses-store", str(path))
     body = BODIES["/v1/responses"] | {"background": True, "max_output_tokens": 300}

@@ -1,6 +1,6 @@
 """Rows D6 and D7 of the fault table: one tenant floods while another asks, and long prompts beside running streams.
 
-How long somebody waits is counted in steps, so a busy machine changes nothing.
+Waiting time is counted in steps, so a busy machine changes nothing.
 """
 
 from itertools import count

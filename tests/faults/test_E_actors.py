@@ -1,4 +1,5 @@
-"""Rows E4, E5, E6 and E7 of the fault table on the real engine: who falls, at whatever message, is answered for."""
+"""Rows E4, E5, E6 and E7 of the fault table on the real engine: a crash of any actor at any message answers all
+requests."""
 
 import sys
 from contextlib import suppress

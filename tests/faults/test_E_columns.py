@@ -1,4 +1,4 @@
-"""Row E6 of the fault table, of what not every step has: log-probabilities that nobody can read."""
+"""Row E6 of the fault table, for optional columns: log-probabilities that cannot be read."""
 
 import pytest
 from canary import under_attack

@@ -1,6 +1,6 @@
 """Rows E1, E2, E9, E10 and E12 of the fault table where the worker is a process of its own.
 
-Nobody outside may notice: streams that were running end with the tokens of their solo run.
+No client may notice: streams that were running end with the tokens of their solo run.
 """
 
 import gc
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 21))]
 PROCESS: dict[str, Any] = SETTINGS | {"worker_process": True}
 ALONE: dict[str, Any] = PROCESS | {"spare_worker": False}
-"""Without another process that imports torch meanwhile, where nobody waits for it."""
+"""Without a spare process, which would import torch meanwhile, in tests that do not need it."""
 HARMS = ("sleep", "crash", "exit", "fail")
 STREAMS = 16
 LENGTH = 150
@@ -73,7 +73,7 @@ def solo(checkpoint: Path) -> dict[int, tuple[int, ...]]:
 
 
 class Crowd:
-    """Streams that must have the tokens of their solo runs, whatever happens meanwhile."""
+    """Streams that must have the tokens of their solo runs in spite of all faults."""
 
     def __init__(self, engine: Engine, solo: dict[int, tuple[int, ...]], size: int = STREAMS) -> None:
         self._engine, self._solo, self._size = engine, solo, size
@@ -222,7 +222,7 @@ async def test_E10_a_poison_request_fails_alone(folder):
 
 
 class Kernel(SystemProcesses):
-    """Counts those whom it killed for want of memory by the size of a file."""
+    """Counts the kernel's out-of-memory kills by the size of a file."""
 
     def __init__(self, count: Path) -> None:
         self._count = count

@@ -1,4 +1,4 @@
-"""Row E1 with the worker on a thread: whatever is asked for, a stream goes on with the tokens of its solo run."""
+"""Row E1 with the worker on a thread: for all sampling parameters, a stream goes on with the tokens of its solo run."""
 
 import anyio
 import pytest
@@ -70,7 +70,7 @@ async def test_E1_streams_go_on_with_the_tokens_of_their_solo_runs(tiny_engine, 
         def die_now_and_then(plan: StepPlan) -> None:
             steps[0] += 1
             if fault == "killed":
-                if steps[0] % 5 == 0:  # however often: nobody is to blame
+                if steps[0] % 5 == 0:  # however often: no request is to blame
                     raise WorkerGone("somebody killed it", fault=False)
             elif steps[0] in (4, 30):  # far enough apart for the suspects to be cleared
                 raise MemoryError if fault == "memory" else RuntimeError("the worker died")

@@ -69,7 +69,7 @@ async def streamed(client: httpx.AsyncClient, began: anyio.Event, pieces: list[s
 @pytest.mark.parametrize("attempt", THREE)
 @pytest.mark.parametrize("actor", ["scheduler", pytest.param("worker", marks=pytest.mark.slow)])
 async def test_E4_a_server_whose_actor_cannot_come_back_ends_with_code_1(checkpoint, tmp_path, actor, attempt):
-    """And whoever waited is told so, or cut: nobody's answer ends as if it were whole."""
+    """Waiting clients are told so, or cut: no answer ends as if it were whole."""
     broken = tmp_path / "broken"
     environment = {"ODD_BREAK_WHEN": str(broken), "ODD_BREAK": actor}
     async with (

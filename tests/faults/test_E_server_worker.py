@@ -1,7 +1,7 @@
 """Rows E1, E2, E3, E5, E6, E9 and E10 of the fault table on the real server, whose worker is a process of its own.
 
-No client may notice: streams that were running end with the tokens of their solo runs. What the same rows are on an
-embedded engine is in `test_E_process`, `test_E_engine` and `test_E_replay`, which `make test` runs where they show it.
+No client may notice: streams that were running end with the tokens of their solo runs. The same rows on an embedded
+engine are in `test_E_process`, `test_E_engine` and `test_E_replay`, which `make test` runs.
 """
 
 import os
@@ -169,7 +169,7 @@ async def test_E3_a_row_of_a_server_that_cannot_go_on_fails_alone(folder, attemp
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_E5_a_server_whose_worker_process_always_dies_gives_up_within_minutes(folder):
-    """Nobody waits for ever, whatever the model's load adds to each turn of the loop."""
+    """No client waits for ever, however long the model takes to load in each turn of the loop."""
     told: list[int] = []
     async with faulty_process(folder, spare=True) as server, server.client(timeout=GIVEN_UP_SECONDS) as client:
         await server.with_spare()

@@ -1,6 +1,6 @@
 """Rows F1 to F3, F6 and F8 of the fault table: checkpoints that are damaged, or made to do harm.
 
-What is read from them is tested one by one beside the loaders; here it is that nothing of it is served.
+The tests beside the loaders read each bad file; here none of them is served.
 """
 
 import json
@@ -141,7 +141,7 @@ async def test_F2_nothing_is_unpickled(folder, tmp_path, name):
 async def test_F2_pickles_beside_safetensors_are_not_opened(folder, tmp_path, code):
     for name in PICKLES:
         (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
-    os.mkfifo(folder / "training_args.bin")  # whoever opens it waits for ever
+    os.mkfifo(folder / "training_args.bin")  # a reader that opens it waits for ever
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {HEAD: "pytorch_model.bin"}}))
     async with Engine(str(folder), **SETTINGS, model_impl=code) as engine:
         assert len((await engine.generate([5], max_tokens=2, ignore_eos=True)).token_ids) == 2

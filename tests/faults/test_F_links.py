@@ -1,6 +1,6 @@
 """Row F6 of the fault table: links out of a model's folder, and files that are none. They are refused before anything
-is opened, but only where somebody is about to read them; what links within the folder and in the hub's cache lead to
-is served, and whatever they lead to if the operator says so.
+is opened, but only where they are about to be read. Targets of links within the folder and in the hub's cache are
+served, and all other targets only if the operator says so.
 """
 
 import hashlib
@@ -31,12 +31,12 @@ MODULES, POOLING = "modules.json", "of_any_name/config.json"
 TEMPLATE, EXTRA_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
 SETTING_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 PLACES = (WEIGHTS, *SETTING_FILES, INDEX, SHARD, TEMPLATE, EXTRA_TEMPLATE, MODULES, POOLING)
-"""Whatever of a folder is read."""
+"""All files of a folder that are read."""
 LEADS = {
     SHARD: (INDEX, {"weight_map": {"lm_head.weight": SHARD}}),
     POOLING: (MODULES, [{"type": "sentence_transformers.models.Pooling", "path": "of_any_name"}]),
 }
-"""What names a file that nobody would look for otherwise."""
+"""Files that name another file, which is not looked for otherwise."""
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def sibling(folder: Path) -> Path:
 
 
 def not_the_hub(folder: Path) -> Path:
-    """Blobs of nobody's cache."""
+    """A folder of blobs that is no cache."""
     (folder.parent / "blobs").mkdir()
     (folder.parent / "blobs" / "config").write_bytes(b"{}")
     return folder.parent / "blobs" / "config"

@@ -36,7 +36,7 @@ def pipe(folder: Path) -> None:
 
 
 def without_head(folder: Path) -> None:
-    """What a reader would find where a file was replaced by half of a model."""
+    """Files as a reader would find them if half of a model had been replaced."""
     weights = load_file(folder / WEIGHTS)
     del weights[HEAD]
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -41,7 +41,7 @@ def test_every_action_has_one_route() -> None:
     "name", ["on, with API keys", *(pytest.param(name, marks=pytest.mark.slow) for name in list(CONFIGS)[:3])]
 )
 async def test_G8_admin_verbs_need_a_key_of_their_own(tiny_engine: Any, name: str) -> None:
-    """Every route, under every key that is not the admin's: nothing happens, and nobody notices."""
+    """Every route, under every key that is not the admin's: nothing happens, and no client notices."""
     config = CONFIGS[name]
     async with tiny_engine() as engine, under_attack(engine, config) as attacked:
         client = attacked.new_client()

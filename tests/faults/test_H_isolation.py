@@ -109,7 +109,7 @@ spaces = st.builds(
 
 
 def meaning(space: dict[str, object]) -> tuple[object, ...]:
-    """What a namespace stands for: equal meanings share, all others do not."""
+    """The meaning of a namespace: equal meanings share, all others do not."""
     salt = space.get("cache_salt")
     owner = ("salt", salt) if salt else ("tenant", space.get("tenant", ""))
     return (owner, space.get("adapter", ""), space.get("positions", ""), space.get("media", ()))
@@ -156,7 +156,7 @@ def test_H3_a_salt_that_imitates_a_block_names_none():
 
 
 def test_H3_the_secret_is_drawn_anew_for_every_engine(tiny_engine):
-    """Without it nobody can work out a key; a fixed seed does not fix it."""
+    """Without the secret a key cannot be computed; a fixed seed does not fix it."""
     from troupellm.actors.ports import SeededRandomness, SystemRandomness
 
     drawn = {source.token(32) for source in (SeededRandomness(1), SeededRandomness(1), SystemRandomness())}
@@ -199,7 +199,7 @@ async def test_H3_a_salt_of_another_type_is_refused(tiny_engine):
 
 @pytest.fixture
 def poisoned_buffers():
-    """What torch hands out uninitialised is NaN, or the largest number of its type."""
+    """Uninitialised memory of torch is NaN, or the largest number of its type."""
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True

@@ -1,6 +1,6 @@
 """Row I6 of the fault table where batches are: a server that is killed, and one that is stopped, goes on from the disk.
 
-What was answered once is never asked again: the answers that were on the disk are in the output byte for byte.
+Answered lines are never asked again: the answers that were on the disk are in the output byte for byte.
 """
 
 import json

@@ -25,7 +25,8 @@ PACE = {"ODD_STEP_SECONDS": "0.01"}
 GRACE_SECONDS = 2.0
 ABORT_SECONDS = 1.0
 NOTICE_SECONDS = 5.0
-"""What a busy machine may take until a test sees the end of a process. The bound is held by the process itself: its own
+"""Seconds that a busy machine may take until a test sees the end of a process. The bound is held by the process itself:
+its own
 timer ends it at the latest, with another exit code where everything should have gone well."""
 
 

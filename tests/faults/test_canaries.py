@@ -64,7 +64,7 @@ async def test_canaries_forgive_what_float32_cannot_tell(tiny_engine):
         seats.worker.on_result = lambda result: shifted(result, TOLERANCE / 10)
         sung = attacked.answered["long"]
         with anyio.fail_after(NOTICED_SECONDS):
-            while attacked.answered["long"] < sung + 2:  # noqa: ASYNC110 - plain numbers, nobody announces their change
+            while attacked.answered["long"] < sung + 2:  # noqa: ASYNC110 - plain numbers without change events
                 await anyio.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""What a row takes in of the tokens that it has drawn, and what follows from them."""
+"""A row's guide takes in the drawn tokens, and the state that follows from them."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a grammar may cost while it runs: ambiguity, states of a lexer, time. Whoever asked for too much ends alone."""
+"""The budgets of a running grammar: ambiguity, states of a lexer, time. Only the request that exceeds one ends."""
 
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_what_masks_had_forbidden_is_no_fault_of_the_request(library, tokenizer)
 
 
 def test_rows_go_on_beside_those_that_use_up_their_program(library, tokenizer, helper):
-    """Requests one after another for the same expression: each begins, whatever became of those before."""
+    """Requests one after another for the same expression: each begins, however those before ended."""
     crowd = Crowd(library, tokenizer, helper)
     crowd.decoding = "replace"
     wanted = hostile("d")
@@ -128,7 +128,7 @@ def test_rows_go_on_beside_those_that_use_up_their_program(library, tokenizer, h
 
 
 def test_C5_what_lexers_remember_is_bounded(tokenizer, helper):
-    """Expressions that nobody repeats, whose lexers grow as far as they may."""
+    """Expressions that are never repeated, whose lexers grow as far as they may."""
     library = GuideLibrary(lambda: tokenizer, VOCAB, 1)
     exhausted(library, tokenizer, hostile("z"))
     resident = resident_bytes()

@@ -1,4 +1,4 @@
-"""Guides follow drafts and come back: what goes wrong behind drafts that may be refused ends nobody."""
+"""Guides follow drafts and come back: an error behind drafts that may be refused ends no request."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Where one token must come next nobody computes a mask, and what is drawn is what a mask would have led to."""
+"""Where only one token may come next, no mask is computed, and the draw is the same as with a mask."""
 
 import json
 

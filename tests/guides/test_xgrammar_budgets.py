@@ -1,4 +1,4 @@
-"""What a grammar may cost in xgrammar, which has no limits of its own: time for tokens and masks.
+"""The budgets of a grammar in xgrammar, which has no limits of its own: time for tokens and masks.
 
 By a clock that says so; the package need not be there.
 """

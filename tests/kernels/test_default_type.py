@@ -1,4 +1,4 @@
-"""Compiled code reads and writes float32, whatever type a host gives to new tensors that name none."""
+"""Compiled code reads and writes float32, for every default dtype of the host."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Who plans memory and who makes products agree on which weights stay in their codes, and on what they take."""
+"""The memory plan and the linear layers agree on which weights stay in their codes, and on their size."""
 
 import shutil
 

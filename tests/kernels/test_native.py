@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path, monkeypa
 
 
 def test_a_folder_that_nobody_may_look_into_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's HOME is often root's, whoever runs in it. A name that is too long fails for everybody alike."""
+    """A container's HOME is often root's, for every user. A name that is too long fails for every user alike."""
     monkeypatch.setattr(build.shutil, "which", lambda name: str(tmp_path / "g++"))
     monkeypatch.setattr(build, "folders", lambda: (tmp_path / ("x" * 300),))
     monkeypatch.delenv(build.SWITCH, raising=False)

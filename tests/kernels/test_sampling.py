@@ -180,7 +180,7 @@ def test_a_row_is_drawn_alike_in_any_batch():
 
 
 def test_tiny_differences_of_logits_do_not_change_tokens():
-    """What another batch size does to logits must not show: an inverse CDF over many tokens would fail this."""
+    """The effect of another batch size on logits must not show: an inverse CDF over many tokens would fail this."""
     logits = make_logits(2000, 2000, 2.0, seed=4)
     keys, codes = keys_of(positions=range(2000)), token_codes(2000, CPU)
     moved = logits + 1e-6 * torch.sign(make_logits(2000, 2000, 1.0, seed=5))

@@ -60,7 +60,7 @@ def test_the_same_tokens_are_drawn(torch_alone, width):
 
 
 def chosen_by_torch(logits, columns, slots, positions, codes, guided=None, bits=None):
-    """What `Functions.choose` computes, step by step."""
+    """The computation of `Functions.choose`, step by step."""
     masked = logits.clone()
     if guided is not None:
         keep_bits(masked, guided, bits)

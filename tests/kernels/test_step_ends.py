@@ -1,4 +1,4 @@
-"""What begins and what ends a decode step, row by row and token by token."""
+"""The beginning and the end of a decode step, row by row and token by token."""
 
 import pytest
 import torch

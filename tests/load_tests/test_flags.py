@@ -1,4 +1,4 @@
-"""What every benchmark does with its flags before it measures."""
+"""The checks that every benchmark makes of its flags before it measures."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from troupellm.load_tests import cli
 from troupellm.load_tests.serve.flags import SAMPLING
 
 ANY_NUMBER = {"--seed", "--port", "--temperature", *("--" + name.replace("_", "-") for name in SAMPLING)}
-"""What they may be is the generator's, the system's and the server's to say."""
+"""The generator, the system and the server check the values of these flags."""
 
 
 def bench(*argv: str) -> int:
@@ -23,7 +23,7 @@ def bench(*argv: str) -> int:
 
 
 def read(action: argparse.Action, text: str) -> Any:
-    """What a flag makes of a text, None where it refuses it."""
+    """The value that a flag makes of a text, None where it refuses it."""
     assert callable(action.type)
     try:
         return action.type(text)

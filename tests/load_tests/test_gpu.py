@@ -180,7 +180,7 @@ def test_attention_is_checked_by_the_kernel_that_computes_it() -> None:
 
 
 def test_a_worker_is_loaded_into_free_memory(models: engine.Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever used the one before may hold on to it until then."""
+    """The user of the worker before it may hold on to it until then."""
     done = list[str]()
 
     class Worker:

@@ -276,7 +276,7 @@ def test_a_peer_that_gives_less_is_not_measured() -> None:
 
 
 def test_the_cache_may_fill_the_device(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the engine is told holds it back by nothing but memory, and steps go before its number counts."""
+    """The engine's settings limit it by nothing but memory, and steps go before its number counts."""
     free, seen = [80 * 2**30, 2**30], list[tuple[EngineConfig, int]]()
     own = SIZES["qwen3-8b"].kv_numbers * 2 * engine_measures.BLOCK_SIZE
     ready = SimpleNamespace(num_blocks=60 * 2**30 // own, block_size=engine_measures.BLOCK_SIZE, weight_bytes=2**34)

@@ -318,7 +318,7 @@ def test_a_session_ends_where_there_are_no_ceilings(broken: Measuring, tmp_path:
 
 
 def test_who_measures_ends_with_who_asks(broken: Measuring) -> None:
-    """Also where it is killed: whatever is measured would hold the device's memory."""
+    """Also where the asking process is killed: the measuring one would hold the device's memory."""
     assert broken.ceilings(STARTS)[1] == "1980 MHz"
     process = broken._process._process  # type: ignore[union-attr]
     os.close(process.stdin.fileno())  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What KV leases are worth to an agent's session, and what they cost the others: `bench leases` on short sessions."""
+"""The benefit of KV leases for an agent's session, and their cost for others: `bench leases` on short sessions."""
 
 import pytest
 

@@ -38,7 +38,7 @@ class Answer:
 
 
 class Engine:
-    """Is free once somebody has asked behind the whole load."""
+    """Becomes free once a request comes behind the whole load."""
 
     def __init__(self) -> None:
         self.asked, self._free = 0, anyio.Event()

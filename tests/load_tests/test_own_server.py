@@ -1,4 +1,4 @@
-"""Servers of benchmarks: their log is read to its end, whatever they write."""
+"""Servers of benchmarks: their log is read to its end, for every output."""
 
 import asyncio
 import sys

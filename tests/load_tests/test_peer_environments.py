@@ -1,4 +1,4 @@
-"""What the contestants of a benchmark import."""
+"""The imports of a benchmark's contestants."""
 
 from pathlib import Path
 

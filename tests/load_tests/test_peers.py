@@ -90,7 +90,7 @@ def test_answers_that_are_too_short_do_not_count(echo: Contestant) -> None:
 
 @pytest.fixture
 def as_usual() -> Iterator[None]:
-    """The signals that end a benchmark do what they do in a terminal, whoever runs these tests."""
+    """The signals that end a benchmark do what they do in a terminal, however these tests are run."""
     before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -274,7 +274,7 @@ def test_what_must_hold_is_judged_per_precision() -> None:
 
 
 def test_nothing_is_kept_while_a_number_is_missing() -> None:
-    """Whoever is not installed might have been the best, and a cell where we failed has no ratio."""
+    """A missing contestant might have been the best, and a cell where we failed has no ratio."""
     there = dict.fromkeys(("openvino", "vllm", "llama", "transformers"), 50.0)
     whole, empty = comparison("fp32", "1 seq", troupellm=100.0, **there), comparison("fp32", "8 seq", **there)
     assert all(one.kept for one in judge([whole]))

@@ -44,7 +44,7 @@ def test_every_help_has_to_be_quick() -> None:
 
 @pytest.mark.parametrize("words", HELPS.values(), ids=HELPS)
 def test_a_help_is_shown_without_torch(words: list[str]) -> None:
-    """What runs for it, whatever is imported inside of functions."""
+    """Runs each help and lists the loaded modules, so imports inside of functions count."""
     code = (
         "import sys\n"
         "from troupellm.server.cli.main import main\n"

@@ -1,4 +1,4 @@
-"""How long sequences go on, so that all of them write at once, whatever their prompts take."""
+"""The length of sequences that makes all of them generate at once, for any prompt time."""
 
 from pathlib import Path
 from typing import Any

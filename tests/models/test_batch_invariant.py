@@ -1,4 +1,4 @@
-"""--batch-invariant: a sequence's logits are the same, to the bit, whatever else is computed, and however it is cut."""
+"""--batch-invariant: a sequence's logits are equal to the bit, in every batch, and however it is cut."""
 
 import random
 from collections.abc import Iterator

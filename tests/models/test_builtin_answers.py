@@ -1,4 +1,4 @@
-"""What the shipped model says to what newcomers ask first."""
+"""The shipped model's answers to newcomers' first questions."""
 
 import random
 

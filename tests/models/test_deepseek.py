@@ -1,4 +1,4 @@
-"""What config.json says about DeepSeek's families, and what is refused by name."""
+"""The settings in config.json of DeepSeek's families, and those that are refused by name."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is computed does not depend on the type that a host gives to new tensors that name none."""
+"""Results do not depend on the host's default dtype."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

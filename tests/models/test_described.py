@@ -1,4 +1,4 @@
-"""What is reported of a token, in all modes, against the definition."""
+"""The log-probabilities reported of a token, in all modes, against the definition."""
 
 import numpy as np
 import pytest

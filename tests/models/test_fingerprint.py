@@ -1,4 +1,4 @@
-"""What tells models and settings apart whose KV blocks must not meet."""
+"""The fingerprint separates models and settings whose KV blocks must not meet."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a user is told of a rotation that depends on the longest context, and of attention that is slow."""
+"""Notes to the user about a rotation that depends on the longest context, and about slow attention."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What checkpoints say about pooling: read strictly, and an encoder's tensors like a decoder's."""
+"""Pooling in checkpoints: read strictly, and an encoder's tensors like a decoder's."""
 
 import json
 from pathlib import Path
@@ -150,7 +150,7 @@ def test_vectors_are_only_normalized_where_a_module_says_so(tmp_path: Path) -> N
     ability = load(tmp_path).ready(0.0).pooling
     assert ability is not None
     assert not ability.normalize
-    (tmp_path / "modules.json").unlink()  # nobody says anything: as vLLM has it
+    (tmp_path / "modules.json").unlink()  # no file says anything: vLLM's default
     ability = load(tmp_path).ready(0.0).pooling
     assert ability is not None
     assert (ability.normalize, ability.pooling_type) == (True, "CLS")

@@ -1,4 +1,4 @@
-"""What the worker knows of its rows between steps."""
+"""The worker's state of its rows between steps."""
 
 import numpy as np
 import pytest

@@ -30,7 +30,7 @@ class Device:
     ("per_token", "knee", "expected"), [(25e-5, 32, 128), (25e-5, 100, 128), (25e-5, 200, 256), (15e-5, 512, 512)]
 )
 def test_the_knee_of_the_roofline_is_found(per_token: float, knee: int, expected: int) -> None:
-    """Up to the knee a step takes as long whatever its size."""
+    """Up to the knee, steps of every size take equally long."""
     tokens, seconds = Device(lambda size: per_token * max(size, knee)).measure()
     assert tokens == expected
     assert seconds == pytest.approx(per_token * max(expected, knee))

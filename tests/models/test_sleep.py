@@ -33,7 +33,7 @@ def large(tmp_path: Path) -> Path:
 
 
 def silent(progress: LoadProgress) -> None:
-    """Nobody watches."""
+    """Ignores the progress."""
 
 
 def loaded(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:

@@ -1,4 +1,4 @@
-"""What a quantized checkpoint takes: what is held once it is loaded, in codes or dequantized, and no more."""
+"""The memory of a loaded quantized checkpoint, in codes or dequantized, and no more."""
 
 import shutil
 from pathlib import Path
@@ -112,12 +112,12 @@ def test_nothing_is_told_of_a_plain_checkpoint(tmp_path: Path) -> None:
 
 
 STAY_ON_A_GPU = {"gptq": 0.38, "gptq_ordered": 0.41, "fp8": 0.55, "compressed-tensors": 0.55, "gguf": 0.45}
-"""What products take there at most of what they would dequantized."""
+"""Most memory of the products, as a part of that of dequantized weights."""
 
 
 @pytest.mark.parametrize("name", [*STAY_ON_A_GPU, "quark"])
 def test_codes_that_stay_on_a_gpu_count_as_codes(tmp_path: Path, name: str) -> None:
-    """Whatever the type is that is computed with: a model that fits in its codes alone is not refused."""
+    """For every dtype of the computation, a model that fits in its codes alone is not refused."""
     pytest.importorskip("triton")
     model, size = sized(write(tmp_path, name), torch.bfloat16, GPU)
     full, tables = 2 * weight_count(model), 2 * 2 * model.vocab_size * model.hidden_size

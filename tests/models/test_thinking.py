@@ -12,7 +12,7 @@ def watch(budget, prompt=(1, 2), *, inside=None, ends=(END,)):
 
 
 def follow(watch, wanted):
-    """What comes out when a model wants these tokens and is overruled where the watch says so."""
+    """The resulting tokens when a model wants these tokens and the watch overrules some of them."""
     said = []
     for token in wanted:
         said.append(token if watch.forced is None else watch.forced)

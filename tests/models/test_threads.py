@@ -83,7 +83,7 @@ def run_beside(machine: Machine, one_in: int, slices: int) -> Counter[int]:
 
 
 def test_a_busy_moment_now_and_then_changes_nothing() -> None:
-    machine = Machine(all_threads=1.6, one=2.4)
+    machine = Machine(all_threads=1.6, one=2.5)
     machine.run(20)
     used = run_beside(machine, 16, 30)
     assert used[4] > 0.9 * used.total()
@@ -121,7 +121,7 @@ def test_steps_that_stay_slow_are_believed_after_a_few() -> None:
 
 
 def test_the_slower_choice_is_tried_again_by_the_time_that_passes() -> None:
-    """Whatever was measured of it: here it was slow for a while, 5 s a step."""
+    """Old measurements expire: here it was slow for a while, 5 s a step."""
     machine = Machine(all_threads=5000.0, one=1000.0)
     machine.run(20)
     machine.milliseconds[4] = 25.0

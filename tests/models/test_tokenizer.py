@@ -57,7 +57,7 @@ def test_an_added_token_outside_the_byte_alphabet_stands_for_itself(tmp_path):
 
 
 def test_a_panic_of_the_library_is_an_error_like_any_other(tmp_path):
-    """As what it is it would pass by every `except Exception`, and end whoever encodes for others."""
+    """The library's own exception would pass by every `except Exception`, and end the encoding task."""
     tokenizer = Tokenizer.load(text_models.panicking(tmp_path))
     tokenizer._backend.decoder = decoders.Strip("a", 5, 5)  # more than the token has
     for call in (

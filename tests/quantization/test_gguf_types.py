@@ -1,4 +1,4 @@
-"""Metadata of another type than it should have is refused by its key, whichever document is made from it."""
+"""Metadata of a wrong type is refused by its key, in every document that is made from it."""
 
 import struct
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Bad files hurt nobody: a refusal that names what is wrong, in little time and memory, whatever the bytes are."""
+"""Bad files do no harm: a refusal that names the fault, in little time and memory, for all bytes."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Quantization on load and a KV cache in eight bits, through the whole engine: the built-in model's greedy tokens.
 
-Its margins are wide, so that most of what it says in full it says with fewer bits. Whatever the engine does to a
-sequence (a crowd, chunks, preemption, prefix hits, forks, sleep, another process) must not change what it says.
+The model's margins are wide, so that most of its tokens stay the same with fewer bits. Changes by the engine to a
+sequence (a crowd, chunks, preemption, prefix hits, forks, sleep, another process) must not change its tokens.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A layer that a compressed-tensors file holds as plain floats is taken so, by whatever name `ignore` calls it."""
+"""A layer that a compressed-tensors file holds as plain floats is taken so, under every name in `ignore`."""
 
 from pathlib import Path
 

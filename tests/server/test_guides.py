@@ -1,4 +1,4 @@
-"""What requests say about their output's form, as a guide; what contradicts itself is refused by name."""
+"""Requests' settings of their output's form, as a guide; contradictions are refused by name."""
 
 import json
 

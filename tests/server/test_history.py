@@ -1,4 +1,4 @@
-"""What is read on the event loop, and what is too long for it; what becomes of odd messages."""
+"""Histories that are read on the event loop, those too long for it, and odd messages."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The log's way out: nobody waits for a sink that takes nothing, and what is lost is counted and told."""
+"""The log's way out: no task waits for a stuck sink, and lost lines are counted and reported."""
 
 import logging
 import os

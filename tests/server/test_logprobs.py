@@ -29,7 +29,7 @@ def entry(tokenizer: Tokenizer, token_id: int, logprob: float, *top: tuple[int, 
 
 
 def single_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """A token per byte, whatever merges there are."""
+    """A token per byte, for all merges."""
     byte_ids = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.size))}
     if tokenizer.byte_token_ids:
         byte_ids = {tokenizer.token_bytes(i): i for i in tokenizer.byte_token_ids}

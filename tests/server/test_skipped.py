@@ -1,4 +1,4 @@
-"""What is skipped is told to the client every time, and to the log once."""
+"""Skipped settings are reported to the client every time, and to the log once."""
 
 import logging
 
@@ -17,7 +17,7 @@ def logged(caplog):
 
 @pytest.fixture
 def told(make_wire, make_exchange):
-    """What the header of an answer says, after a request with such tools; None without one."""
+    """The header of the answer to a request with such tools; None without one."""
 
     def ask(skipped, kinds):
         exchange = make_exchange(make_wire())

@@ -1,4 +1,4 @@
-"""What a usage object says of drafts: nothing where there were none."""
+"""The draft counts of a usage object: nothing where there were no drafts."""
 
 import msgspec
 

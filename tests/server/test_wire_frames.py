@@ -1,4 +1,4 @@
-"""What HTTP/2's frames may cost, and what waits for a reader."""
+"""The cost limits of HTTP/2's frames, and frames that wait for a reader."""
 
 import anyio
 import h2.exceptions

@@ -1,4 +1,4 @@
-"""Connections whose client has left end with their app, however it goes on: they wait for no timeout and for nobody."""
+"""Connections whose client has left end with their app in every case: they wait for no timeout and for no client."""
 
 import socket
 import struct

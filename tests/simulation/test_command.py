@@ -1,4 +1,4 @@
-"""What `make simulate` prints and how it ends: the search is made up here, seeds themselves are other tests' matter."""
+"""The output and exit code of `make simulate`: the search is made up here, other tests run the seeds."""
 
 import re
 from collections.abc import Callable

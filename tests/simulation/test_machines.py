@@ -204,7 +204,7 @@ class PrefixMachine(RuleBasedStateMachine):
 
     @rule(salt=st.sampled_from([b"", b"other"]), data=st.data())
     def ask_again(self, salt: bytes, data: st.DataObject) -> None:
-        """What another one computed, its answer included, as a prompt."""
+        """Ask with the tokens of another request, its answer included, as a prompt."""
         if self.computed.get(salt):
             self.ask(data.draw(st.sampled_from(self.computed[salt]))[:40], salt, 2)
 

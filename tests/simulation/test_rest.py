@@ -1,6 +1,6 @@
 """Seeds in which the engine is paused and put to sleep again and again, under the faults of all other seeds.
 
-Whoever was inside goes on with the right tokens, the watchdog leaves a resting engine alone, and everything drains.
+Open requests go on with the right tokens, the watchdog leaves a resting engine alone, and everything drains.
 In most of them several operators know nothing of one another, raise what others have laid down, and leave meanwhile.
 """
 
@@ -48,7 +48,7 @@ class RestingWorld(World):
         await super()._serve(clients)
 
     async def _rest_until_calm(self) -> None:
-        """Nobody rests in the calm."""
+        """Rest until the calm begins."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._until_calm, group.cancel_scope)
             for _ in range(self._operators):
@@ -73,7 +73,7 @@ class RestingWorld(World):
                 return  # the engine has ended, as it may under these faults
 
     async def _rest(self, kind: str, mode: Any) -> None:
-        """What is said to stand still does so until somebody raises it, and nobody whom it waited for is left."""
+        """An engine said to stand still does so until it is woken, and no request that it waited for is left."""
         rest, rises = self.system.rest, self._rises
         patience = None if self._operators == 1 else self._draw.choice((None, None, 0.0, 0.05, 0.5))
         with anyio.move_on_after(patience):
@@ -87,7 +87,7 @@ class RestingWorld(World):
                 self.fail(f"a step was planned after {kind} {mode}")
 
     async def _meddle(self) -> None:
-        """What comes at any time."""
+        """An operation that may come at any time."""
         rest = self.system.rest
         match self._draw.randrange(3):
             case 0:

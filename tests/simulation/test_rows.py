@@ -109,7 +109,7 @@ def test_C4_random_crowds_in_small_caches() -> None:
 @pytest.mark.parametrize("kind", CRASHES)
 @pytest.mark.parametrize("actor", [*ACTORS, "guide"])
 def test_E4_each_actor_crashes_at_each_message(actor: str, kind: str, thorough: bool) -> None:
-    """Whoever falls, at whatever message: everybody is answered, and the engine serves on or has failed for good.
+    """Every actor crashes at every message: every request is answered, and the engine serves on or has failed for good.
 
     Each crowd meets each message, or (not thorough) each message is met once.
     """

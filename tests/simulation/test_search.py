@@ -28,7 +28,7 @@ CHUNK = 10
 KEPT_SEEDS = (
     61, 390, 494, 588, 752, 959, 1157, 1564, 2109, 2143, 2638, 3163, 7704, 10936, 13724, 16408, 18155, 18477,
 )  # fmt: skip
-"""Seeds that have found a bug, without extras. What a seed stands for changes with the workload and the alphabet: a bug
+"""Seeds that have found a bug, without extras. The meaning of a seed changes with the workload and the alphabet: a bug
 of the engine needs a test of its own beside the code that had it."""
 KEPT_EXTENDED_SEEDS = (433, 493, 496, 16080, 30448, 60991, 65320, 68255, 68368)
 _TORCH_SEED = 230

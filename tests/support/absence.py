@@ -1,6 +1,7 @@
-"""What some tests need beside the environment of all: clients, an encoder, a second backend of guides, torchao.
+"""The packages that some tests need beside the common environment: clients, an encoder, a second backend of guides,
+torchao.
 
-Without it they are skipped, which nobody notices in a run that is green. Where TROUPE_NEED_ALL is set, as
+Without it they are skipped, which is easy to miss in a green run. Where TROUPE_NEED_ALL is set, as
 `make test-all` does, they fail instead.
 """
 

@@ -1,5 +1,5 @@
-"""A GPU that is not there: tensors on torch's device "meta" have shapes but no content, so whatever would need a number
-of theirs raises."""
+"""A GPU that is not there: tensors on torch's device "meta" have shapes but no content, so each operation that needs a
+number of theirs raises."""
 
 from dataclasses import dataclass
 

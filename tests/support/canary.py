@@ -10,7 +10,7 @@ Two kinds of bounds are looser than in the table of faults, which means them for
 * How late the event loop is (there 20 ms, at worst 100) and how long short answers take (there three times the solo
   run). Attack, canaries, server and model share an event loop and one or two cores here; an attack that builds a body
   of megabytes holds the loop up by itself; and where a worker is killed, everybody waits for another one. Both are
-  recorded and printed beside the solo run. What is asserted tells a server that stands still; benchmarks tell the rest.
+  recorded and printed beside the solo run. The assertions find a server that stands still; benchmarks measure the rest.
 * How much memory grows (there 32 MiB, after three rounds): an attack is one block here. It is printed, and `rounds`
   holds the bound for attacks that are repeated.
 """
@@ -157,7 +157,7 @@ class Canaries:
             self.lags.append(max(0.0, late - (waited_for_a_core() - waited)))
 
     def report(self) -> str:
-        """What the canaries felt."""
+        """The canaries' latencies."""
         return (
             f"canaries: {self.answered['long']} long answers, {self.answered['short']} short ones in p50 "
             f"{_milliseconds(self.latencies, 0.5)}, p99 {_milliseconds(self.latencies, 0.99)} ms (alone "
@@ -219,7 +219,7 @@ under_many = partial(under_attack, canary_tokens=24, rest=0.3)
 
 
 def _left(engine: Engine, served: Served, tasks: int, descriptors: int) -> dict[str, int]:
-    """What is not yet as it was before."""
+    """The parts of the state that are not yet as before."""
     scheduler = engine.snapshot().scheduler
     waiting = sum(mailbox.depth for actor in engine.snapshot().actors for mailbox in actor.mailboxes)
     found = {

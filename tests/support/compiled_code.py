@@ -26,7 +26,7 @@ def needs_compiled_code() -> None:
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """As on a machine without a compiler. What asked before must be made anew."""
+    """As on a machine without a compiler. Objects made before must be made anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(build.SWITCH, "0")
         for load in REMEMBERED:

@@ -241,7 +241,7 @@ class Pair:
 
     def runner(self, num_blocks: int = 120, block_size: int = 8, **more: Any) -> ModelRunner:
         cache = KVCache(self.config, num_blocks, block_size, torch.float32)
-        cache.storage.fill_(float("nan"))  # what nobody wrote, nobody may read
+        cache.storage.fill_(float("nan"))  # unwritten entries may not be read
         return ModelRunner(self.decoder, cache, max_model_len=MAX_LEN, **more)
 
     @torch.inference_mode()
@@ -257,7 +257,7 @@ class Pair:
         return self.reference(torch.tensor([tokens])).logits[0]
 
     def own_logits(self, tokens: list[int]) -> torch.Tensor:
-        """Of this engine after `tokens`, whatever it answered."""
+        """Logits of this engine after `tokens`, independent of its answer."""
         driver = Driver(self.runner())
         driver.submit(0, tokens)
         with watched_logits(driver.runner) as seen:

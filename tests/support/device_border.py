@@ -22,7 +22,7 @@ EMPTY = (
 
 
 SIZED = (aten.nonzero.default, aten.bincount.default, aten.repeat_interleave.Tensor)
-"""What gives as many numbers as its own say."""
+"""Operators whose output size depends on their input's numbers."""
 
 
 class Device(Protocol):
@@ -163,7 +163,7 @@ NUMBERS: dict[Any, Any] = {
 
 
 class Python(TorchFunctionMode):
-    """What torch's Python part would ask a driver for before any operator is called."""
+    """Calls of torch's Python part that would ask a driver before any operator is called."""
 
     def __init__(self, gpu: Device) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ NUM_BLOCKS, BLOCK_SIZE = 120, 8
 def device_runner(pair: Pair, sizes: tuple[int, ...] = (1, 2, 4), **more: Any) -> CudaRunner:
     """Captures take no time here, so that there is one before every step while any is missing."""
     cache = KVCache(pair.config, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32)
-    cache.storage.fill_(float("nan"))  # what nobody wrote, nobody may read
+    cache.storage.fill_(float("nan"))  # unwritten entries may not be read
     settings: dict[str, Any] = {"device": CpuDevice(), "clock": lambda: 0.0, **more}
     return CudaRunner(
         pair.decoder, cache, max_model_len=MAX_LEN, plan=plan_tensors, capture_sizes=sizes, **settings

@@ -62,7 +62,7 @@ def read_target(folder: Path) -> Decoder:
 
 
 class DraftBench:
-    """Rows of one target, greedy, with drafts of one proposer; block tables are given by whoever adds a row."""
+    """Rows of one target, greedy, with drafts of one proposer; the caller that adds a row gives its block tables."""
 
     def __init__(self, folder: Path, config: SpeculativeConfig, *, num_blocks: int = 200) -> None:
         self.decoder, self.model = read_target(folder), ModelConfig(model=str(folder))
@@ -76,7 +76,7 @@ class DraftBench:
             self.decoder.config, num_blocks, BLOCK, torch.float32, drafter=self.needs.layers, border=self.needs.border
         )
         for storage in self.cache.storages[:2]:
-            storage.fill_(float("nan"))  # what nobody wrote, nobody may read
+            storage.fill_(float("nan"))  # unwritten entries may not be read
         made = import_module(MODULES[settled.method])
         self.proposer: Proposer = made.make(settled, Context(self.decoder, self.cache, folder, self.model))
         self.paging = Paging(self.decoder.config, self.cache, torch.float32, batch_invariant=False)
@@ -181,7 +181,8 @@ class DraftBench:
         return self.decoder.forward_tapped(batch, self.cache.layers, self.proposer.taps)
 
     def tapped(self, tokens: Sequence[int], taps: Taps | None = None) -> torch.Tensor:
-        """What the proposer reads of the model (or somebody else), of a text computed by itself, [tokens, ...]."""
+        """The features that the proposer (or `taps`) reads of the model, of a text computed separately, [tokens,
+        ...]."""
         cache = KVCache(self.decoder.config, LONGEST, BLOCK, torch.float32)
         paging = Paging(self.decoder.config, cache, torch.float32, batch_invariant=False)
         starts, counts = np.zeros(1, dtype=np.int64), np.array([len(tokens)])

@@ -1,7 +1,7 @@
 """The oracle that verifies drafts, and whose guides force tokens: how many, a seed decides.
 
-A refused draft leaves rubbish where its position lies, as it does in a real cache; whoever reads that later without
-having written it again is caught.
+A refused draft leaves rubbish where its position lies, as it does in a real cache; reading it before it is written
+again is an error.
 """
 
 import random

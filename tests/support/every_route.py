@@ -80,7 +80,7 @@ async def send(attacked: Attacked, route: Route, content: bytes, **headers: str)
 
 
 def stays_refused(route: Route, answer: httpx.Response, statuses: tuple[int, ...]) -> str | None:
-    """What is wrong with an answer that should have one of these statuses."""
+    """The error of an answer that should have one of these statuses."""
     if answer.status_code not in statuses:
         return f"{answer.status_code} {answer.text[:200]}"
     return problem_of(route, answer)
@@ -116,7 +116,7 @@ def json_routes(table: list[Route]) -> list[Route]:
 
 
 def problem_of(route: Route, answer: httpx.Response) -> str | None:
-    """What is wrong with an answer, whatever its request was; None where nothing is."""
+    """The error of an answer to any request; None where there is none."""
     if answer.status_code >= 500:
         return f"{answer.status_code} {answer.text[:300]}"
     if answer.status_code >= 400:

@@ -1,7 +1,7 @@
 """A GPU that is not there: tensors that say they are on one, and launches that are only written down.
 
-Tensors are torch's fake ones, which have shapes, strides and a device, but no content. What runs on them takes the
-paths of a GPU, and whatever mixes devices or needs a number from the device raises.
+Tensors are torch's fake ones, which have shapes, strides and a device, but no content. Code on them takes the paths of
+a GPU, and each operation that mixes devices or needs a number from the device raises.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
     def key(self) -> str:
-        """What Triton compiles a kernel for, by its own rules: launches of one key share what was compiled."""
+        """Triton's specialization key of a kernel, by its own rules: launches of one key share the compiled code."""
         _, specialization, options = self._bound()
         return f"{self.kernel.__name__} {specialization} {options}"
 
@@ -75,7 +75,7 @@ def _backend() -> Any:
 
 
 class Place:
-    """What Triton asks of a tensor: its type, and whether its address is a multiple of 16."""
+    """The properties of a tensor that Triton reads: its type, and whether its address is a multiple of 16."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self._address = tensor.dtype, tensor.storage_offset() * tensor.itemsize
@@ -107,8 +107,8 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
     """Within it tensors are made without content, wherever they are. Gives the launches so far.
 
     Args:
-        answer: to whoever waits for the device with a question, as loading does; numbers that are waited for are zeros
-            then. None lets nobody wait.
+        answer: the answer to code that asks the device a question, as loading does; numbers that are waited for are
+            zeros then. None raises instead of waiting.
     """
     from triton.runtime.jit import JITFunction
 
@@ -150,11 +150,11 @@ _WAITS: dict[Any, Any] = {
     Tensor.numpy: _zeros,
     Tensor.tolist: lambda answer, tensor: _zeros(answer, tensor).tolist(),
 }
-"""What needs content, and what it gets instead."""
+"""Operations that need content, and their results instead."""
 
 
 class _Python(TorchFunctionMode):
-    """What needs a device before any operator is called: brackets, pinned memory, and copies of what has content."""
+    """Calls that need a device before any operator: brackets, pinned memory, and copies of tensors with content."""
 
     def __init__(self, mode: FakeTensorMode, answer: bool | None) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""The B rows of the fault table as data: which values are wrong in which fields, on whatever route has them.
+"""The B rows of the fault table as data: which values are wrong in which fields, on all routes that have them.
 
 A value of a wrong *type* is refused wherever the field is known, one out of *range* wherever the field is used. Odd
-values may be served or refused, and harm nobody either way.
+values may be served or refused, and do no harm either way.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ for _ in range(40):
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent in one of the fields, for each of them."""
+    """The values that are sent in each of the fields."""
 
     fields: tuple[str, ...]
     types: tuple[Any, ...] = ()

@@ -16,7 +16,7 @@ from sockets import RawSocket, raw_socket
 async def until(read: Callable[[], Awaitable[object]], timeout: float = 20.0) -> None:
     """Until another process's state is as wanted; fails with TimeoutError."""
     with anyio.fail_after(timeout):
-        while not await read():  # noqa: ASYNC110 - nobody announces it
+        while not await read():  # noqa: ASYNC110 - plain numbers without change events
             await anyio.sleep(0.01)
 
 
@@ -32,7 +32,7 @@ class Fronts:
 
     @contextmanager
     def only(self, pid: int) -> Iterator[None]:
-        """Whoever connects meanwhile is served by this front: the others are stopped."""
+        """New connections are served by this front meanwhile: the others are stopped."""
         others = [other for other in self.pids if other != pid]
         for other in others:
             os.kill(other, signal.SIGSTOP)

@@ -1,8 +1,9 @@
 """Workers on a GPU that is not there, with a host that is.
 
-The device's tensors are torch's fake ones: they have shapes, strides and a device, and whatever mixes devices raises.
+The device's tensors are torch's fake ones: they have shapes, strides and a device, and operations that mix devices
+raise.
 Only whole numbers keep their values there, as long as torch computes them, for the host plans some attention by them.
-Other numbers are zeros to whoever copies them to the host. Kernels of Triton are written down and not launched.
+Other numbers are zeros in copies on the host. Kernels of Triton are written down and not launched.
 """
 
 import functools
@@ -83,7 +84,7 @@ class Gpu(CpuDevice):
 
 
 class Chance(torch.Generator):
-    """The device's, of which nobody sees the numbers."""
+    """The device's generator, whose numbers are not seen."""
 
     def __new__(cls, device: Any = CPU) -> Self:
         return super().__new__(cls)

@@ -67,7 +67,7 @@ class HandDevice(FakeWorker):
         self.guides.append(program)
 
     def ready(self) -> WorkerReady:
-        """What it loads as."""
+        """The result of loading it."""
         return self.load(EngineConfig(), lambda progress: None)
 
     def finish(self, *steps: int) -> None:
@@ -79,7 +79,7 @@ class HandDevice(FakeWorker):
         assert self._launched[step].wait(PATIENCE), f"step {step} was not launched"
 
     def until_waited(self, step: int) -> None:
-        """Until somebody waits for it."""
+        """Return once a thread waits for the step."""
         assert self._waited[step].wait(PATIENCE), f"nobody waits for step {step}"
 
     def _wait(self, step: int) -> None:

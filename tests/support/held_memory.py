@@ -1,4 +1,4 @@
-"""What the tensors of an object take in memory, counted from the memory itself."""
+"""The memory of an object's tensors, counted from the memory itself."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from troupellm.models.decoder import Decoder
 
 
 def held_by(decoder: Decoder) -> int:
-    """Bytes of a decoder's weights, in whatever form it has them; tables of rotations are none."""
+    """Bytes of a decoder's weights, in all formats; tables of rotations do not count."""
     parts = (decoder.embedding, decoder.layers, decoder.norm, decoder.head, decoder.score)
     found: dict[int, int] = {}
     _collect(parts, found, set())

@@ -28,7 +28,7 @@ class HostilePeer:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.released = threading.Event()
-        """Whoever stalls, stalls until this."""
+        """Stalled answers wait for this."""
         self.num_asked = 0
         """Blocks that were asked for."""
         self._connections: set[socket.socket] = set()

@@ -1,4 +1,4 @@
-"""Streams over HTTP that must have the tokens of their solo runs, whatever happens to the server meanwhile."""
+"""Streams over HTTP that must have the tokens of their solo runs in spite of all faults of the server."""
 
 import json
 from collections.abc import Awaitable, Callable

@@ -102,4 +102,4 @@ def from_makers() -> Named:
 
 
 DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-"""What pydantic writes for decimals."""
+"""The pattern that pydantic writes for decimals."""

@@ -103,7 +103,7 @@ class Bench:
         return slot
 
     async def prepare(self, prompt, params=None, **more):
-        """What was sent on for one request, or the error that its outbox got."""
+        """The messages sent on for one request, or the error that its outbox got."""
         slot = await self.put(prompt, params, **more)
         self.inbox.close()
         self.threads.gate.set()

@@ -1,4 +1,4 @@
-"""What a step launches on a GPU, counted without one: tensors are on torch's device "meta", and Triton's kernels are
+"""The launches of a step on a GPU, counted without one: tensors are on torch's device "meta", and Triton's kernels are
 noted instead of launched."""
 
 from collections.abc import Iterator

@@ -11,8 +11,8 @@ ODD_LOSSES         how many losses of the worker in an hour, without a step betw
 ODD_NO_THREADS     file; once it exists, no more threads can be started in the server's process
 ODD_WALL_OFFSET    file; the seconds in it are added to the server's wall clock
 ODD_BREAK_WHEN     file; once it exists, the actor that ODD_BREAK names breaks over its next message
-ODD_LOSE_WHEN      file; once it exists, the worker's mailbox wakes nobody, until somebody looks after it
-ODD_LOG_LINES      log lines that may wait for whoever reads them
+ODD_LOSE_WHEN      file; once it exists, the worker's mailbox wakes no task, until the watchdog looks after it
+ODD_LOG_LINES      log lines that may wait for the reader
 ODD_WORKER         import path of another worker, for which nothing of the above is true of loading and steps
 """
 
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def seat_the_worker(factory: str) -> None:
-    """Where a model worker would sit, in whatever arrangement."""
+    """The seat of a model worker, in every arrangement."""
     from troupellm.actors import engine_start
     from troupellm.models.preload import import_beside
     from troupellm.protocol.worker_link import resolve

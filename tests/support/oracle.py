@@ -34,7 +34,7 @@ SECRET = b"a secret of the tests"
 
 
 def vector_of(tokens: list[int]) -> bytes:
-    """What pooling gives: one number."""
+    """The pooled vector: one number."""
     return struct.pack("<f", next_token(tokens, 0) / VOCAB)
 
 

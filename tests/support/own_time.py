@@ -1,7 +1,7 @@
 """Time without what others took: bounds of a second or less are meant for a machine that has nothing else to do.
 
 The kernel counts, for every thread, how long it was ready to run while others had the cores. Taken off the time that
-has passed, that leaves what the code itself took, whatever runs beside the test.
+passed, that leaves the time of the code itself, without other processes beside the test.
 """
 
 import time

@@ -85,7 +85,7 @@ class GptqWriter:
 
 
 def awq_writer(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """What it means is what the compressed-tensors library reads from it."""
+    """The reference is the compressed-tensors library's own reading."""
     if name.endswith("v_proj"):
         return {"weight": weight}, weight
     groups = np.arange(weight.shape[1]) // 32

@@ -1,4 +1,4 @@
-"""What the oracle says next, and beam search over it, written down the plain way."""
+"""The oracle's next tokens, and beam search over it, written down the plain way."""
 
 import struct
 import zlib

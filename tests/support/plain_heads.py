@@ -113,7 +113,7 @@ def eagle3(
 
 
 def medusa(weights: dict[str, Tensor], head: int, blocks: int, feature: Tensor) -> Tensor:
-    """What goes into the head's output matrix."""
+    """The input of the head's output matrix."""
     for block in range(blocks):
         name = f"{head}.{block}.linear"
         feature = feature + F.silu(F.linear(feature, weights[f"{name}.weight"], weights[f"{name}.bias"]))

@@ -1,4 +1,4 @@
-"""What clients of servers without TLS share."""
+"""The common settings of clients of servers without TLS."""
 
 import ssl
 

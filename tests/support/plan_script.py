@@ -33,7 +33,7 @@ class Known:
 
 @dataclass
 class Script:
-    """Runs steps on one runner and writes them down. Nobody looks at a step's tokens before the next one is planned,
+    """Runs steps on one runner and writes them down. A step's tokens are not looked at before the next one is planned,
     except where a row is told anew."""
 
     runner: ModelRunner

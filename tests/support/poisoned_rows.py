@@ -1,4 +1,4 @@
-"""Rows and memory of kernels' checks that hold what nobody may read."""
+"""Rows and memory of kernels' checks with contents that may not be read."""
 
 import pytest
 import torch

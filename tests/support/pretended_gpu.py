@@ -11,7 +11,7 @@ MEMORY = 2 * 2**30
 
 
 class LateEvent(CpuEvent):
-    """Has happened once somebody has waited for it."""
+    """Has happened once it has been waited for."""
 
     happened = False
 

@@ -218,14 +218,14 @@ def free_port() -> int:
 
 
 class Leftovers:
-    """What a server may leave on the machine: shared memory and files in the folder for temporary ones."""
+    """Things that a server may leave on the machine: shared memory and files in the folder for temporary ones."""
 
     def __init__(self, temporary: Path) -> None:
         self._temporary = temporary
         self._before = self._now()
 
     def new(self) -> set[str]:
-        """What has come since, without shared memory that another test uses or has just given up."""
+        """New leftovers, without shared memory that another test uses or has just given up."""
         new = self._now() - self._before
         unused = {name for name in new if not (name.startswith("shm/") and _is_used(f"/dev/{name}"))}
         return unused & self._now()

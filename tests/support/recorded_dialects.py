@@ -1,4 +1,4 @@
-"""What models of each family write, and what it means."""
+"""Recorded texts of models of each family, and their meaning."""
 
 from typing import Any
 

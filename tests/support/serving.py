@@ -135,7 +135,7 @@ def events_of(body: str) -> list[dict[str, Any]]:
 async def eventually(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     """Until a server's published state is as wanted; fails with TimeoutError."""
     with anyio.fail_after(timeout):
-        while not condition():  # noqa: ASYNC110 - the state is plain numbers, nobody announces their change
+        while not condition():  # noqa: ASYNC110 - plain numbers without change events
             await anyio.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""What processes have in common by which one could make another one wait."""
+"""Shared state of processes by which one could make another one wait."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ Segment = tuple[str, str]
 def shared_segments(pid: int) -> set[Segment]:
     """Memory that a process shares and may write, where a lock of several processes would lie.
 
-    What the kernel makes for a process of its own has no file, and one inode for all of it: it does not count.
+    The kernel's own mappings for a process have no file, and one inode for all of them: they do not count.
     """
     found = set()
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Configurations of `transformers` made small, whatever their kind: what all of them call a size is set by its name."""
+"""Configurations of `transformers` made small, of all kinds: the common names of a size are set to small values."""
 
 from typing import Any
 

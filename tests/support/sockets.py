@@ -25,7 +25,7 @@ class RawSocket:
             rest = rest[self.plain.send(rest) :]
 
     async def read(self, most: int = 65_536) -> bytes:
-        """What has arrived; empty at the end of the connection."""
+        """The bytes that have arrived; empty at the end of the connection."""
         await anyio.wait_readable(self.plain)
         try:
             data = self.plain.recv(most)

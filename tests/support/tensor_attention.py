@@ -14,7 +14,7 @@ from troupellm.models.cuda.batch import DeviceSpans
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What `DevicePlan` is made of, read when the layers run."""
+    """The inputs of `DevicePlan`, read when the layers run."""
 
     tables: Tensor
     spans: DeviceSpans

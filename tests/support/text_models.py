@@ -29,7 +29,7 @@ def byte_level(folder: Path) -> Path:
 
 
 def byte_fallback(folder: Path, *, bos: bool = True) -> Path:
-    """What a converted SentencePiece model looks like: pieces of text, and a token for each byte."""
+    """A converted SentencePiece model: pieces of text, and a token for each byte."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
     tokens += [*"abcdefghijklmnopqrstuvwxyz.,é", "th", "the", "\u2581the", "\u2581a", "in"]
     merges = [("t", "h"), ("th", "e"), ("\u2581", "the"), ("\u2581", "a"), ("i", "n")]

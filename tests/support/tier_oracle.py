@@ -1,6 +1,6 @@
 """The oracle with tiers behind its cache: a worker whose transfers take a while, and fail as often as it is told.
 
-It refuses a plan that uses a block that is still being loaded, and whatever `ToyTiers` refuse.
+It refuses a plan that uses a block that is still being loaded, and every plan that `ToyTiers` refuse.
 """
 
 import random
@@ -49,7 +49,7 @@ class TierOracle(Oracle):
     silent: bool = False
     """Nothing ends, and nothing is answered."""
     reports: list[TierReport] = field(default_factory=list)
-    """What the next result says of tiers."""
+    """The tier reports of the next result."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)

@@ -1,4 +1,4 @@
-"""What torchao makes of one layer, in each kind that it computes on a CPU: tensors in a file.
+"""The results of torchao for one layer, in each kind that it computes on a CPU: tensors in a file.
 
     PYTHONPATH=FOLDER_OF_TORCHAO python torchao_reference.py FILE
 

@@ -1,4 +1,4 @@
-"""A connector as somebody installs it: blocks as files in a folder. Its option `ill` says how it misbehaves."""
+"""A connector as a user installs it: blocks as files in a folder. Its option `ill` says how it misbehaves."""
 
 import os
 import threading
@@ -11,7 +11,7 @@ import msgspec
 from troupellm import BlockStore, ConnectorContext, StoreMiss, StoreUse
 
 RELEASED = threading.Event()
-"""What hangs, hangs until this."""
+"""Hanging calls wait for this."""
 OPENED_BY = "opened-by"
 """A file with the number of the process that opened the folder last."""
 

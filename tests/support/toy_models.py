@@ -1,5 +1,5 @@
 """Models of eight tokens, real ones with layers and random weights, and who drafts for them; and what the models say
-behind every short text, computed by somebody else."""
+behind every short text, computed separately."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ PROMPT = (3, 1, 4, 1, 5, 2, 6, 5, 3, 5, 6, 1, 4)
 TOKENS = 4
 """That are drawn behind it."""
 DRAFTED = (0, 1, 3, 4, 5, 7)
-"""What the EAGLE-3 head can say."""
+"""The tokens of the EAGLE-3 head."""
 HEAD_DIM = 16
 """The least that compiled attention takes."""
 FLATTER = 0.5

@@ -13,7 +13,7 @@ from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, 
 from troupellm.protocol.worker import StepPlan
 
 Content = tuple[object, ...]
-"""What each position of a block holds: (group, all tokens up to it in some form)."""
+"""The contents of each position of a block: (group, all tokens up to it in some form)."""
 
 
 class Cache(Protocol):
@@ -82,7 +82,7 @@ class ToyTiers:
         return {under_way.order.block for under_way in self.under_way if under_way.order.kind == "load"}
 
     def answer(self, *, wait: bool) -> tuple[tuple[TransferDone, ...], tuple[LookupDone, ...]]:
-        """What has ended by now. wait: something ends, if anything is under way."""
+        """The answers that are ready by now. wait: something ends, if anything is under way."""
         ended = [under_way for under_way in self.under_way if self.ends(under_way.order)]
         found = [lookup for lookup in self.asked if self.answers(lookup)]
         if wait and not ended and not found:
@@ -107,7 +107,7 @@ class ToyTiers:
         self.cancelled.clear()
         self.given_up.clear()
 
-    # What subclasses decide.
+    # # Methods for subclasses to override.
 
     def ends(self, order: BlockTransfer) -> bool:
         """Whether a transfer ends with this plan."""

@@ -1,4 +1,4 @@
-"""The logits of a runner's steps, whoever computes them."""
+"""The logits of a runner's steps, however they are computed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

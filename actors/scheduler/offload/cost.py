@@ -1,4 +1,4 @@
-"""What bringing a block back costs, beside computing it again: both as measured."""
+"""Compares the measured cost of bringing a block back with that of computing it again."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -43,7 +43,7 @@ class Cost:
         return self.mode == "offload" or self._pays(fetch_from(tier), "load")
 
     def computing(self, num_blocks: int) -> float:
-        """What so many blocks of a prompt take to compute; 0 is unknown."""
+        """Seconds that computing so many blocks of a prompt takes; 0 is unknown."""
         return num_blocks * self._block_size * self._per_token()
 
     def offload_pays(self) -> bool:
@@ -56,6 +56,7 @@ class Cost:
         return not computing or moving <= _WORTH * computing
 
     def not_done(self, *kinds: str) -> None:
-        """What is not done is not measured: in time it is tried again. Once per occasion, however often was asked."""
+        """Lower the estimates of transfers that are not done and so not measured: in time they are tried again. Call it
+        once per occasion."""
         for kind in self._moved.keys() & kinds:
             self._moved[kind] *= _FORGETS

@@ -1,4 +1,4 @@
-"""What is published of the tiers."""
+"""The published statistics of the tiers."""
 
 from collections import Counter, defaultdict
 

@@ -34,21 +34,22 @@ class _Fetch(NamedTuple):
     transfer: int
     tier: int
     waiting: "list[Ask]"
-    """Who waits for it."""
+    """Sequences that wait for it."""
 
 
 class Ask:
-    """What one sequence waits for."""
+    """The state of one sequence that waits for outer tiers."""
 
     __slots__ = ("counts", "deadline", "first", "keys", "latest", "lookups", "pending", "waiting")
 
     def __init__(self, keys: list[bytes], first: int, deadline: float) -> None:
         self.keys = keys
-        """Of the prefix chain, those that are nowhere nearer, and what comes behind them."""
+        """Keys of the prefix chain that no nearer tier has, and those behind them."""
         self.first = first
-        """Blocks before them."""
+        """Number of blocks before them."""
         self.deadline = self.latest = deadline
-        """When it goes on if nothing comes before, and whatever comes."""
+        """When the sequence goes on if no block comes before (`deadline`), and when it goes on in any case
+        (`latest`)."""
         self.lookups: dict[int, int] = {}
         """Not answered: (look-up -> tier)."""
         self.counts: dict[int, int] = {}
@@ -92,7 +93,7 @@ class Fetches:
 
     @property
     def full(self) -> bool:
-        """Nobody else may ask before an answer comes."""
+        """True if no other sequence may ask before an answer comes."""
         return len(self._asking) >= LOOKUPS or self._traffic.num_lookups + len(self.inward) > LOOKUPS
 
     def paying(self) -> tuple[int, ...]:
@@ -196,20 +197,20 @@ class Fetches:
         self._progressed(ask)
 
     def _start(self, sequence: Sequence, ask: Ask) -> None:
-        """Fetch what there are credits for, or wait for somebody else's fetch of the same."""
+        """Fetch as much as there are credits for, or wait for another sequence's fetch of the same block."""
         while ask.waiting:
             wanted = ask.waiting[0]
             under_way = self._fetching.get(wanted.key)
             if under_way is not None:
                 if not under_way.waiting:
-                    return  # whoever wanted it has given it up: it ends soon, and is fetched anew if it must be
+                    return  # its sequence has given it up: it ends soon, and is fetched anew if it is needed
                 under_way.waiting.append(ask)
                 ask.pending.add(wanted.key)
             elif self._traffic.credits("fetch", wanted.tier) <= 0:
                 return
             else:
                 target = self._host.prepare_store(wanted.key)
-                if target is None:  # somebody has stored it meanwhile, or there is no place
+                if target is None:  # the block was stored meanwhile, or there is no place
                     if wanted.key not in self._host:
                         ask.waiting.clear()
                         break

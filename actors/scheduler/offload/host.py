@@ -80,7 +80,7 @@ class HostTier:
                 self._policy.touch(key)
 
     def refresh(self, keys: Iterable[bytes]) -> None:
-        """As `touch`, for blocks that nobody has asked for: they are new."""
+        """As `touch`, for new blocks, which no sequence has asked for."""
         for key in keys:
             if key in self._blocks:
                 self._policy.refresh(key)

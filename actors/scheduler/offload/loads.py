@@ -20,7 +20,7 @@ class _Wanted(NamedTuple):
 
 
 class Loading:
-    """What one sequence waits for."""
+    """The loads that one sequence waits for."""
 
     __slots__ = ("deadline", "failed", "pending", "started", "waiting")
 
@@ -77,8 +77,8 @@ class Loads:
             sequence.loading.deadline = now + self._timeout
 
     def drop(self, sequence: Sequence) -> set[int]:
-        """Nobody waits any more; the transfers that must end before the blocks are free, of which each leaves the set
-        when it does."""
+        """Stop waiting. Returns the transfers that must end before the blocks are free; each leaves the set when it
+        ends."""
         loading, sequence.loading = sequence.loading, None
         assert isinstance(loading, Loading)
         del self._waiting[sequence.row]
@@ -97,7 +97,7 @@ class Loads:
     def _start(self, sequence: Sequence, loading: Loading) -> None:
         while loading.waiting and self._traffic.credits("load") > 0:
             if self._tables.being_copied(loading.waiting[0].hit.block):
-                return  # whoever had the block before copies it with this plan, or with one that a device is still at
+                return  # the block's last owner copies it with this plan, or with one still in flight
             wanted = loading.waiting.popleft()
             hit, source = wanted
 

@@ -1,10 +1,10 @@
-"""The scheduler's side of KV offload: what leaves the device, what comes back, and who waits for it.
+"""The scheduler's side of KV offload: blocks that leave the device, blocks that come back, and sequences that wait.
 
 A full block is copied to host memory once it is confirmed, and from there to the outer tiers. A sequence that is
 admitted takes what the device has, then what host memory has: it is LOADING, with its blocks, until that is loaded.
-What only outer tiers have is fetched into host memory before, while the sequence is LOADING without blocks. Nothing of
-this waits for anything but the worker's answers, of which each comes once: so whoever waits here, waits a bounded time,
-and the blocks that LOADING sequences hold come back whatever happens.
+Blocks that only outer tiers have are fetched into host memory before, while the sequence is LOADING without blocks. All
+of this waits only for the worker's answers, of which each comes once. So every wait is bounded, and the blocks of
+LOADING sequences always come back.
 
 A block that does not come (a miss, a damaged one, a late one) costs its sequence the admission: it goes back to the
 waiting room, and what did come is found on the device. Beam searches stay on the device, because their sequences are
@@ -96,7 +96,7 @@ class Offload:
         self.prefetches = Prefetches(means, self._fetches.paying, self._prefetched)
         self._choose_tiers()
 
-    # What the planner asks.
+    # # Called by the planner.
 
     @property
     def busy(self) -> bool:
@@ -122,7 +122,7 @@ class Offload:
         self._stores.pump()
 
     def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
-        """What the next plan must say."""
+        """The transfers, look-ups and cancellations that the next plan must name."""
         self._stores.begin_saves()
         return self._traffic.take()
 
@@ -187,7 +187,7 @@ class Offload:
         sequence.brought = found if sequence.asks_again else {}
         return CachedTokens(device=start - sum(found.values()), **found)
 
-    # What the block tables and the residents tell: `tiers.Tiers`.
+    # # Called by the block tables and the residents: `tiers.Tiers`.
 
     def in_host(self, key: bytes) -> object | None:
         return self._host.find(key)
@@ -231,7 +231,7 @@ class Offload:
             return set()
         return self._loads.drop(sequence) if isinstance(sequence.loading, Loading) else set()
 
-    # What the core tells.
+    # # Called by the core.
 
     def update(self, result: StepResult, now: float) -> None:
         """Take in what a result says of transfers and tiers."""
@@ -269,14 +269,14 @@ class Offload:
         self._resets.begin(tiers, done)
 
     def answer_resets(self, ok: bool) -> None:
-        """Nobody is to wait for tiers: the worker is not told of anything for now. What is out of order is not ok."""
+        """Answer all waiting resets: the worker is told of nothing for now. A reset of a disabled tier is not ok."""
         self._resets.answer(ok and not any(self._counts.disabled(tier) for tier in self._resets.tiers))
 
     def forget(self, *, keep_host: bool = False) -> None:
-        """The worker's memory is gone, and whatever was under way.
+        """The worker's memory is gone, and so are all transfers under way.
 
         Args:
-            keep_host: all but the host memory, of which what was not being written is still there.
+            keep_host: keep the contents of host memory, except places that were being written.
         """
         self._traffic.forget()
         self._resets.forget()
@@ -332,7 +332,7 @@ class Offload:
         self.cost.not_done(*[fetch_from(tier) for tier in self._fetches.inward if tier not in paying])
 
     def _load_ended(self, sequence: Sequence, loading: Loading) -> None:
-        """Nothing is under way into its blocks any more, or nobody waits for it."""
+        """No transfer into its blocks is under way any more, or the sequence does not wait for them."""
         again = sequence.asks_again and not loading.failed and sequence.rounds < MOST_ROUNDS
         sequence.asks_again = False
         if again:

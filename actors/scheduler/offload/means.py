@@ -1,4 +1,4 @@
-"""What all who move blocks between tiers work with, for as long as one worker lives."""
+"""The objects that all movers of blocks between tiers share, for as long as one worker lives."""
 
 from typing import NamedTuple
 

@@ -49,7 +49,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def refresh(self, key: bytes) -> None:
-        """A key that is here should stay longer than those not refreshed since, though nobody has asked for it."""
+        """Keep a key longer than those not refreshed since, although no request has asked for it."""
 
     @abstractmethod
     def remove(self, key: bytes) -> None:
@@ -60,7 +60,7 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
     """A policy by its name: lru, arc, or that of a plug-in.
 
     Raises:
-        ConfigError: nobody knows the name, or the plug-in is no policy.
+        ConfigError: the name is unknown, or the plug-in is no policy.
     """
     if name in _BUILT_IN:
         module, attribute = _BUILT_IN[name]

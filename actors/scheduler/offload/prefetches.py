@@ -1,7 +1,7 @@
 """Blocks that come back to the device before a request asks for them: first into host memory, then on.
 
 A prefetch takes only blocks that are free or unleased, so it ends no lease and preempts no sequence. It holds its
-blocks until all of them are there, and the worker answers every transfer once, so they come back whatever happens.
+blocks until all of them are there. The worker answers every transfer once, so the blocks always come back.
 """
 
 from collections import Counter, deque

@@ -62,7 +62,7 @@ class Resets:
             self._changed()
 
     def forget(self) -> None:
-        """The worker is gone, and with it every transfer: nobody knows what became of them."""
+        """The worker is gone, and with it every transfer: their results are unknown."""
         self.answer(False)
         self.owed.update(self._under_way)
         self._under_way.clear()
@@ -70,7 +70,7 @@ class Resets:
         self._changed()
 
     def answer(self, ok: bool) -> None:
-        """Nobody is to wait any longer."""
+        """End every wait with the result `ok`."""
         waiting = [tell for told in (*self._under_way.values(), *self._next.values()) for tell in told]
         for told in (*self._under_way.values(), *self._next.values()):
             told.clear()

@@ -25,7 +25,7 @@ class Stores:
         self._threshold = threshold
         self._uses: OrderedDict[bytes, int] = OrderedDict()
         self._later: deque[tuple[int, bytes]] = deque()
-        """(group, key without it) of blocks that nobody holds and found no credit."""
+        """(group, key without it) of blocks that no sequence holds and that found no credit."""
         self._spills: dict[int, deque[tuple[int, bytes]]] = {}
         """By tier, (group, key) of blocks that wait to go there."""
         self._given_away: list[tuple[int, int, bytes]] = []

@@ -1,4 +1,4 @@
-"""What a manager of a tier answers, whatever keeps its blocks: the verbs, and one block."""
+"""The interface of a tier's manager, independent of where the tier keeps its blocks, and one block of a tier."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -15,11 +15,11 @@ class TierBlock:
         self.pins = 0
         """Transfers that read or write the place."""
         self.ready = False
-        """What the key names lies there."""
+        """The place holds the contents that the key names."""
         self.dropped = False
-        """Nobody finds it any more; the place is free when nothing is pinned."""
+        """The block cannot be found any more; its place is free when nothing is pinned."""
         self.origin = 0
-        """The tier that it came from when it was fetched, until somebody has used it; 0 came from the device."""
+        """The tier that it was fetched from, until it is first used; 0 if it came from the device."""
 
 
 class TierManager(Protocol):

@@ -1,8 +1,8 @@
-"""Transfers and look-ups: what the next plan asks for, what is under way, and how much more may be.
+"""Transfers and look-ups: those that the next plan asks for, those under way, and how many more there may be.
 
-Each edge has credits: loads and stores between the device and host memory, and whatever goes to or comes from one outer
-tier. Who finds none left waits (loads, fetches) or does without (stores, spills). A credit comes back with the answer,
-of which there is exactly one per transfer, whatever became of it.
+Each edge has credits: one for loads, one for stores between the device and host memory, and one for each direction of
+an outer tier. Without a credit, loads and fetches wait; stores and spills are left out. A credit comes back with the
+answer, of which there is exactly one per transfer, also if the transfer failed or was cancelled.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Found = Callable[[int], None]
 
 
 class Traffic:
-    """`late` counts answers for what nobody waited for any more."""
+    """`late` counts answers that came after the asking sequence had stopped waiting."""
 
     def __init__(self) -> None:
         self._ids = 0
@@ -69,7 +69,7 @@ class Traffic:
         return self._ids
 
     def cancel(self, transfer: int) -> None:
-        """Nobody waits for it; its `done` hears of its end all the same. Idempotent."""
+        """Stop waiting for a transfer; its `done` is called at its end all the same. Idempotent."""
         if transfer in self._wanted:
             self._wanted.remove(transfer)
             self._new_cancelled.append(transfer)
@@ -82,12 +82,12 @@ class Traffic:
         return self._ids
 
     def forget_lookup(self, lookup: int) -> None:
-        """Nobody waits for the answer any more. Idempotent."""
+        """Stop waiting for a look-up's answer. Idempotent."""
         if lookup in self._lookups:
             self._lookups[lookup] = self._too_late
 
     def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
-        """What the next plan must say; everything is said once.
+        """The transfers, look-ups and cancellations that the next plan must name; each is named once.
 
         Stores come first: a leased block that is given away with this plan may be the target of one of its loads.
         """
@@ -117,7 +117,7 @@ class Traffic:
             tell(lookup.count)
 
     def forget(self) -> None:
-        """The worker is gone, and with it whatever was under way: nothing of it is answered."""
+        """The worker is gone, and with it everything under way: none of it is answered."""
         self._under_way.clear()
         self._wanted.clear()
         self._lookups.clear()

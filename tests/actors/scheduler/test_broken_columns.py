@@ -1,4 +1,4 @@
-"""What not every step has, told wrongly: a worker fault, and nothing of the result is taken in."""
+"""Wrong optional columns of a result: a worker fault, and nothing of the result is taken in."""
 
 import struct
 from typing import Any

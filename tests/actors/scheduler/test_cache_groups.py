@@ -51,7 +51,7 @@ def test_a_long_prompt_takes_blocks_as_it_is_computed() -> None:
 
 
 def test_the_groups_share_one_pool() -> None:
-    """What windows give back serves the group that keeps everything: more fits than in halves."""
+    """Blocks that windows give back serve the group that keeps everything: more fits than in halves."""
     settings = ready(20, 4, max_model_len=512, windows=(None, WINDOW))
     harness = harness_of(settings, max_num_batched_tokens=8)
     length = 4 * 33

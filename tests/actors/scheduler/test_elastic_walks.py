@@ -1,6 +1,7 @@
 """Random walks with drafts: any number of them accepted, forced tokens, two plans in flight, and all that can happen.
 
-After every call the invariants hold; what is shown is the solo run's stream, all of it where nobody interfered; and
+After every call the invariants hold; the shown tokens are the solo run's, all of them unless the request was disturbed;
+and
 every block is back in the end.
 """
 

@@ -1,4 +1,4 @@
-"""Forks: a prompt is computed once for all of them, whatever is cached, and its blocks are shared."""
+"""Forks: a prompt is computed once for all of them, with and without cached blocks, and its blocks are shared."""
 
 import itertools
 

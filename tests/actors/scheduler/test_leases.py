@@ -56,6 +56,17 @@ def test_the_oldest_lease_is_evicted_first_and_of_one_prefix_the_tail() -> None:
     assert evicted(pool, 4) == [second[1], second[0], first[1], first[0]]
 
 
+def test_blocks_in_use_that_are_evicted_first_follow_when_they_are_released() -> None:
+    pool = pool_with(3)
+    (other,) = cached(pool, b"other")
+    own = pool.take(2)
+    for block, name in zip(own, (b"a", b"b"), strict=True):
+        pool.label(block, name)
+    assert pool.evict_first(own) == 2
+    pool.release(own)
+    assert evicted(pool, 3) == [own[1], own[0], other]
+
+
 def test_an_expired_lease_is_evicted_before_live_ones_and_joins_the_unleased() -> None:
     pool = pool_with(3)
     (long,), (short,), (none,) = (cached(pool, name) for name in (b"long", b"short", b"none"))
@@ -142,7 +153,7 @@ def agents(num_blocks: int = 16, fraction: float = 0.5, max_model_len: int = 64,
 
 
 def flood(made: Agents, prompts: int, length: int = 24) -> None:
-    """Prompts that nobody asks for again."""
+    """Prompts that are never asked for again."""
     for number in range(prompts):
         made.turn([20 + number % 40, *range(1, length)], tenant="other")
 

@@ -1,7 +1,7 @@
 """Random walks over everything that can happen to the scheduler, against the oracle.
 
-After every operation the invariants hold; at the end every request is closed exactly once, what was shown is a prefix
-of the right stream (all of it, where nobody interfered), and every block is back.
+After every operation the invariants hold. At the end every request is closed exactly once, the shown tokens are a
+prefix of the right stream (all of it unless the request was disturbed), and every block is back.
 """
 
 from typing import Any
@@ -170,7 +170,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(fault=st.booleans())
     def lose(self, fault: bool) -> None:
-        """The worker dies. Whoever is alone under suspicion may be convicted, guilty or not."""
+        """The worker dies. A request that is alone under suspicion may be convicted, guilty or not."""
         self.harness.lose(fault=fault)
 
     @precondition(lambda self: self.harness.oracle.rows)

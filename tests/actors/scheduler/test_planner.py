@@ -1,4 +1,4 @@
-"""What a step computes: budgets, chunks, order, preemption, and two plans in flight."""
+"""The contents of a step: budgets, chunks, order, preemption, and two plans in flight."""
 
 import struct
 

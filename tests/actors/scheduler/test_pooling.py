@@ -1,4 +1,4 @@
-"""Requests that are pooled, beside those that generate: they end with their prompt, exactly once, whatever happens."""
+"""Pooling requests beside generating ones: they end with their prompt, exactly once, in every case."""
 
 import random
 

@@ -74,7 +74,7 @@ def test_chunks_that_seemed_to_cost_nothing_beside_streams_make_no_lone_step_end
 
 @pytest.fixture
 def as_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens take what they took at the start, whatever the harness's clock says."""
+    """Tokens keep the cost measured at the start, independent of the harness's clock."""
     monkeypatch.setattr(PrefillBudget, "learn", lambda *given, **named: None)
 
 
@@ -115,7 +115,7 @@ def test_a_prompt_beside_one_that_gets_tokens_is_not_alone(plans: int, as_measur
 
 
 def test_it_follows_what_steps_take() -> None:
-    """A device whose steps take 20 ms and 3 ms per prompt token comes to 100 ms, whatever it was thought to take."""
+    """A device whose steps take 20 ms and 3 ms per prompt token comes to 100 ms, regardless of the first estimate."""
     made = budget(itl_target_ms=100.0)
     now = 0.0
     for turn in range(40):

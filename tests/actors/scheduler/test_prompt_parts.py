@@ -18,7 +18,7 @@ def test_half_of_the_prompt_tokens_are_kept_for_who_was_served_less() -> None:
 
 
 def test_fewer_prompt_tokens_than_tenants_are_taken_in_turns() -> None:
-    """Who waits takes part in that: a newcomer need not see the others' prompts out."""
+    """Waiting requests take turns too: a newcomer need not wait for the others' whole prompts."""
     made = ready(num_blocks=400, max_model_len=400)
     harness = Harness(make_core(made, max_num_prefill_tokens=1), made)
     harness.submit(submission(1, [1] * 100, tenant="long"))

@@ -1,4 +1,4 @@
-"""Who killed the worker: suspects come back in halves, then alone; the guilty fails and nobody else."""
+"""Finds the request that killed the worker: suspects come back in halves, then alone; only the guilty one fails."""
 
 from math import ceil, log2
 

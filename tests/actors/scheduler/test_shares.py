@@ -171,7 +171,7 @@ def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
 
 
 def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
-    """Nobody else is there when one of them comes."""
+    """No other tenant is there when one of them comes."""
     shares = Shares()
     room = WaitingRoom(shares)
     for number in range(20_000):

@@ -1,6 +1,6 @@
 """Runs test files, each in a process of its own: `python forked.py FILE...`, then pytest's arguments after `--`.
 
-What is slow to import is imported once, by the parent, before it forks. A file whose process dies (the interpreter
+The parent imports slow modules once, before it forks. A file whose process dies (the interpreter
 follows a wrong pointer) fails alone. Prints one JSON object per file: its name, its exit status, what it printed and
 which kernels it has run in the interpreter or compiled.
 """

@@ -41,7 +41,7 @@ EACH = pytest.mark.parametrize(
 
 
 def run(files: list[Path], arguments: tuple[str, ...], *, interpret: bool, cache: Path) -> dict[str, dict]:
-    """What became of each file, by name."""
+    """The result of each file, by name."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     environment |= {"TRITON_DEFAULT_FP_FUSION": "1"}  # as 3.6 has it without being asked
     environment.pop("TRITON_INTERPRET", None)

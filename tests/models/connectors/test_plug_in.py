@@ -1,4 +1,4 @@
-"""A plug-in's store: what it keeps is sealed, and whatever it answers, raises or writes late is a miss or an error."""
+"""A plug-in's store: its blocks are sealed, and every wrong or late answer of it is a miss or an error."""
 
 import threading
 from asyncio import CancelledError

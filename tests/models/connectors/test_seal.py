@@ -1,4 +1,4 @@
-"""Sealed blocks: whole, of this key, of this model, from somebody who knows the secret; else a miss."""
+"""Sealed blocks: whole, of this key, of this model, from a writer that knows the secret; else a miss."""
 
 import random
 

@@ -159,7 +159,7 @@ def test_a_capture_that_fails_meanwhile_fails_the_next_step(llama: Pair) -> None
 
 
 class Faulty(CpuDevice):
-    """Tells of a fault when somebody waits for it, as GPUs do.
+    """Raises a fault when it is waited for, as GPUs do.
 
     Attributes:
         fault: of something that was launched.

@@ -1,5 +1,4 @@
-"""Rows with penalties and log-probabilities of what they say: nobody waits for them, and they get what the CPU's runner
-gives them."""
+"""Rows with penalties and log-probabilities: no step waits for them, and they get the results of the CPU's runner."""
 
 from typing import Any
 

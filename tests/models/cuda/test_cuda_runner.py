@@ -116,7 +116,7 @@ def test_a_demanding_row_that_leaves_lets_the_others_go_ahead_again(llama: Pair)
     runner = device_runner(llama)
     check(replay(runner, told.plans), told.results)
     with torch.inference_mode():
-        assert runner.launch(told_next(told, 0)).result is None  # nobody has waited for it
+        assert runner.launch(told_next(told, 0)).result is None  # not waited for
 
 
 def told_next(told: Script, row: int) -> StepPlan:

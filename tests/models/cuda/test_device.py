@@ -1,4 +1,4 @@
-"""What is asked of CUDA around a capture, seen without one."""
+"""The calls to CUDA around a capture, seen without one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -117,7 +117,7 @@ def test_want_of_memory_for_what_was_recorded_is_want_of_memory(monkeypatch: pyt
 
 @pytest.mark.parametrize("damage", [None, RuntimeError("the capture was invalidated")])
 def test_a_capture_ends_where_its_body_fails(damage: Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what failed is told, whatever the end says to it."""
+    """The first error is reported, even if ending the capture fails too."""
     cuda = Recorded(monkeypatch)
     cuda.damage = damage
     with pytest.raises(ValueError, match="a wrong shape") as caught:

@@ -1,6 +1,6 @@
 """Drafting on a GPU waits for it once for all drafts of all rows: seen without one, on torch's device "meta".
 
-Tensors there have shapes but no content, so whatever would need a number of theirs raises.
+Tensors there have shapes but no content, so each operation that would need a number of theirs raises.
 """
 
 from collections.abc import Callable

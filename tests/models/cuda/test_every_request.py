@@ -51,7 +51,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "guide_logprobs": {"temperature": 0.0, "guide": GUIDE, "logprobs": 2, "repetition_penalty": 1.1},
     "several": {"seed": 3, "n": 3},
 }
-"""What a step computes without waiting for the device."""
+"""Sampling parameters that a step applies without waiting for the device."""
 DEMANDING: dict[str, dict[str, Any]] = {
     "bad_words": {"temperature": 0.0, "bad_words": ["a", "bcd"]},
     "logprob_token_ids": {"temperature": 0.0, "logprobs": 2, "logprob_token_ids": [4, 8]},

@@ -49,7 +49,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain() -> list[Texts]:
-    """What was written without drafts, once somebody has asked."""
+    """Texts written without drafts, filled on first use."""
     return []
 
 

@@ -97,7 +97,7 @@ async def test_graphs_are_there_before_the_first_request(tmp_path: Path, monkeyp
     small = {"max_model_len": 160, "block_size": 8, "max_num_batched_tokens": 32}
     async with Engine(str(tmp_path), **(SETTINGS | small)) as engine:
         await anyio.to_thread.run_sync(done.wait, 30.0)
-        assert engine.snapshot().scheduler.graphs is None  # nobody has asked
+        assert engine.snapshot().scheduler.graphs is None  # not reported yet
         await engine.generate([40, 41], max_tokens=3, temperature=0.0, ignore_eos=True)
         graphs = engine.snapshot().scheduler.graphs
     assert graphs is not None

@@ -1,5 +1,5 @@
-"""How many operations a decode step launches on a GPU. Each costs a microsecond or two, whatever it computes, so that
-the numbers here may fall but not rise."""
+"""The number of operations that a decode step launches on a GPU. Each costs a microsecond or two, so the numbers here
+may fall but not rise."""
 
 import msgspec
 import pytest

@@ -77,14 +77,14 @@ def test_a_classifier_goes_with_its_runner(llama: Pair, frozen: None, monkeypatc
 
 
 def kept(runner: object) -> dict[str, Callable[[], Any]]:
-    """What holds memory of a device."""
+    """The parts that hold memory of a device."""
     assert isinstance(runner, CudaRunner)
     parts = {"graphs": runner.graphs, "rows": runner.rows, "cache": runner.cache, "decoder": runner.decoder}
     return {"runner": weakref.ref(runner), **{name: weakref.ref(part) for name, part in parts.items()}}
 
 
 def test_a_device_that_is_broken_is_said_to_be(worker: ModelWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has would not go, and a waking would forget that it is broken."""
+    """Its memory could not be freed, and waking would forget that it is broken."""
     runner = worker.runner
     assert isinstance(runner, CudaRunner)
     refused = RuntimeError("not permitted")

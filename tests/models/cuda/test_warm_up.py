@@ -1,4 +1,4 @@
-"""What a GPU's worker runs before it is asked for anything, and what it tells of it."""
+"""The steps that a GPU's worker runs before its first request, and the progress that it reports."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ Load = Callable[..., tuple[WorkerReady, list[StepPlan]]]
 
 @pytest.fixture
 def load(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Loads a worker whose runners take a fixed time for a token, and a minute for whatever they do first."""
+    """Loads a worker whose runners take a fixed time for a token, and a minute for each first step."""
     write_tiny_model(tmp_path)
     now, plans, workers = [0.0], list[StepPlan](), list[ModelWorker]()
     run = CudaRunner.run
@@ -49,7 +49,7 @@ def load(tmp_path: Path, gpu: None, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_a_slow_first_step_does_not_make_later_ones_small(load: Load) -> None:
-    """Whatever was compiled in it: prompts get all of a step, and what a token takes is what it takes later."""
+    """The time of compiling does not count: prompts get all of a step, and a token's time is that of later steps."""
     ready, _ = load()
     assert ready.saturation_tokens == TOKENS
     assert ready.saturation_seconds == pytest.approx(1e-5 * TOKENS)
@@ -68,7 +68,7 @@ def test_steps_of_every_size_and_kind_are_run(load: Load) -> None:
 
 
 def test_every_step_that_may_compile_is_told_before_it(load: Load) -> None:
-    """Whoever waits for a successor gives it up when it says nothing for long."""
+    """A seat that waits for a successor gives it up when it is silent for long."""
     told, tellers = list[int](), list[LoadProgress]()
 
     def progress(report: LoadProgress) -> None:

@@ -1,4 +1,4 @@
-"""Quantized weights on a GPU: whatever is done with them is done there, with tables that lie there."""
+"""Quantized weights on a GPU: all operations on them run there, with tables that lie there."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a model writes is data: whatever it is, answers can be sent, and arguments that are complete are JSON."""
+"""Model output is data: every output can be sent as an answer, and complete arguments are JSON."""
 
 import json
 

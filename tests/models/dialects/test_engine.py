@@ -1,4 +1,4 @@
-"""One engine, every family: recorded texts, cut anywhere, and texts that nobody recorded."""
+"""One engine, every family: recorded texts, cut anywhere, and random texts."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -31,7 +31,7 @@ def assemble(pieces: Sequence[ParsedPiece]) -> tuple[str | None, str | None, tup
 PAIRS = sorted({(case.tool_parser, case.reasoning_parser) for case in CASES} | {(n, "qwen3") for n in TOOL_PARSERS})
 MARKS = sorted({mark for case in CASES for mark in case.text.replace("\n", " ").split() if len(mark) < 40})
 NO_TEXT = [r"\ud800", r"\"", "1e999", "NaN"]
-"""What JSON may say and no encoding, or no JSON, can hold."""
+"""Values that JSON may hold and an encoding, or JSON itself, cannot."""
 
 
 WORDS = [*MARKS, *NO_TEXT, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]
@@ -117,7 +117,7 @@ def test_any_text_in_any_cut_is_the_same(
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.calls], ids=lambda case: case.name)
 def test_no_part_of_a_mark_is_shown_before_a_call(case: Case):
-    """What is shown up to the first call is a beginning of the content, at every character."""
+    """The text shown up to the first call is a beginning of the content, at every character."""
     parser = parser_of(dialect_named(case.tool_parser, case.reasoning_parser), case.start)
     shown = ""
     for character in case.text:

@@ -1,4 +1,4 @@
-"""What a request makes of a dialect: where answers begin, which tokens stay, which guides bind them."""
+"""The effect of a request on a dialect: where answers begin, which tokens stay, which guides bind them."""
 
 import json
 from pathlib import Path

@@ -20,7 +20,7 @@ LENGTH = 50_000
 SLICE = 8192
 """As whole answers are read."""
 PIECE = 100
-"""As streams bring them, when somebody has tokens of many letters."""
+"""As streams bring them, with tokens of many letters."""
 MOST_CALLS = 40
 """Of functions, for each character; every one of brackets in an argument in Python's syntax takes some twenty."""
 LONGEST_MARK = 64

@@ -1,4 +1,4 @@
-"""Everything that a block id holds is moved, byte for byte, whatever the cache is made of; and nothing else is."""
+"""The whole contents of a block are moved, byte for byte, for every kind of cache; and nothing else is."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What moves blocks between a GPU and the host, with a processor in its place."""
+"""The mover of blocks between a GPU and the host, with a processor in its place."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,7 +85,7 @@ def test_a_gather_leaves_nothing_beside_what_it_gives(
 def test_what_was_begun_is_done_before_a_failure_is_told(
     kind: str, cuda: None, cache: KVCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is told uses the blocks and places anew."""
+    """The scheduler reuses the blocks and places after the report."""
     copies, waits = list[torch.Tensor](), list[int]()
     copy = torch.Tensor.copy_
 

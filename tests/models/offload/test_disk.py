@@ -256,7 +256,7 @@ def test_no_room_is_an_error_and_leaves_nothing(store: DiskStore) -> None:
 
 
 def test_without_permission_it_is_an_error(tmp_path: Path) -> None:
-    """Root may do everything, so somebody else tries."""
+    """Root may do everything, so another user tries."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     folder = tmp_path / "blocks"

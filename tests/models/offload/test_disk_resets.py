@@ -1,4 +1,4 @@
-"""A reset of the disk tier: what is forgotten by whom, whatever comes between."""
+"""A reset of the disk tier: the blocks that it forgets, with other operations in between."""
 
 import os
 from pathlib import Path

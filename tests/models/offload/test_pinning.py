@@ -1,4 +1,4 @@
-"""What is asked of CUDA for the host tier's memory, seen without one."""
+"""The calls to CUDA for the host tier's memory, seen without one."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from troupellm.protocol.errors import ConfigError
 
 
 class Recorded:
-    """A CUDA that pins, is told how to answer, and keeps the error of what has failed for whoever launches next."""
+    """A CUDA that pins, answers as told, and keeps the error of a failed call for the next launch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pinned: dict[int, int] = {}
@@ -61,7 +61,7 @@ def test_exactly_what_is_asked_for_is_pinned_until_it_is_given_back(cuda: Record
     arena.release()
     arena.reserve()
     assert cuda.pinned == {arena.tensor(0).data_ptr(): 300}
-    del arena  # by whoever could not go on with it
+    del arena  # as an owner that cannot use it does
     assert not cuda.pinned
 
 

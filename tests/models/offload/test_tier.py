@@ -48,7 +48,7 @@ class ArrayMover(BlockMover):
 
 
 class DictStore(BlockStore):
-    """In memory; whatever is put into `trouble` happens in every call."""
+    """In memory; the function put into `trouble` runs in every call."""
 
     name = "dictionary"
 

@@ -1,4 +1,4 @@
-"""A reset of an outer tier: in its turn when nothing else is, and answered whatever becomes of it."""
+"""A reset of an outer tier: it runs in its turn, alone, and is always answered."""
 
 import threading
 

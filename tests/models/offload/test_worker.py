@@ -1,4 +1,4 @@
-"""Blocks leave the device and come back to other blocks: everything that they held, whatever the cache is made of."""
+"""Blocks leave the device and come back to other blocks with their whole contents, for every kind of cache."""
 
 import threading
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""What is drawn with drafts has the model's distribution: chi-square tests over 10^5 draws from a toy vocabulary, over
-fewer in `make test`.
+"""Draws with drafts have the model's distribution: chi-square tests over 10^5 draws from a toy vocabulary, over fewer
+in `make test`.
 
-The model is a table of logits by the last token, the rest is the engine's own runner. What each draw's probabilities
-are is computed here by itself, from the row's history.
+The model is a table of logits by the last token, the rest is the engine's own runner. The probabilities of each draw
+are computed here separately, from the row's history.
 
-`ngram` and `suffix` draft here themselves. What drafters that are models give are point masses, coupled draws or trees,
+`ngram` and `suffix` draft here themselves. Drafters that are models give point masses, coupled draws or trees,
 each of which a table gives here; with layers of their own they draft in `test_every_proposer`.
 """
 
@@ -116,7 +116,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyDecoder, KVCache]:
 def texts(
     toy: tuple[ToyDecoder, KVCache], kind: str, options: dict[str, Any], tokens: int = TOKENS
 ) -> tuple[NDArray[np.int64], ElasticHost]:
-    """What every row says [rows, prompt + tokens]."""
+    """The tokens of every row [rows, prompt + tokens]."""
     proposer = make_proposer(kind)
     runner = ModelRunner(
         *toy, max_model_len=14 * 16,

@@ -1,4 +1,4 @@
-"""Draft models: drafts are what the draft model would write, whatever became of the row before."""
+"""Draft models: drafts are the draft model's own tokens, also behind drafts that were refused."""
 
 import json
 from pathlib import Path

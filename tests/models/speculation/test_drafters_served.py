@@ -68,7 +68,7 @@ _plain: dict[str, list[tuple[int, ...]]] = {}
 
 
 async def without_drafts(target: Path, **settings: Any) -> list[tuple[int, ...]]:
-    """What the target writes by itself, asked once."""
+    """The target's own tokens, computed once."""
     key = f"{target} {settings}"
     if key not in _plain:
         _plain[key] = await answers(target, None, **settings)
@@ -209,7 +209,7 @@ class Dozes:
         return most
 
     def learn(self, *seen: Any, **more: Any) -> None:
-        """Whatever it was."""
+        """Measures nothing."""
 
 
 @pytest.mark.anyio

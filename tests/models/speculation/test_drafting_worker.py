@@ -26,7 +26,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
 
 def silent(progress: LoadProgress) -> None:
-    """Nobody watches."""
+    """Ignores the progress."""
 
 
 def loaded(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:

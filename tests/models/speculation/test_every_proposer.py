@@ -1,9 +1,9 @@
-"""What is drawn has the model's distribution whoever drafts: chi-square tests of every proposer with layers, index and
+"""Draws have the model's distribution with every proposer: chi-square tests of those with layers, index and
 tables of its own, over 10^5 draws behind the first one of each row, over fewer in `make test`.
 
 The models are real ones of eight tokens, and rows go through a worker's steps, many at once. All of them have the same
 prompt and draw four tokens behind it: the first one with the prompt, the others where drafts are kept or refused. How
-likely each token is behind each of the 585 texts that may come before it is computed by somebody else (plain torch, or
+likely each token is behind each of the 585 texts that may come before it is computed separately (plain torch, or
 transformers), for all of them. A token's draws behind one and the same text are independent of each other, and the
 tests of all four positions, each behind every text, together are one of the four tokens' joint distribution.
 """
@@ -122,7 +122,7 @@ def drafting(toy: Toy, kind: str) -> Iterator[tuple[WorkerSteps, int]]:
 
 
 def draws(toy: Toy, kind: str, options: dict[str, Any], rows: int) -> NDArray[np.int64]:
-    """What each row says behind the prompt [rows, TOKENS]; no two proposers have a seed in common."""
+    """The tokens of each row behind the prompt [rows, TOKENS]; no two proposers have a seed in common."""
     first, end = 1_000_000 * list(PROPOSERS).index(kind), len(PROMPT) + TOKENS
     said: list[list[int]] = []
     with drafting(toy, kind) as (steps, most):
@@ -178,7 +178,7 @@ def test_four_tokens_have_the_joint_distribution_of_the_model(
 
 
 class Lenient(Acceptance):
-    """Keeps all drafts of some rows, whatever the model has drawn."""
+    """Keeps all drafts of some rows, even if the model has drawn other tokens."""
 
     def __init__(self, every: int) -> None:
         """every: of so many rows one."""

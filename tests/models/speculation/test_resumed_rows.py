@@ -1,6 +1,6 @@
 """Rows go on drafting behind what their drafter was not shown, with true entries only.
 
-What nobody wrote of the bench's cache is NaN: whoever reads an entry that was never made drafts something else.
+Unwritten entries of the bench's cache are NaN: a drafter that reads one drafts something else.
 """
 
 from collections.abc import Callable

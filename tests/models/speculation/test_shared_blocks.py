@@ -1,6 +1,6 @@
-"""What a draft model keeps of rows behind blocks that were there before them, counted by the drafts that are kept.
+"""The entries that a draft model keeps of rows behind shared blocks, counted by the drafts that are kept.
 
-It drafts for itself, so that every draft is kept whose row's tokens it has all read. What nobody wrote is NaN.
+It drafts for itself, so that every draft is kept whose row's tokens it has all read. Unwritten entries are NaN.
 """
 
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_blocks_that_were_read_once_are_not_read_again(bench: DraftBench, monkey
 def test_of_many_blocks_without_entries_the_last_ones_are_read(
     bench: DraftBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step waits for it. What lies before is passed over, and so is what was read already."""
+    """The step waits for it. Earlier tokens are passed over, and so are those that were read already."""
     write(bench, (False,) * 3)
     monkeypatch.setattr(marks, "MOST_READ", 2 * BLOCK)
     read = reads(bench, monkeypatch)

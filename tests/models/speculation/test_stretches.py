@@ -1,5 +1,5 @@
-"""Drafts in a crowd whose rows come and go, on a machine that is told what everything takes: never much slower than
-without, whatever the estimates do not see."""
+"""Drafts in a crowd whose rows come and go, on a simulated machine: never much slower than without, even if the
+estimates miss a cost."""
 
 import random
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ MOST = 4
 
 @dataclass(frozen=True)
 class Machine:
-    """What steps take, of one without drafts; `hidden` is not seen by the thread that is asked for its time."""
+    """The costs of a step, as parts of one without drafts; `hidden` is not seen by the thread that is asked for its
+    time."""
 
     draft: float = 0.05
     """A draft, of a step of up to eight rows; of more it is a smaller part."""
     deciding: float = 0.1
-    """Whoever is awake."""
+    """The cost of each proposer that is awake."""
     verifying: float = 0.3
     """Any drafts at all."""
     following: float = 0.0
-    """What the proposer takes to follow, unless asleep."""
+    """The cost of following the rows, unless asleep."""
     hidden: float = 0.0
     noise: float = 0.0
     first: float = 0.0

@@ -13,7 +13,7 @@ from troupellm.tests.support.proposals import batch_of, drafted, guess, new_row
 
 WITHOUT_BOUND = 1_000_000
 FORM = list(range(900, 906))
-"""What every call of a tool has in common, behind its name."""
+"""The common part of every call of a tool, behind its name."""
 TOOLS = 40
 """More than the places that are compared."""
 
@@ -189,7 +189,7 @@ def test_a_short_match_is_found_however_many_places_agree_with_less_of_it(length
 
 @pytest.mark.parametrize("tool", [0, 7, TOOLS - 1])
 def test_a_match_is_followed_through_what_stood_in_many_places(tool: int) -> None:
-    """What comes behind the form depends on the name before it, and the last places of the form have other names."""
+    """The text behind the form depends on the name before it, and the last places of the form have other names."""
     made = proposer()
     for number in range(TOOLS):
         write(made, [1], [100 + number, *FORM, 1000 + number, 2000 + number])

@@ -1,4 +1,4 @@
-"""Rows with drafts say what they say without, whatever is drafted: through the runner, on a tiny model."""
+"""Rows with drafts get the same tokens as without, for all drafts: through the runner, on a tiny model."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -243,7 +243,7 @@ class Pattern:
         return most
 
     def learn(self, *seen: Any, **more: float | None) -> None:
-        """Whatever it was."""
+        """Learns nothing."""
 
 
 class Dozing(ScriptedProposer):

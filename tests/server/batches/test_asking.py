@@ -1,4 +1,4 @@
-"""Lines on their way: patience, attempts, and who makes room for whom."""
+"""Lines on their way: patience, attempts, and which lines make room for others."""
 
 import io
 from typing import Any

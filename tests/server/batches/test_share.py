@@ -1,4 +1,4 @@
-"""What an owner's batches have together: a bound of lines, a pause at a limit, and a turn beside other owners."""
+"""Limits of an owner's batches together: a bound of lines, a pause at a limit, and a turn beside other owners."""
 
 from typing import Any
 

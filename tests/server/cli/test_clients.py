@@ -195,7 +195,7 @@ def test_collect_env_tells_versions_and_no_secrets(
 
 
 def test_client_commands_are_light_to_import() -> None:
-    """What `troupellm bench --help` and the client commands load before they run."""
+    """The modules that `troupellm bench --help` and the client commands load before they run."""
     code = (
         "import sys\n"
         "import troupellm.load_tests.cli, troupellm.server.cli.chat, troupellm.server.cli.complete\n"

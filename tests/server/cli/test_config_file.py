@@ -1,4 +1,4 @@
-"""What is answered to keys of a configuration file that are flags of vLLM."""
+"""The answers to keys of a configuration file that are flags of vLLM."""
 
 import argparse
 import re

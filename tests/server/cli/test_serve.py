@@ -1,4 +1,4 @@
-"""What `serve` tells a newcomer once it is ready."""
+"""The lines that `serve` prints for a newcomer once it is ready."""
 
 import errno
 import io
@@ -33,7 +33,7 @@ def engine() -> Any:
 
 
 class Full(io.StringIO):
-    """Standard output on a disk that is full, or into a pipe that nobody reads."""
+    """Standard output on a full disk, or into a pipe without a reader."""
 
     def flush(self) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -44,7 +44,7 @@ async def test_what_was_posted_before_the_end_arrives() -> None:
 
 
 async def test_being_cancelled_over_the_opening_of_a_link_is_no_failed_opening() -> None:
-    """Who is cancelled there has a link, and closes it."""
+    """The cancelled task has a link, and closes it."""
     ours, theirs = socket.socketpair()
     front: Link[Any, Any] = await open_link(theirs, ToFront, "1")
     parent: Link[Any, Any] | None = None

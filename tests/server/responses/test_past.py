@@ -1,4 +1,4 @@
-"""What a request takes from stored responses: bounded before it is read, and as a whole."""
+"""Items that a request takes from stored responses: bounded before they are read, and as a whole."""
 
 import msgspec
 import pytest

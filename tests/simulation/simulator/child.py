@@ -39,7 +39,7 @@ _EXIT_FAILED = 1
 
 
 class SimProcesses:
-    """Implements `Processes`. `alive` are the children that nobody has killed yet."""
+    """Implements `Processes`. `alive` are the children that have not been killed."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class SimChild:
                 await self._live()
             except _Death as death:
                 self._die(death.code)
-            except WorkerGone:  # somebody from outside
+            except WorkerGone:  # from outside
                 self._die(-signal.SIGKILL)
             except Exception as error:
                 kind = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
@@ -144,7 +144,7 @@ class SimChild:
                 raise RuntimeError("commands are not simulated")
 
     async def _next(self) -> ToWorker | None:
-        """What is said next; None: nothing is at the moment, and a result is due."""
+        """The next message; None if there is none and a result is due."""
         while not self._inbox:
             if self._steps is not None and self._steps.due:
                 return None

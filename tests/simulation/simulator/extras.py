@@ -1,4 +1,4 @@
-"""What half of the seeds have beyond a plain workload: searches, best_of, guides, tenants with limits, a worker
+"""Additions to the plain workload of half of the seeds: searches, best_of, guides, tenants with limits, a worker
 process, a pause.
 
 Drawn apart from the rest, so that a seed without extras stays what it was.

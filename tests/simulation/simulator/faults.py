@@ -18,7 +18,7 @@ SILENT: Final = ("stalls", "watchdog")
 LOSSES: Final = (
     "death", "killed", "poison", "allocation", "wrong_shape", "bad_id", "stale_epoch", "missing_row", "duplicate",
 )  # fmt: skip
-"""After these the worker is replaced. Nobody loses a request, unless it was alone with the worker twice."""
+"""After these the worker is replaced. No request is lost, unless it was alone with the worker twice."""
 WORKER_FAULTS: Final = (*LOSSES, "stall", "hang", "late", "row_error")
 PROCESS_LOSSES: Final = ("signal", "exit", "garbage", "hang_up", "stop", "spin")
 PROCESS_FAULTS: Final = (*PROCESS_LOSSES, "no_start", "load_failure")
@@ -47,7 +47,8 @@ TIERS: Final = (HOST, "disk", FAILING_TIER)
 """Behind the cache."""
 HOST_FAULTS: Final = ("store_error", "load_error", "busy", "slow", "late", "killed", "reset", "sleep")
 OUTER_FAULTS: Final = (*HOST_FAULTS, "corrupt", "short", "missing", "full", "lies")
-"""late: a transfer ends well long after whoever wanted it has left. killed, reset, sleep: the worker, the prefix cache,
+"""late: a transfer ends well long after its waiting sequence has left. killed, reset, sleep: the worker, the prefix
+cache,
 the engine, while transfers of the tier are under way. lies: a look-up promises what is not there."""
 TIER_ALPHABET: Final = tuple((tier, kind) for tier in TIERS for kind in (HOST_FAULTS if tier == HOST else OUTER_FAULTS))
 ALPHABET: Final = (
@@ -149,7 +150,7 @@ class Injector:
 
     @property
     def failures(self) -> int:
-        """How often it was lost by itself, not to somebody outside."""
+        """How often it was lost by itself, not by a fault from outside."""
         return self.losses - sum(self.hits[pair] for pair in _FROM_OUTSIDE)
 
     @property

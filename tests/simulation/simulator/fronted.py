@@ -1,4 +1,4 @@
-"""What some of the seeds have beyond all else: clients who come through front processes, which fall.
+"""Additions to the workload of some of the seeds: clients of front processes, which fall.
 
 Drawn apart, so that a seed without fronts stays what it was.
 """

@@ -43,13 +43,13 @@ _STATUS = Status(
     in_flight_elsewhere=0,
 )  # fmt: skip
 _NO_SPEAKER: Any = None
-"""Nobody chats here."""
+"""No request is a chat here."""
 _ECHO = b"what the operator asks"
 _METRICS = b"what the scraper reads"
 
 
 class _Killed(Exception):
-    """The process is gone, whatever it was doing."""
+    """The process is gone at once, in every state."""
 
 
 class SimFront:
@@ -127,7 +127,7 @@ class SimFront:
             case AskAdmin(query=query, arguments=arguments):
                 self._to_front.post(AdminAnswer(query=query, body=arguments))
             case CancelAdmin():
-                pass  # the answer is on its way already, and finds nobody
+                pass  # the answer is on its way already, and is dropped
             case _:
                 self.session.handle(message)
 
@@ -165,7 +165,7 @@ class Fronts:
                 group.start_soon(self._keep_one)
 
     async def accept(self) -> SimFront:
-        """Who takes the next client, which waits while nobody is there."""
+        """The front that takes the next client; waits while there is none."""
         while not (standing := [front for front in self._there if not front.fallen]):
             await self._risen.wait()
         return self._random.choice(standing)

@@ -1,4 +1,4 @@
-"""What half of the seeds have besides: KV hints, which must change no answer and lose no block.
+"""Additions to the workload of half of the seeds: KV hints, which must change no answer and lose no block.
 
 Drawn apart, so that a seed without them stays what it was.
 """
@@ -41,7 +41,7 @@ def _hinting(random: Random, ask: Ask) -> Ask:
 
 
 def tell(world: "World", ask: Ask, *, before: bool) -> None:
-    """What the client says of its session, before or after its request."""
+    """Send the client's hints about its session, before or after its request."""
     name = ask.tenant, ask.hints.session
     scheduler = world.system.scheduler
     if not ask.told or before != (ask.told == "prefetch") or scheduler.closed:

@@ -1,4 +1,4 @@
-"""What each client was told, checked against what it should have been told."""
+"""The messages that each client got, checked against those that it should have got."""
 
 import math
 from collections import Counter
@@ -94,7 +94,7 @@ class Record:
         return answer
 
     def check(self, language: Language, scenario: Scenario, injector: Injector, blamed: set[int]) -> list[str]:
-        """What is wrong with this history, once it is over."""
+        """The errors of this history, once it is over."""
         if not self.over:
             return [*self.wrong, "no end within the bound"]
         if self.error is not None:

@@ -1,4 +1,4 @@
-"""What must hold after every step of the scheduler, whatever went wrong before.
+"""The invariants that must hold after every step of the scheduler, after all faults.
 
 The numbers are those of the list in the fault table: 1 blocks, 2 states, 3 streams (see `history`), 4 bounds,
 5 no freeze, 6 no starvation, 7 finite recomputation, 8 prefix keys, 9 everything back at the end.
@@ -57,7 +57,7 @@ def _check_tiers(core: SchedulerCore) -> list[str]:
 
 
 def check_loading(core: SchedulerCore, blocks: Iterable[int]) -> list[str]:
-    """1: the worker is writing to these blocks, which nobody else may be given."""
+    """1: the worker is writing to these blocks, which no other sequence may be given."""
     if core._replay.reason is not None:  # that worker is gone
         return []
     pool = core._tables.pool
@@ -138,7 +138,7 @@ class Turns:
             return False
         if self._policy == "fcfs" or other.message.tenant == turn.message.tenant:
             return True
-        # Who was never served before goes first, but for those who come after a rest later still.
+        # # A tenant that was never served goes first, but one that comes after a rest later still.
         return other.newcomer and self._busy_since[turn.message.tenant] < other.number
 
     def _rank(self, turn: "_Turn") -> tuple[int, int]:

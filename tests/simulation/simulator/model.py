@@ -38,7 +38,7 @@ def extend(state: int, token: int) -> int:
 
 
 def draw_key(temperature: float, seed: int, fork: int) -> int:
-    """What tells apart the draws after equal tokens; greedy ones are all the same."""
+    """A key that separates the draws after equal tokens; greedy ones are all the same."""
     return 0 if temperature < 1e-5 else zlib.crc32(struct.pack("<Qi", seed & (2**64 - 1), fork), 1)
 
 
@@ -136,7 +136,7 @@ class Answer(msgspec.Struct, frozen=True):
 def right_answer(
     language: Language, prompt: Sequence[int], params: SamplingParams, fork: int, max_tokens: int
 ) -> Answer:
-    """What a request's sequence must say when nothing goes wrong."""
+    """The answer of a request's sequence without faults."""
     tokens = language.continuation(prompt, params, fork, max_tokens)
     ends = frozenset() if params.ignore_eos else language.eos
     stops = frozenset(params.stop_token_ids or ())

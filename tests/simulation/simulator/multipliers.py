@@ -1,4 +1,4 @@
-"""What part of the seeds have beyond the rest: drafts that are verified, and tiers behind the cache.
+"""Additions to the workload of a part of the seeds: drafts that are verified, and tiers behind the cache.
 
 Drawn apart, so that a seed without them stays what it was. Drafts and tiers are drawn independently of each other.
 """

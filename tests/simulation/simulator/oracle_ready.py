@@ -1,4 +1,4 @@
-"""What the oracle says: of itself when it is loaded, and of the likelihood of its tokens."""
+"""The oracle's `WorkerReady`, and the log-probabilities of its tokens."""
 
 from array import array
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """A worker whose right tokens are known, and which refuses every plan that a real one could not execute.
 
 It remembers what every slot of the KV cache holds: the hash of all tokens up to that position. A row that is computed
-must find its own past in its blocks, may write only where nobody else's table points, and samples `token_after` what it
-holds. What is wrong with a plan is reported to the simulation, not raised: the engine would take it for a worker fault.
+must find its own past in its blocks, may write only where no other table points, and samples `token_after` of their
+contents. Errors of a plan are reported to the simulation, not raised: the engine would take them for a worker fault.
 
-Blocks that come back from a tier hold what was put there, whatever key or block the scheduler takes them for. Of an
+Blocks that come back from a tier hold the stored contents, under any key and block that the scheduler names. Of an
 elastic row any number of drafts is accepted; the others leave rubbish where they lay, as they do in a real cache.
 """
 
@@ -42,7 +42,7 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class _Row:
-    """What the worker knows of a sequence. `states[i]` is the hash of its first i tokens."""
+    """The worker's state of a sequence. `states[i]` is the hash of its first i tokens."""
 
     __slots__ = ("end", "epoch", "follow", "key", "logprobs", "num_computed", "states", "tables")
 
@@ -172,7 +172,7 @@ class OracleWorker:
         self._loading = self.tiers.loading()
 
     def _checked(self, call: Callable[[], Any]) -> Any:
-        """What the tiers refuse is reported."""
+        """Report the refusals of the tiers."""
         try:
             return call()
         except AssertionError as error:
@@ -187,7 +187,7 @@ class OracleWorker:
         self.content[block] = held
 
     def held(self, block: int) -> tuple[tuple[int, int] | None, ...]:
-        """What a block holds."""
+        """The contents of a block."""
         return tuple(self.content[block])
 
     def _add(self, new: NewRow, start: int) -> None:
@@ -310,7 +310,7 @@ class OracleWorker:
         return 0 if window is None else max(0, start + 1 - window)
 
     def _sees(self, row: _Row, block: int) -> bool:
-        """Whether a row that goes on will read a block, or write it. What its tables hold behind a window is old."""
+        """True if a row that goes on will read or write a block. Entries of its tables behind a window are old."""
         size = self._ready.block_size
         return any(
             block in table[self._first_seen(group, row.num_computed) // size :]

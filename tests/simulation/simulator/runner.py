@@ -64,7 +64,7 @@ def _seeded_schedule(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """What the engine logs about injected crashes would fill the screen."""
+    """Hide the engine's log about injected crashes, which would fill the screen."""
     logger = logging.getLogger("troupellm")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""What lies behind a simulated cache: host memory and outer tiers, which fail, lie and dawdle when a fault goes off.
+"""The tiers behind a simulated cache: host memory and outer tiers, which fail, lie and dawdle when a fault goes off.
 
 Time is counted in plans, because that is when a worker tells of its transfers.
 """
@@ -18,7 +18,7 @@ _FULL = "no space left on device"
 
 
 class Bystander(Protocol):
-    """Who does something to the engine while transfers are under way."""
+    """Operations on the engine while transfers are under way."""
 
     def leave(self, transfer: int) -> None:
         """The clients whose sequences wait for it go away."""
@@ -39,7 +39,7 @@ class SimTiers(ToyTiers):
         self._due: dict[int, int] = {}
         """By transfer, in how many plans it ends."""
         self._late: set[int] = set()
-        """They end long after somebody has left who waits for them, and as if nothing had happened."""
+        """They end successfully, long after the waiting sequences have left."""
         self._busy: set[int] = set()
         self._full: dict[int, int] = {}
         """By tier without space, plans until there is some."""
@@ -50,7 +50,7 @@ class SimTiers(ToyTiers):
         """A plan comes while transfers are under way: much can happen to them.
 
         Raises:
-            WorkerGone: somebody killed the worker.
+            WorkerGone: the worker was killed from outside.
         """
         for tier in sorted({under_way.order.tier for under_way in self.under_way}):
             strike, name = self._injector.strike, self._names[tier]
@@ -69,7 +69,7 @@ class SimTiers(ToyTiers):
             self._due[transfer] = min(self._due[transfer], self._random.randint(3, 30))
 
     def answer_all(self) -> tuple[tuple[TransferDone, ...], tuple[LookupDone, ...], tuple[TierReport, ...]]:
-        """What has ended by now, and which tiers stand otherwise than before."""
+        """The transfers and look-ups that have ended by now, and the tiers whose state has changed."""
         for transfer in self._due:
             self._due[transfer] -= 1
         waited_for = [order.order.transfer for order in self.under_way if order.order.transfer in self._late]
@@ -158,7 +158,7 @@ class SimTiers(ToyTiers):
         self._due[order.transfer] = due
 
     def _damage(self, order: BlockTransfer, name: str) -> None:
-        """What a disk or a peer may have done to a block since it was put there."""
+        """Damage that a disk or a peer may have done to a block since it was stored."""
         store, strike = self.outer[order.tier - 1], self._injector.strike
         framed = store.get(order.key)
         if framed is None:

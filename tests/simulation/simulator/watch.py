@@ -1,4 +1,4 @@
-"""What is seen at the engine's doors, and what is let go wrong there."""
+"""Watches the engine's doors, and injects faults there."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ class Watch:
         """Requests that the scheduler was told of and has not closed."""
         self.steps = 0
         self.wanted = 0
-        """Positions that somebody asked for."""
+        """Positions that were requested."""
         self._actors: dict[str, Any] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
         self._dying: set[str] = set()
@@ -131,7 +131,8 @@ class Watch:
     ) -> bool:
         """Deliver after a while, in the order of the sender. False: there is no reason to wait.
 
-        Control messages keep their order whoever sends them: they are plain calls, so that what an outbox says of its
+        Control messages keep their order across all senders: they are plain calls, so that messages of an outbox about
+        its
         reader in two tasks cannot change places.
         """
         sender = ("control" if control else trio.lowlevel.current_task(), box.name)
@@ -222,7 +223,7 @@ class Watch:
 
     @contextmanager
     def reliably(self) -> Iterator[None]:
-        """No wake-up is lost inside: somebody mends one."""
+        """No wake-up is lost inside."""
         self._reliable = True
         try:
             yield

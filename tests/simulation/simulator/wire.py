@@ -12,7 +12,7 @@ from troupellm.protocol.frames import Assembler, Codec, Hello
 from troupellm.protocol.fronts import Pieces
 
 HIGH_WATER_BYTES = 200
-"""What may wait before `drained` does: two frames or three."""
+"""Bytes that may wait before `drained` does: two frames or three."""
 _HELLO = Hello(link="front", version="simulated")
 _LATENCIES = (0.0, 0.0, 0.001)
 _GARBAGE = (b"these are no frames", b"\x01\x00\x00\x00\xc1")
@@ -20,7 +20,8 @@ _GARBAGE = (b"these are no frames", b"\x01\x00\x00\x00\xc1")
 
 
 class Wire:
-    """What `server.fronts.link` is to its two ends. It is slow, is cut, or carries garbage when a fault goes off."""
+    """A stand-in for `server.fronts.link` between its two ends. It is slow, is cut, or carries garbage when a fault
+    goes off."""
 
     def __init__(self, messages: Any, random: Random, injector: Injector, fail: Callable[[str], None]) -> None:
         """messages: union of those that may come out."""
@@ -52,7 +53,7 @@ class Wire:
             await self._writer.wait()
 
     def hang_up(self) -> None:
-        """Whoever speaks is gone; what waits still arrives, up to some byte."""
+        """The sender is gone; waiting bytes still arrive, up to some byte."""
         if self._open:
             self._open = False
             del self._waiting[self._random.randint(0, len(self._waiting)) :]

@@ -1,4 +1,4 @@
-"""What happens in one seed apart from its faults: the engine's settings, and who asks it for what."""
+"""The events of one seed apart from its faults: the engine's settings, and the clients' requests."""
 
 import typing
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Through a front process."""
     hints: KVHints = NO_HINTS
     told: str = ""
-    """What is said of the session: prefetch it before the request, keep or drop it after."""
+    """The hint about the session: prefetch it before the request, keep or drop it after."""
 
 
 class Pressure(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     max_model_len: int
     windows: tuple[int | None, ...]
-    """What each cache group keeps."""
+    """The window of each cache group."""
     smallest_mailboxes: bool
     """Every mailbox that a sender may wait for takes one message."""
     step_seconds: float

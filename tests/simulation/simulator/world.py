@@ -138,7 +138,7 @@ class World(Watch):
             self.system.requests.end_all(lambda: EngineStopped("the engine is shutting down"))
 
     async def _pause(self) -> None:
-        """Everything stands still for a while; who was there is kept, or finishes first, and nobody notices."""
+        """Everything stands still for a while; open requests are kept, or finish first, and no client notices."""
         await anyio.sleep(self.random.uniform(0.0, 0.5))
         mode = self.random.choice(("keep", "wait"))
         self.note("pause", mode)
@@ -154,7 +154,7 @@ class World(Watch):
             await anyio.sleep(self.random.uniform(0.0, 0.3))
             self.system.scheduler.control(ResetPrefixCache())
 
-    # What tiers let happen while transfers are under way: `tiers.Bystander`.
+    # # Operations that tiers call while transfers are under way: `tiers.Bystander`.
 
     def leave(self, transfer: int) -> None:
         for request in waiting_for(self.core, transfer):
@@ -194,7 +194,7 @@ class World(Watch):
         if core is None or self.system.failure is not None:
             return
         with anyio.move_on_after(SETTLE_SECONDS):
-            while self._unsettled(core):  # noqa: ASYNC110 - nobody tells
+            while self._unsettled(core):  # noqa: ASYNC110 - plain numbers without change events
                 await anyio.sleep(0.1)
         if self.system.failure is not None:
             return
@@ -214,7 +214,8 @@ class World(Watch):
         return bool(check_baseline(core.snapshot()) or len(self.system.requests) or self.open or on_the_way)
 
     def _check_accounts(self) -> None:
-        """9: every request that the scheduler took in is in exactly one terminal counter, and nobody holds a place."""
+        """9: every request that the scheduler took in is in exactly one terminal counter, and no request holds a
+        place."""
         system, store = self.system, self.system.store
         lost = system.metrics.snapshot().dropped + sum(self.injector.hits["metrics", kind] for kind in CRASHES)
         ended = sum(store.finished.values())

@@ -63,7 +63,7 @@ def crowd(mode: str, setup: Setup) -> None:
 
 
 class Walk:
-    """Whatever can happen, drawn from a seed."""
+    """Random operations, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         source = self.source = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Tiers behind the device in a real engine: the same tokens whatever blocks went out and came back."""
+"""Tiers behind the device in a real engine: moving blocks out and back never changes the tokens."""
 
 import errno
 import random

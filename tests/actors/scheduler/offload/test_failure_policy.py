@@ -1,4 +1,4 @@
-"""What becomes of requests whose blocks a connector said it has, and did not give."""
+"""Requests whose blocks a connector announced and did not deliver."""
 
 import random
 

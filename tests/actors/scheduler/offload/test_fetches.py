@@ -33,7 +33,7 @@ class Late:
         monkeypatch.setattr(tiers, "answers", self._answers)
 
     def ask(self) -> None:
-        """Beside somebody who runs, so that no step waits for a tier."""
+        """Submit the request beside a running one, so that no step waits for a tier."""
         self.harness.submit(submission(8, [3, 3], max_tokens=60))
         self.harness.submit(submission(9, PROMPT, max_tokens=4))
 

@@ -1,4 +1,4 @@
-"""What a reset of the prefix cache means for tiers: nothing older is found, whatever happens meanwhile."""
+"""A reset of the prefix cache with tiers: no older block is found, also when transfers are under way."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from troupellm.protocol.offload import OffloadConfig
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""
 SHORT = [8, 8]
-"""Not a block: nobody is asked for it."""
+"""Shorter than a block: no tier is asked for it."""
 
 
 def harness_of(outer: tuple[str, ...] = ("disk",), blocks: int = 20, **limits: object) -> TierHarness:

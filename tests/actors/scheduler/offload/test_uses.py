@@ -1,4 +1,4 @@
-"""What the tiers are for, one by one, and what they cost when something goes wrong."""
+"""The uses of the tiers, one by one, and their cost when a transfer fails."""
 
 import pytest
 from oracle import stream_of, submission

@@ -220,7 +220,7 @@ def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
         tickets: deque[LaunchedPlan] = deque()
         for plan in script.plans:
             if len(tickets) == MOST_LAUNCHED:
-                torch.cuda.set_sync_debug_mode("default")  # whoever collects sleeps on an event
+                torch.cuda.set_sync_debug_mode("default")  # the collecting thread sleeps on an event
                 made.collect(tickets.popleft())
                 torch.cuda.set_sync_debug_mode("error")
             tickets.append(made.launch(plan))

@@ -1,4 +1,4 @@
-"""The kernels of a mixture of experts against the reference, over memory that holds NaN where nobody may look."""
+"""The kernels of a mixture of experts against the reference, over memory that holds NaN where no kernel may read."""
 
 from dataclasses import replace
 from itertools import product
@@ -44,7 +44,7 @@ QUICK = (("one_expert_each", False), ("one_token", True), ("skewed", False))
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels do not write is NaN, or an index that is nowhere."""
+    """Memory that kernels do not write is NaN, or an index out of range."""
     plain = torch.empty
 
     def empty(*shape: object, **options: object) -> torch.Tensor:

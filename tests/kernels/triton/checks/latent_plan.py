@@ -1,4 +1,4 @@
-"""What the kernels for latent vectors are told of a step."""
+"""The plan of a step for the kernels of latent vectors."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Products with quantized weights against their definitions, over memory that holds NaN where nobody may look."""
+"""Products with quantized weights against their definitions, over memory that holds NaN where no kernel may read."""
 
 import pytest
 import torch

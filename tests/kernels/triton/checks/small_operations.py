@@ -31,7 +31,7 @@ EIGHT_BITS = pytest.mark.parametrize("codes", [INT8, FP8])
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What kernels do not write is NaN."""
+    """Memory that kernels do not write is NaN."""
     plain = torch.empty
 
     def empty(*shape: object, **options: object) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_gates_in_eight_bits(activation: str, codes: torch.dtype) -> None:
 
 
 def test_rotation_alone_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What names rows of a cache is whole numbers even where nothing is written: compiled code adds it to pointers."""
+    """Cache row indices are whole numbers even where nothing is written: compiled code adds them to pointers."""
     given: list[tuple] = []
 
     class Recorder:
