@@ -14,8 +14,9 @@ from troupellm.actors.quotas import Quotas
 from troupellm.actors.room import Room
 from troupellm.actors.waiter import Waiter, new_waiter
 from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.errors import EngineOverloaded, EngineStopped, Quota, RateLimited
+from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
 from troupellm.protocol.intake import Demand
+from troupellm.protocol.quota import Quota
 
 _SMOOTHING = 0.2
 _RETRY_AFTER_RANGE = (1.0, 30.0)

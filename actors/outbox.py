@@ -10,8 +10,9 @@ from typing import Protocol
 
 from troupellm.actors.ports import Clock
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.errors import Quota, TroupeError
+from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.outputs import Delta, Timing, TokenLogprob, Usage
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 
 

@@ -12,10 +12,11 @@ from troupellm.actors.demand import estimate_tokens
 from troupellm.actors.mapping import map_streams
 from troupellm.actors.stream import Stream
 from troupellm.actors.submission import PromptLike, Submission, as_prompt, as_salt
-from troupellm.protocol.errors import InvalidRequest, Quota
+from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.intake import Bulk, PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.outputs import Pooled
 from troupellm.protocol.pooling import PoolingParams
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.worker import WorkerReady
 

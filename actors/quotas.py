@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from troupellm.actors.ports import Clock
 from troupellm.protocol.config import TenantConfig
-from troupellm.protocol.errors import InvalidRequest, Quota, RateLimited
+from troupellm.protocol.errors import InvalidRequest, RateLimited
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.snapshot import TenantSnapshot
 
 _MINUTE = 60.0

@@ -15,7 +15,7 @@ from troupellm.actors.choices import gather_choices
 from troupellm.actors.outbox import LocalOutbox
 from troupellm.actors.reading import read_completion
 from troupellm.models.dialects.speaker import Voice
-from troupellm.protocol.errors import Quota, RequestAborted
+from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.outputs import (
     Completion,
     Delta,
@@ -25,6 +25,7 @@ from troupellm.protocol.outputs import (
     TokenLogprob,
     Usage,
 )
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from troupellm.models.dialects.engine import Parser
 from troupellm.models.dialects.speaker import Voice
 from troupellm.models.dialects.thoughts import ThoughtCount
 from troupellm.protocol.dialect import Content, Finished, ParsedPiece, Reasoning, TurnChoice, TurnEvent, TurnReason
-from troupellm.protocol.errors import Quota, RequestAborted
+from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.outputs import Completion, CompletionChoice, Delta, FinishReason, Message, Timing, Usage
+from troupellm.protocol.quota import Quota
 
 
 class Turn:

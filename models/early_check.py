@@ -17,7 +17,7 @@ from troupellm.models.safetensors_header import check_header
 from troupellm.models.served_tokenizer import check_fit, tokenizer_folder
 from troupellm.models.template_process import Renderer
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.models.transformers_backend.installed import INSTALL, has_transformers
+from troupellm.models.transformers_package import INSTALL, has_transformers
 from troupellm.models.weight_files import folder_weight_files
 from troupellm.protocol.config import ModelConfig
 from troupellm.protocol.errors import ModelLoadError

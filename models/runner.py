@@ -24,7 +24,7 @@ from troupellm.models.pooler import Pooler
 from troupellm.models.pooling_config import Activation
 from troupellm.models.row_table import PlanError, RowTable
 from troupellm.models.sampler import Sampled, Sampler
-from troupellm.models.spans import NO_SPANS, Spans
+from troupellm.models.spans import NO_SPANS, Spans, last_places
 from troupellm.models.speculation.speculator import MakeSpeculator
 from troupellm.models.speculation.trials import Trial
 from troupellm.models.speculation.verification import Verification
@@ -263,7 +263,7 @@ class ModelRunner:
         behind[(behind < 0) | (self.rows.pooled[slots] > 0)] = 0
         sampling = behind > 0
         wanted = [
-            ends[sampling] - 1 if behind.max(initial=0) < 2 else _last(ends, behind),
+            ends[sampling] - 1 if behind.max(initial=0) < 2 else last_places(ends, behind),
             *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self._described(spans)),
             *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
         ]
@@ -389,9 +389,3 @@ class ModelRunner:
                 found.append(prompt_logprobs(logits, row, begin, self.rows.tokens[slot, begin:end], width))
             hidden = hidden[count:]
         return found
-
-
-def _last(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The last `counts` places before each of `ends`."""
-    stops = np.cumsum(counts)
-    return np.arange(stops[-1]) + np.repeat(ends - stops, counts)

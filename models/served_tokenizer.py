@@ -48,6 +48,11 @@ def tokenizer_folder(folder: Path, config: ModelConfig, progress: ProgressSink =
     return resolve_model(elsewhere, progress)
 
 
+def load_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer that a model is served with."""
+    return Tokenizer.load(tokenizer_folder(folder, config))
+
+
 def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) -> None:
     """Refuse a tokenizer that loses text, or that says more than the model knows.
 

@@ -42,3 +42,9 @@ class Spans:
 
 
 NO_SPANS = Spans(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
+
+
+def last_places(ends: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last `counts` places before each of `ends`."""
+    stops = np.cumsum(counts)
+    return np.arange(stops[-1]) + np.repeat(ends - stops, counts)

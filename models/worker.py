@@ -44,14 +44,13 @@ from troupellm.models.quantization.stated import settle_quantization
 from troupellm.models.registry import is_encoder
 from troupellm.models.row_table import PlanError
 from troupellm.models.runner import ModelRunner
-from troupellm.models.served_tokenizer import tokenizer_folder
+from troupellm.models.served_tokenizer import load_tokenizer
 from troupellm.models.sleep import Parts
 from troupellm.models.speculation.drafter import Drafter
 from troupellm.models.speculation.needs import DrafterNeeds
 from troupellm.models.speculation.planning import plan_drafting
 from troupellm.models.stored_size import stored_size
 from troupellm.models.threads import GivenThreads, StepThreads
-from troupellm.models.tokenizer import Tokenizer
 from troupellm.models.warm_up import warmed
 from troupellm.models.weights import read_decoder, stored_format
 from troupellm.models.worker_ready import decoder_ready
@@ -59,13 +58,7 @@ from troupellm.protocol.config import EngineConfig, WorkerConfig
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.guide import GuideProgram
 from troupellm.protocol.rest import SleepWorker, StartProfile, StopProfile, WakeWorker, WorkerCommand, WorkerReport
-from troupellm.protocol.worker import (
-    LoadProgress,
-    ProgressSink,
-    StepPlan,
-    StepResult,
-    WorkerReady,
-)
+from troupellm.protocol.worker import LoadProgress, ProgressSink, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.worker_abilities import Wait
 
 if TYPE_CHECKING:
@@ -171,9 +164,7 @@ class ModelWorker:
         else:
             saturation = warmed(make(decoder, cache, max_model_len=budget.max_model_len), ability, config, budget)
         guides = self._guides = Guides(
-            lambda: Tokenizer.load(tokenizer_folder(self._folder, config.model)),
-            model.vocab_size,
-            jumps=config.guide.guide_fast_forward,
+            partial(load_tokenizer, self._folder, config.model), model.vocab_size, jumps=config.guide.guide_fast_forward
         )
         drafter = self._drafter = Drafter(drafting, config, self._folder, dtype, budget.max_model_len)
         moves = self._moves = open_offload(config, cache, same.fingerprint, num_blocks=budget.num_blocks)

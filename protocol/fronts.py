@@ -11,11 +11,12 @@ import msgspec
 from troupellm.protocol import errors
 from troupellm.protocol.caller import Caller
 from troupellm.protocol.config import EngineConfig, ServerConfig
-from troupellm.protocol.errors import Quota, RequestFailed, TroupeError
+from troupellm.protocol.errors import RequestFailed, TroupeError
 from troupellm.protocol.intake import Demand
 from troupellm.protocol.kv_hints import NO_HINTS, KVHints, PrefixLease
 from troupellm.protocol.outputs import FinishReason, Timing, TokenLogprob, Usage
 from troupellm.protocol.pooling import PoolingParams
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.worker import LoadProgress, WorkerReady

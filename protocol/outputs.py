@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from troupellm.protocol.errors import Quota
+from troupellm.protocol.quota import Quota
 
 FinishReason = Literal["stop", "length", "abort", "repetition"]
 

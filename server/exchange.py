@@ -9,7 +9,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from troupellm.protocol.caller import NOBODY, Caller
-from troupellm.protocol.errors import Quota
+from troupellm.protocol.quota import Quota
 from troupellm.server.body_room import Reservation
 from troupellm.server.errors import ClientGone, ErrorAnswer, ErrorShape, Headers, headers_too_large, in_stream
 from troupellm.server.ratelimits import ratelimit_headers

@@ -3,7 +3,7 @@
 import math
 import time
 
-from troupellm.protocol.errors import Quota
+from troupellm.protocol.quota import Quota
 
 
 def duration(seconds: float) -> str:

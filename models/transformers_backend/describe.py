@@ -12,7 +12,7 @@ from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_
 from troupellm.models.model_folder import check_file
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import AttentionCall
-from troupellm.models.transformers_backend.installed import INSTALL, has_transformers
+from troupellm.models.transformers_package import INSTALL, has_transformers
 from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3

@@ -11,8 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from troupellm.server.responses.eviction import evict
-from troupellm.server.responses.items import Items
-from troupellm.server.responses.rows import CONVERSATION, StoredResponse, read_row
+from troupellm.server.responses.rows import CONVERSATION, Items, StoredResponse, read_row
 
 _EMPTY: Final = b"[]"
 

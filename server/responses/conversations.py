@@ -29,11 +29,11 @@ from troupellm.server.responses.conversation_rows import (
     change_metadata,
     remove_item,
 )
-from troupellm.server.responses.items import MAX_ITEMS, Items, item_type
+from troupellm.server.responses.items import MAX_ITEMS, item_type
 from troupellm.server.responses.listing import ItemsQuery, page_of, shown
 from troupellm.server.responses.past import no_conversation
 from troupellm.server.responses.plan import no_store
-from troupellm.server.responses.rows import StoredResponse, read_row
+from troupellm.server.responses.rows import Items, StoredResponse, read_row
 from troupellm.server.responses.store import ResponseStore
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}

@@ -13,10 +13,9 @@ from troupellm.server.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
 from troupellm.server.responses.compact import COMPACTION
 from troupellm.server.responses.conversation_rows import ConversationFullError, append_items
-from troupellm.server.responses.items import Items
 from troupellm.server.responses.listing import shown
 from troupellm.server.responses.plan import Plan
-from troupellm.server.responses.rows import StoredResponse
+from troupellm.server.responses.rows import Items, StoredResponse
 from troupellm.server.responses.store import ResponseStore
 
 

@@ -20,8 +20,6 @@ from troupellm.server.responses.summaries import said_of
 from troupellm.server.sealed import unsealed
 from troupellm.server.skipped import skipped_names
 
-Items = list[dict[str, Any]]
-
 MAX_ITEMS = 10_000
 MAX_UNPACKED_BYTES = 8 * 2**20
 """Of the packed texts of one conversation, where its caller does not say."""

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.responses.items import Items, item_type
+from troupellm.server.responses.items import item_type
+from troupellm.server.responses.rows import Items
 
 
 class ItemsQuery(msgspec.Struct, kw_only=True):

@@ -16,8 +16,8 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
 from troupellm.server.responses.compact import after_compaction
-from troupellm.server.responses.items import Items, as_items, item_type
-from troupellm.server.responses.rows import StoredResponse
+from troupellm.server.responses.items import as_items, item_type
+from troupellm.server.responses.rows import Items, StoredResponse
 from troupellm.server.responses.store import ResponseStore, TooMuchError
 
 MAX_TURNS = 1_000

@@ -15,9 +15,10 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.relabel import Names
-from troupellm.server.responses.items import Items, item_type
+from troupellm.server.responses.items import item_type
 from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.responses.past import conversation_id, gather
+from troupellm.server.responses.rows import Items
 from troupellm.server.responses.store import ResponseStore
 from troupellm.server.responses.translate import ENCRYPTED, Translated, translate
 from troupellm.server.sealed import is_sealed

@@ -2,8 +2,11 @@
 
 import sqlite3
 import time
+from typing import Any
 
 import msgspec
+
+Items = list[dict[str, Any]]
 
 LEASE_SECONDS = 10.0
 """A running response without a sign of life for that long has failed with its process."""

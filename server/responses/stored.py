@@ -14,11 +14,10 @@ from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.offload import offload
 from troupellm.server.responses.follow import follow, not_found
-from troupellm.server.responses.items import Items
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.listing import ItemsQuery, page_of, shown
 from troupellm.server.responses.plan import no_store
-from troupellm.server.responses.rows import StoredResponse
+from troupellm.server.responses.rows import Items, StoredResponse
 
 CANCEL_SECONDS = 5.0
 """Seconds that a job of this process has to leave the engine before its cancellation is answered."""

@@ -15,13 +15,13 @@ from troupellm.protocol.errors import (
     EngineOverloaded,
     EngineStopped,
     InvalidRequest,
-    Quota,
     RequestFailed,
     TroupeError,
 )
 from troupellm.protocol.fronts import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
 from troupellm.protocol.intake import Demand, Party
 from troupellm.protocol.kv_hints import KVHints
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import SamplingParams
 from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
 

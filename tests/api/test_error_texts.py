@@ -10,7 +10,8 @@ from serving import running_server, server_config
 
 from troupellm.actors.quotas import Quotas
 from troupellm.protocol.config import TenantConfig
-from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, Quota, RateLimited
+from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, RateLimited
+from troupellm.protocol.quota import Quota
 from troupellm.server.errors import ErrorAnswer, answer
 
 pytestmark = pytest.mark.anyio

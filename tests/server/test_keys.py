@@ -7,7 +7,8 @@ import pytest
 
 from troupellm.actors.engine import Engine
 from troupellm.protocol.config import EngineConfig, ServerConfig, TenantConfig
-from troupellm.protocol.errors import ConfigError, Quota, RateLimited
+from troupellm.protocol.errors import ConfigError, RateLimited
+from troupellm.protocol.quota import Quota
 from troupellm.server.app import asgi
 from troupellm.server.auth import Gate
 from troupellm.server.errors import HttpError, answer
