@@ -147,6 +147,7 @@ simulate: $(VENV)/.tested
 check: $(VENV)/.checked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/prose.py
 	$(BIN)/mypy -p troupellm
 
 wheel: $(VENV)/.tested

@@ -29,9 +29,9 @@ from troupellm.actors.submit import charge, submit
 from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.errors import Quota
 from troupellm.protocol.fronts import Serving
 from troupellm.protocol.intake import Prompt, TextPrompt
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.worker import WorkerReady
 

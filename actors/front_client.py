@@ -28,7 +28,7 @@ from troupellm.models.chat_template import ChatTemplate
 from troupellm.models.dialects.speaker import Speaker
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import EngineStopped, InvalidRequest, Quota, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
 from troupellm.protocol.fronts import (
     Abort,
     AdminAnswer,
@@ -48,6 +48,7 @@ from troupellm.protocol.fronts import (
 )
 from troupellm.protocol.intake import EmbedsPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.outputs import Delta
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits
 from troupellm.protocol.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.snapshot import EngineSnapshot

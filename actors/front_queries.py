@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.errors import EngineStopped, Quota
+from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.fronts import (
     AdminAnswer,
     AskAdmin,
@@ -15,6 +15,7 @@ from troupellm.protocol.fronts import (
     FromFront,
     MetricsText,
 )
+from troupellm.protocol.quota import Quota
 
 METRICS_SECONDS = 5.0
 CHARGE_SECONDS = 5.0

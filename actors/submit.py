@@ -12,9 +12,10 @@ from troupellm.actors.ports import Clock
 from troupellm.actors.submission import Submission
 from troupellm.actors.system import System
 from troupellm.protocol.config import StreamConfig
-from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, Quota, RateLimited, RequestAborted, TroupeError
+from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, RateLimited, RequestAborted, TroupeError
 from troupellm.protocol.intake import Demand, PrepareRequest
 from troupellm.protocol.metrics import RequestRejected
+from troupellm.protocol.quota import Quota
 
 
 async def submit(system: System, clock: Clock, config: StreamConfig, request: Submission) -> LocalOutbox:

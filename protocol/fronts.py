@@ -281,7 +281,7 @@ class MetricsText(msgspec.Struct, frozen=True, tag=True):
 class ChargeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     query: int
     quota: Quota | None = None
-    """What is left of the tenant's limits."""
+    """The rest of the tenant's limits."""
     error: WireError | None = None
 
 

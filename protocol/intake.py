@@ -71,7 +71,7 @@ class TokensPrompt(msgspec.Struct, frozen=True, metaclass=OtherKeywords):
     truncated: bool = False
     """These are what was left of a longer prompt."""
     leases: tuple[PrefixLease, ...] = ()
-    """What the cache marks of a chat come to."""
+    """The leases that the cache marks of a chat make."""
 
 
 class PairPrompt(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ from troupellm.protocol.setting_types import Seconds, help_text as _help
 MAX_CACHE_MARKS: Final = 4
 """Blocks with `cache_control` in one request."""
 TTL_SECONDS: Final = {"5m": 300.0, "1h": 3600.0}
-"""What `cache_control.ttl` may be."""
+"""The values of `cache_control.ttl`, in seconds."""
 RETENTION_SECONDS: Final = {"24h": 3600.0}
-"""What `prompt_cache_retention` leases a prompt for; other values lease nothing."""
+"""Seconds that `prompt_cache_retention` leases a prompt for; other values lease none."""
 PREFETCH_OUTCOMES: Final = ("present", "loaded", "missing", "no_room", "failed")
 LEASE_ENDS: Final = ("expired", "evicted", "replaced", "share", "deleted", "reset")
 

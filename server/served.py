@@ -9,11 +9,11 @@ from troupellm.actors.submission import PromptLike
 from troupellm.models.dialects.speaker import Speaker, Voice
 from troupellm.models.tokenizer import Tokenizer
 from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.errors import Quota
 from troupellm.protocol.intake import ChatPrompt, Party, Truncation
 from troupellm.protocol.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.outputs import Completion, Pooled
 from troupellm.protocol.pooling import PoolingParams
+from troupellm.protocol.quota import Quota
 from troupellm.protocol.sampling import Limits, SamplingParams
 from troupellm.protocol.snapshot import EngineSnapshot
 from troupellm.protocol.tools import NO_TOOLS, ToolUse

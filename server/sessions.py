@@ -21,7 +21,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def hints_of(exchange: Exchange, request: GenerationFields) -> KVHints:
-    """What a request's fields and headers say about the KV cache."""
+    """The KV hints in a request's fields and headers."""
     retain = RETENTION_SECONDS.get(request.prompt_cache_retention or "", 0.0)
     return KVHints(session=session_of(exchange, request).id or "", retain=retain)
 
