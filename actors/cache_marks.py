@@ -20,14 +20,16 @@ def leases_of(
         count: tells how many tokens a text has.
     """
     leases: list[PrefixLease] = []
-    before = len(text)
+    backward = text[::-1] if marks else ""
+    searched = 0
     for mark in reversed(marks):
-        place = text.rfind(mark.text, 0, before) if mark.text else -1
-        if place < 0:
+        # CPython's find takes linear time, and its rfind the product of both lengths.
+        behind = backward.find(mark.text[::-1], searched) if mark.text else -1
+        if behind < 0:
             leases.append(PrefixLease(num_tokens, mark.seconds))
             continue
-        before, end = place, place + len(mark.text)
-        behind = len(text) - end
+        end = len(text) - behind
+        searched = behind + len(mark.text)
         if behind <= _COUNTED_LETTERS:
             tokens = num_tokens - count(text[end:], add_special_tokens=False) if behind else num_tokens
         else:

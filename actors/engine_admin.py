@@ -10,6 +10,8 @@ from troupellm.protocol.kv_hints import DropSession, KeepTurn, PrefetchReport, P
 from troupellm.protocol.rest import PauseMode, ProfileReport, SleepReport, StartProfile, StopProfile, WakeTag
 
 MOST_PROFILED_STEPS = 1000
+_SESSION_SECONDS = 10.0
+"""That the scheduler may take to answer about a session."""
 
 
 class EngineAdmin(EngineLife):
@@ -115,7 +117,9 @@ class EngineAdmin(EngineLife):
             where its blocks were found; None: the tenant has no such session. It has one once a request with
             `hints=KVHints(session=...)` has ended, and until 1,024 others of the tenant were used.
         """
-        return await self._on_loop().system.rest.ask(lambda done: PrefetchSession(tenant, session, done))
+        return await self._on_loop().system.rest.ask(
+            lambda done: PrefetchSession(tenant, session, done), _SESSION_SECONDS
+        )
 
     async def drop_session(self, session: str, *, tenant: str = "") -> int | None:
         """End a session: the blocks that only it has are evicted first.
@@ -123,7 +127,7 @@ class EngineAdmin(EngineLife):
         Returns:
             how many they are; None: the tenant has no such session.
         """
-        return await self._on_loop().system.rest.ask(lambda done: DropSession(tenant, session, done))
+        return await self._on_loop().system.rest.ask(lambda done: DropSession(tenant, session, done), _SESSION_SECONDS)
 
     def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
         """Changes of KV blocks, until the engine ends, for routers. A reader that falls behind loses events and is told

@@ -215,14 +215,14 @@ class Rest:
         """Hand the scheduler a message."""
         self._scheduler.control(message)
 
-    async def ask(self, make: Callable[[Callable[[Answer], None]], SchedulerControl]) -> Answer:
-        """Hand the scheduler a message and wait until it calls back.
+    async def ask(self, make: Callable[[Callable[[Answer], None]], SchedulerControl], seconds: float) -> Answer:
+        """Hand the scheduler a message and wait for so long at most until it calls back.
 
         Args:
             make: the message that has this call back made.
 
         Raises:
-            EngineStopped: the engine has ended.
+            EngineStopped: the engine has ended, or the scheduler did not call back in time.
         """
         answers: list[Answer] = []
         async with self._waiting() as waiter:
@@ -232,10 +232,12 @@ class Rest:
                 waiter.wake()
 
             self._scheduler.control(make(done))
-            await waiter.wait()
-        if not answers:
+            await waiter.wait(seconds)
+        if answers:
+            return answers[0]
+        if self._over:
             raise self._error()
-        return answers[0]
+        raise EngineStopped(f"the scheduler did not answer within {seconds:g} seconds", code="server_is_overloaded")
 
     def call_off(self) -> None:
         """The engine ends: what is to come to a standstill hears that, also if there is nothing left that moves."""

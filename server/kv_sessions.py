@@ -7,7 +7,8 @@ import anyio
 import msgspec
 
 from troupellm.protocol import admin
-from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.errors import InvalidRequest, TroupeError
 from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
@@ -41,6 +42,7 @@ async def prefetch(host: EngineHost, exchange: Exchange, _: None) -> None:
     """
     Raises:
         HttpError: 404, the key has no such session.
+        InvalidRequest: leases are off.
     """
     session, asked = _asked(host, exchange)
     answer = msgspec.json.decode(await host.administer("kv_prefetch", asked), type=admin.KVPrefetchAnswer)
@@ -65,6 +67,7 @@ async def drop(host: EngineHost, exchange: Exchange, _: None) -> None:
     """
     Raises:
         HttpError: 404, the key has no such session.
+        InvalidRequest: leases are off.
     """
     session, asked = _asked(host, exchange)
     answer = msgspec.json.decode(await host.administer("kv_drop", asked), type=admin.KVDropAnswer)
@@ -75,15 +78,27 @@ async def drop(host: EngineHost, exchange: Exchange, _: None) -> None:
 
 async def keep_session(host: EngineHost, exchange: Exchange, session: str) -> None:
     """The session's newest turn ended in tool calls. The client may have left: its results come with a new request."""
+    if host.engine is None or not _leases(host.engine.config):
+        return
     body = admin.KVSessionBody(tenant=exchange.key, session=session)
     with anyio.move_on_after(_KEEP_SECONDS, shield=True), suppress(TroupeError):  # a hint is of use or it is not
         await host.administer("kv_keep", msgspec.json.encode(body))
 
 
 def _asked(host: EngineHost, exchange: Exchange) -> tuple[str, bytes]:
-    host.require()
+    """
+    Raises:
+        InvalidRequest: leases are off, so there are no sessions.
+    """
+    if not _leases(host.require().config):
+        message = "KV sessions are off: start the server with --kv-lease-fraction above 0, and with prefix caching"
+        raise InvalidRequest(message, code="not_configured")
     session = exchange.path_values["session_id"]
     return session, msgspec.json.encode(admin.KVSessionBody(tenant=exchange.key, session=session))
+
+
+def _leases(config: EngineConfig) -> bool:
+    return config.cache.enable_prefix_caching and config.leases.kv_lease_fraction > 0.0
 
 
 def _unknown(session: str) -> HttpError:

@@ -1,7 +1,7 @@
 """Sessions by name: which blocks their last turns had, as keys of the prefix cache. Bounded, and holds no block."""
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 MOST_SESSIONS = 1024
 """Of one tenant; the one that was used the longest ago is forgotten for another."""
@@ -16,7 +16,8 @@ class KVSessions:
     def __init__(self, most_keys: int) -> None:
         """most_keys: of all sessions together."""
         self._most_keys = most_keys
-        self._num_keys = 0
+        self._num_keys: Counter[str] = Counter()
+        """By tenant."""
         self._sessions: dict[str, OrderedDict[str, dict[int, Keys]]] = {}
         """By tenant and session, by request; what was used last stands last."""
         self.num_forgotten = 0
@@ -35,18 +36,20 @@ class KVSessions:
         sessions.move_to_end(session)
         for number, older in list(turns.items()):
             if number == request or (len(older) <= len(keys) and older[-1] == keys[len(older) - 1]):
-                self._num_keys -= len(turns.pop(number))
+                self._num_keys[tenant] -= len(turns.pop(number))
         turns[request] = keys
-        self._num_keys += len(keys)
+        self._num_keys[tenant] += len(keys)
         while len(turns) > MOST_TURNS:
-            self._num_keys -= len(turns.pop(next(iter(turns))))
+            self._num_keys[tenant] -= len(turns.pop(next(iter(turns))))
         while len(sessions) > MOST_SESSIONS:
             self._forget_oldest(tenant)
-        while self._num_keys > self._most_keys and len(self) > 1:
-            self._forget_oldest(max(self._sessions, key=self._keys_of))
+        while self._num_keys.total() > self._most_keys and len(self) > 1:
+            self._forget_oldest(max(self._num_keys, key=self._num_keys.__getitem__))
 
     def drop(self, tenant: str, session: str) -> list[Keys] | None:
         """Forget a session; per turn the keys of the blocks that no other session of the tenant has.
+
+        A key names all blocks before it too, so none that another session has follows one that it has not.
 
         Returns:
             None: there is no such session.
@@ -55,29 +58,26 @@ class KVSessions:
         turns = sessions.pop(session, None)
         if turns is None:
             return None
-        self._num_keys -= sum(map(len, turns.values()))
-        if not sessions:
-            del self._sessions[tenant]
-        others = [keys for other in sessions.values() for keys in other.values()]
-        return [keys[max([1, *(_num_common(keys, other) for other in others)]) :] for keys in turns.values()]
+        self._left(tenant, turns)
+        others = {key for other in sessions.values() for keys in other.values() for key in keys}
+        return [keys[bisect_left(keys, True, lo=1, key=lambda key: key not in others) :] for keys in turns.values()]
 
     def _forget_oldest(self, tenant: str) -> None:
         sessions = self._sessions[tenant]
         _, turns = sessions.popitem(last=False)
-        self._num_keys -= sum(map(len, turns.values()))
+        self._left(tenant, turns)
         self.num_forgotten += 1
-        if not sessions:
-            del self._sessions[tenant]
 
-    def _keys_of(self, tenant: str) -> int:
-        return sum(len(keys) for turns in self._sessions[tenant].values() for keys in turns.values())
+    def _left(self, tenant: str, turns: dict[int, Keys]) -> None:
+        """A session with these turns was taken out."""
+        self._num_keys[tenant] -= sum(map(len, turns.values()))
+        if not self._sessions[tenant]:
+            del self._sessions[tenant], self._num_keys[tenant]
 
     def assert_invariants(self) -> None:
-        assert self._num_keys == sum(map(self._keys_of, self._sessions)), "keys of sessions are counted wrongly"
+        counted = {
+            tenant: sum(len(keys) for turns in sessions.values() for keys in turns.values())
+            for tenant, sessions in self._sessions.items()
+        }
+        assert self._num_keys == counted, "keys of sessions are counted wrongly"
         assert all(len(sessions) <= MOST_SESSIONS for sessions in self._sessions.values()), "too many sessions"
-
-
-def _num_common(keys: Keys, others: Keys) -> int:
-    """How many keys two chains begin with alike: once they differ, no later ones are equal."""
-    most = min(len(keys), len(others))
-    return bisect_left(range(most), True, key=lambda index: keys[index] != others[index])

@@ -86,7 +86,8 @@ class Updates:
             logprobs += tuple(answers.logprobs)
         self._end_pooled(flight, pooled)
         for sequence in self.acceptance.take_spent():
-            self._start_over(sequence)
+            if not sequence.ended:  # a later row of the result may have failed its request
+                self._start_over(sequence)
         self._ledger.release_returned()
         self.num_tokens += len(tokens)
         self._report(flight, result, len(tokens), gaps, now, drafts)

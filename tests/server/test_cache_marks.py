@@ -1,5 +1,7 @@
 """`cache_control`: which blocks have a mark, what is refused, and where a mark is in the rendered prompt."""
 
+from itertools import product
+
 import msgspec
 import pytest
 
@@ -101,3 +103,25 @@ def test_far_from_the_end_a_place_is_an_estimate() -> None:
     prompt = "system" + 10_000 * "x"
     (lease,) = leases_of((CacheMark("system", 1.0),), prompt, len(prompt) // 2, letters)
     assert lease.tokens == 3
+
+
+class ForwardText(str):
+    """A text that is searched forward only: CPython's rfind takes the product of both lengths."""
+
+    def rfind(self, *_: object) -> int:
+        raise AssertionError("a slow search")
+
+
+def test_a_mark_is_searched_for_in_linear_time_and_is_found_where_it_stands_last() -> None:
+    words = ["".join(word) for size in (1, 2, 3) for word in product("ab", repeat=size)]
+    prompt = "aababbbaabab"
+    for first, second in product(words, words):
+        before = prompt.rfind(second)
+        places = [prompt.rfind(first, 0, before if before >= 0 else len(prompt)), before]
+        expected = [
+            place + len(word) if place >= 0 else len(prompt)
+            for place, word in zip(places, (first, second), strict=True)
+        ]
+        marked = (CacheMark(first, 1.0), CacheMark(second, 1.0))
+        found = leases_of(marked, ForwardText(prompt), len(prompt), letters)
+        assert [lease.tokens for lease in found] == expected

@@ -19,6 +19,11 @@ from troupellm.protocol.worker import NULL_BLOCK
 
 MOST_PREFETCHES = 32
 """Under way at once; more find no room, as do those that are asked for while there is no worker."""
+MOST_PREFETCHES_OF_TENANT = 8
+MOST_LOADS = 256
+"""Blocks that one prefetch takes."""
+_DEVICE_SHARE = 4
+"""One prefetch takes at most a quarter of the free and unleased blocks: running work needs the others meanwhile."""
 _HOST_SHARE = 2
 """One prefetch fills at most half of host memory from outer tiers."""
 _RESERVE_SHARE = 100
@@ -72,13 +77,14 @@ class Prefetches:
         """Bring the blocks of a prefix to the device.
 
         Args:
-            name: of the prefix; one that is on its way is not begun again.
+            name: tenant and number of the prefix; one that is on its way is not begun again.
             keys: the root of the chain, then those of the blocks.
             done: is called when the device has as many as there is room for.
         """
         if name in self._jobs:
             return self._jobs[name].report
-        if self.away or len(self._jobs) >= MOST_PREFETCHES:
+        of_tenant = sum(tenant == name[0] for tenant, _ in self._jobs)
+        if self.away or len(self._jobs) >= MOST_PREFETCHES or of_tenant >= MOST_PREFETCHES_OF_TENANT:
             self.outcomes["no_room"] += len(keys) - 1
             return PrefetchReport(no_room=len(keys) - 1)
         job = self._jobs[name] = _Prefetch(keys, self._tables.cache_age, done)
@@ -175,7 +181,8 @@ class Prefetches:
             pool.share(blocks, group)
         job.tables = held
         wanted = sorted((index, g) for g, blocks in enumerate(found) for index, b in enumerate(blocks) if b == IN_HOST)
-        room = max(0, pool.num_unleased - pool.num_blocks // _RESERVE_SHARE)
+        unleased = pool.num_unleased
+        room = max(0, min(unleased // _DEVICE_SHARE, MOST_LOADS, unleased - pool.num_blocks // _RESERVE_SHARE))
         for index, group in wanted[:room]:
             (block,) = pool.take(1, group)
             held[group].append(block)

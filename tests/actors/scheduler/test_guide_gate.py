@@ -222,3 +222,28 @@ def test_a_row_whose_guide_is_used_up_twice_ends() -> None:
     assert isinstance(error, InvalidRequest)
     assert (error.param, error.code) == ("structured_outputs", INVALID_GUIDE)
     harness.assert_idle()
+
+
+def test_a_row_whose_guide_is_used_up_ends_with_its_request_when_a_later_row_fails() -> None:
+    harness = harness_of()
+    harness.submit(guided(1, rows=2, max_tokens=20))
+    harness.plan()
+    answer(harness, harness.core.take_builds()[0])
+    harness.oracle.failure = SPENT
+    for rows in ({101}, {100, 101}):
+        for _ in range(3):
+            harness.step()
+        harness.oracle.broken_rows |= rows
+        for _ in range(2):
+            harness.step()
+        assert not harness.oracle.broken_rows
+        for ask in harness.core.take_builds():
+            answer(harness, ask)
+    harness.run()
+    error = harness.reader.closed[1].error
+    assert isinstance(error, InvalidRequest)
+    assert error.code == INVALID_GUIDE
+    harness.submit(submission(2, PROMPT))
+    harness.run()
+    assert harness.reader.streams[200] == WHOLE
+    harness.assert_idle()

@@ -117,6 +117,32 @@ def test_a_key_at_its_share_replaces_its_own_oldest_leases() -> None:
     assert pool.leased.ends["replaced"] == 1
 
 
+class CountedKey(bytes):
+    """A key that counts comparisons."""
+
+    num_compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.num_compared += 1
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        CountedKey.num_compared += 1
+        return super().__ne__(other)
+
+    __hash__ = bytes.__hash__
+
+
+class CountedKeys(list[bytes]):
+    """The keys of a turn, which count how often their length is asked for."""
+
+    num_asked = 0
+
+    def __len__(self) -> int:
+        CountedKeys.num_asked += 1
+        return super().__len__()
+
+
 @dataclass
 class Agents:
     """A scheduler with a small cache, and requests that run one after another."""
@@ -281,4 +307,29 @@ def test_the_tenant_with_the_most_keys_gives_way_when_sessions_name_too_many_blo
     assert sessions.turns("small", "s") is not None
     assert sessions.turns("large", "0") is None
     assert sessions.num_forgotten == 1
+    sessions.assert_invariants()
+
+
+def test_a_dropped_session_is_not_compared_with_each_other_session() -> None:
+    sessions = KVSessions(10**6)
+    root, first, second = CountedKey(b"root"), CountedKey(b"first"), CountedKey(b"second")
+    for number in range(200):
+        sessions.add("", str(number), number, [root, first, CountedKey(b"%d" % number)])
+    sessions.add("", "s", 200, [root, first, second, CountedKey(b"third")])
+    sessions.add("", "s", 201, [root, CountedKey(b"fourth")])
+    sessions.add("", "0", 202, [root, first, second, CountedKey(b"fifth")])
+    CountedKey.num_compared = 0
+    assert sessions.drop("", "s") == [[b"third"], [b"fourth"]]
+    assert CountedKey.num_compared < 20
+    sessions.assert_invariants()
+
+
+def test_a_turn_for_which_another_is_forgotten_counts_no_keys_of_the_others() -> None:
+    sessions = KVSessions(400)
+    for number in range(200):
+        sessions.add("one", str(number), number, CountedKeys([b"root", b"%d" % number]))
+    CountedKeys.num_asked = 0
+    sessions.add("two", "s", 200, CountedKeys([b"root", b"s"]))
+    assert (sessions.turns("one", "0"), sessions.num_forgotten) == (None, 1)
+    assert CountedKeys.num_asked < 20
     sessions.assert_invariants()

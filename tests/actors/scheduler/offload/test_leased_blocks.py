@@ -15,11 +15,13 @@ def harness_of(
     outer: tuple[str, ...] = (),
     *,
     places: int = 32,
+    blocks: int = 10,
+    longest: int = 40,
     threshold: int = 0,
     windows: tuple[int | None, ...] = (None,),
     **tiers: object,
 ) -> TierHarness:
-    settings = tiered_ready(places, outer, num_blocks=10, block_size=4, max_model_len=40, windows=windows)
+    settings = tiered_ready(places, outer, num_blocks=blocks, block_size=4, max_model_len=longest, windows=windows)
     config = OffloadConfig(kv_offloading_size=1.0, preemption_mode="offload", kv_offload_store_threshold=threshold)
     return TierHarness(settings, config, {"max_num_seqs": 4}, **tiers)
 
@@ -34,13 +36,20 @@ def ask(harness: TierHarness, number: int, prompt: list[int] = PROMPT, **hints: 
 
 def push_out(harness: TierHarness, number: int) -> None:
     """Other work takes every block of the device."""
-    ask(harness, number, [7 + number] * 35)
-    ask(harness, number + 1, [8 + number] * 35)
+    for index in range(-(-harness.settings.num_blocks // 10) + 1):
+        ask(harness, 10 * number + index, [7 + 5 * number + index] * 35)
 
 
-def prefetch(harness: TierHarness) -> PrefetchReport | None:
+def empty_device(harness: TierHarness) -> None:
+    """The scheduler knows the blocks of host memory still, but the oracle cannot load them any more."""
+    harness.core.worker_sleeps(keeps_host=True)
+    harness.oracle.reset()
+    harness.core.worker_back(harness.settings)
+
+
+def prefetch(harness: TierHarness, session: str = "s", tenant: str = "") -> PrefetchReport | None:
     answers: list[PrefetchReport | None] = []
-    harness.core.leases.handle(PrefetchSession("", "s", answers.append))
+    harness.core.leases.handle(PrefetchSession(tenant, session, answers.append))
     harness.core.assert_invariants()
     return answers[0]
 
@@ -87,7 +96,7 @@ def test_a_block_is_stored_before_a_load_of_the_same_plan_takes_its_place() -> N
 
 
 def test_a_prefetch_brings_a_session_back_from_host_memory_and_leases_it() -> None:
-    harness = harness_of()
+    harness = harness_of(blocks=20, places=64)
     ask(harness, 1, session="s")
     push_out(harness, 2)
     assert prefetch(harness) == PrefetchReport(present=0, loading=5)
@@ -100,7 +109,7 @@ def test_a_prefetch_brings_a_session_back_from_host_memory_and_leases_it() -> No
 
 
 def test_a_prefetch_asks_outer_tiers_for_what_host_memory_has_lost() -> None:
-    harness = harness_of(("disk",), places=12)
+    harness = harness_of(("disk",), places=12, blocks=20)
     ask(harness, 1, session="s")
     for number in (2, 4):
         push_out(harness, number)
@@ -114,7 +123,7 @@ def test_a_prefetch_asks_outer_tiers_for_what_host_memory_has_lost() -> None:
 
 
 def test_a_prefetch_brings_the_window_of_a_sliding_group() -> None:
-    harness = harness_of(windows=(None, 6), places=64)
+    harness = harness_of(windows=(None, 6), places=128, blocks=20)
     ask(harness, 1, session="s")
     push_out(harness, 2)
     assert prefetch(harness).loading == 7
@@ -125,7 +134,7 @@ def test_a_prefetch_brings_the_window_of_a_sliding_group() -> None:
 
 
 def test_a_prefetch_takes_no_leased_block_and_no_block_in_use() -> None:
-    harness = harness_of()
+    harness = harness_of(blocks=14, places=64)
     ask(harness, 1, session="s")
     push_out(harness, 2)
     ask(harness, 5, [9] * 21, leases=(PrefixLease(20, 1e6),))
@@ -139,7 +148,7 @@ def test_a_prefetch_takes_no_leased_block_and_no_block_in_use() -> None:
 
 
 def test_a_lost_worker_and_a_failed_load_cost_a_prefetch_alone() -> None:
-    harness = harness_of()
+    harness = harness_of(blocks=20, places=64)
     ask(harness, 1, session="s")
     push_out(harness, 2)
     harness.oracle.silent = True
@@ -167,3 +176,27 @@ def test_while_there_is_no_worker_a_prefetch_finds_no_room() -> None:
     harness.oracle.reset()
     harness.core.worker_back(harness.settings)
     harness.core.assert_invariants()
+
+
+def test_a_prefetch_takes_at_most_a_quarter_of_the_free_and_unleased_blocks() -> None:
+    harness = harness_of(blocks=18)
+    ask(harness, 1, session="s")
+    empty_device(harness)
+    assert prefetch(harness) == PrefetchReport(loading=4, no_room=1)
+
+
+def test_a_prefetch_takes_at_most_256_blocks() -> None:
+    harness = harness_of(blocks=1100, places=300, longest=1060)
+    ask(harness, 1, [1, 2, 3] * 348, session="s")
+    empty_device(harness)
+    assert prefetch(harness) == PrefetchReport(loading=256, no_room=5)
+
+
+def test_prefetches_of_one_tenant_leave_room_for_another() -> None:
+    harness = harness_of(blocks=80)
+    for number in range(1, 11):
+        ask(harness, number, [number] * 5, session=f"s{number}", tenant="two" if number == 10 else "one")
+    empty_device(harness)
+    reports = [prefetch(harness, f"s{number}", "one") for number in range(1, 10)]
+    assert reports == [PrefetchReport(loading=2)] * 8 + [PrefetchReport(no_room=2)]
+    assert prefetch(harness, "s10", "two") == PrefetchReport(loading=2)
