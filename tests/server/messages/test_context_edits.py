@@ -73,6 +73,24 @@ async def test_results_of_old_calls_are_cleared(fields: dict, left: str) -> None
     assert all(entry.cleared_input_tokens == number * (100 - len(CLEARED)) for entry in made.applied)
 
 
+async def test_a_result_belongs_to_the_newest_call_before_it_with_its_id() -> None:
+    messages = talk(4, thoughts=False)
+    for message in messages:
+        for block in message["content"] if isinstance(message["content"], list) else []:
+            block["id" if block["type"] == "tool_use" else "tool_use_id"] = "call_0"
+    made = await edit(messages, {"type": TOOLS} | SOON | {"keep": {"type": "tool_uses", "value": 2}})
+    assert "".join(results(made)) == "--++"
+    assert [entry.cleared_tool_uses for entry in made.applied] == [2]
+
+
+@pytest.mark.parametrize("name", [["x"], {}, 7, None])
+async def test_a_result_whose_id_is_no_text_stays(name: object) -> None:
+    messages = talk(4, thoughts=False)
+    messages[1]["content"][0]["id"] = messages[2]["content"][0]["tool_use_id"] = name
+    made = await edit(messages, {"type": TOOLS} | SOON | {"keep": {"type": "tool_uses", "value": 1}})
+    assert "".join(results(made)) == "+--+"
+
+
 @pytest.mark.parametrize(("inputs", "left"), [(None, [0, 1]), (True, []), (["g"], [0])])
 async def test_arguments_of_cleared_calls_stay_unless_they_are_to_go(inputs: object, left: list[int]) -> None:
     fields = {"trigger": {"type": "tool_uses", "value": 1}, "keep": {"type": "tool_uses", "value": 0}}
