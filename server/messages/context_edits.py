@@ -5,6 +5,7 @@ conversation and sends it again, and a thread holds it whole.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ _Block = Mapping[str, Any]
 RequestT = TypeVar("RequestT", bound=PromptFields)
 Count = Callable[[RequestT], Awaitable[int]]
 """How many tokens the prompt of a request has."""
+Work = Callable[[], Any]
 
 
 class Edited(msgspec.Struct, frozen=True):
@@ -39,22 +41,30 @@ class Edited(msgspec.Struct, frozen=True):
     """Edits of unknown types; see `skipped_names`."""
     tokens_before: int | None
     """Of the prompt without the edits, where an edit was applied."""
+    tokens: int | None
+    """Of the prompt with them, where it was counted."""
 
 
-async def edited(request: RequestT, count: Count[RequestT]) -> Edited:
-    """
+async def edited(request: RequestT, count: Count[RequestT], read: Callable[[Work], Awaitable[Any]]) -> Edited:
+    """Counts a prompt at most once, and once more for each edit.
+
+    Args:
+        read: calls what reads every part of the conversation; on a thread where that takes long.
+
     Raises:
-        InvalidRequest: an edit has a wrong field.
+        InvalidRequest: an edit has a wrong field, or is one of two of a type.
         TroupeError: the prompt could not be counted.
     """
     given = [] if request.context_management is None else request.context_management.edits or []
     for place, edit in enumerate(given):
         _check(edit, f"{_EDITS}[{place}]")
+    if len({edit.type for edit in given}) < len(given):
+        raise InvalidRequest(f"{_EDITS} must have at most one edit of each type", param=_EDITS)
     tokens: int | None = None
     first: int | None = None
     applied: list[AppliedEdit] = []
     for edit in given:
-        made = _edit(request, edit)
+        made = await read(partial(_edit, request, edit))
         if made is None:
             continue
         messages, number = made
@@ -76,7 +86,7 @@ async def edited(request: RequestT, count: Count[RequestT]) -> Edited:
         )
         request, tokens = shorter, left
     unknown = [edit.type for edit in given if edit.type not in (CLEAR_TOOLS, CLEAR_THINKING)]
-    return Edited(request, applied, skipped_names("edit", unknown), first)
+    return Edited(request, applied, skipped_names("edit", unknown), first, tokens)
 
 
 def _edit(request: PromptFields, edit: ContextEdit) -> tuple[list[InputMessage], int] | None:
