@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from troupellm.protocol.anthropic import InputMessage
 from troupellm.protocol.openai import ChatMessage, ToolFields
 from troupellm.protocol.openai_tools import ToolBody, ToolChoiceBody
 from troupellm.protocol.structured_outputs import StructuredOutputsParams
@@ -32,7 +33,7 @@ def tool_use_of(request: ToolFields, *, automatic: bool = True) -> ToolUse:
     return tool_use(plain_tools(request.tools), choice, request.parallel_tool_calls)
 
 
-def has_many_parts(messages: Sequence[ChatMessage]) -> bool:
+def has_many_parts(messages: Sequence[ChatMessage] | Sequence[InputMessage]) -> bool:
     """Whether reading them takes more than a millisecond, however short they are."""
     if len(messages) > INLINE_PARTS:
         return True

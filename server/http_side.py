@@ -152,8 +152,16 @@ class MetricsPort:
     async def run(self) -> None:
         await self._front.run()
 
+    def report(self, progress: LoadProgress) -> None:
+        """How far loading is; the server's own log tells it."""
+        self._host.progress = progress
+
     def open(self, engine: Engine) -> None:
         self._host.engine = engine
+
+    def refuse(self) -> None:
+        """Not ready from now on."""
+        self._host.refuse()
 
     async def stop(self) -> None:
         await self._front.stop()

@@ -16,6 +16,7 @@ from troupellm.actors.engine import Engine
 from troupellm.models.memory_use import return_large_blocks
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.worker import LoadProgress
 from troupellm.server import logs
 from troupellm.server.app import routes
 from troupellm.server.auth import owners_of
@@ -92,9 +93,10 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
     beside: list[AdminSocket | MetricsPort] = []
     if config.admin_uds is not None:
         beside.append(AdminSocket(config, side))
-    if metrics_port(config) is not None:
-        beside.append(MetricsPort(config, side))
-    shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config))
+    metrics = None if metrics_port(config) is None else MetricsPort(config, side)
+    if metrics is not None:
+        beside.append(metrics)
+    shutdown = Shutdown(side, config.shutdown_timeout, lambda: unlink(config), metrics)
     failure: BaseException | None = None
     try:
         async with anyio.create_task_group() as group:
@@ -106,7 +108,7 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
                 await _run_engine(side, beside, shutdown, config, engine_config, url, on_ready)
             except (Exception, BaseExceptionGroup) as error:
                 failure = flatten(error)
-            side.refuse()
+            shutdown.refuse()
             await side.stop(CLOSE_SECONDS)
             for further in beside:
                 await further.stop()
@@ -139,8 +141,15 @@ async def _run_engine(
     if worker.step_timeout is None:
         worker = msgspec.structs.replace(worker, step_timeout=STEP_TIMEOUT)
     engine_config = msgspec.structs.replace(engine_config, stream=stream, worker=worker)
+
+    def report(progress: LoadProgress) -> None:
+        side.report(progress)
+        for further in beside:
+            if isinstance(further, MetricsPort):
+                further.report(progress)
+
     with shutdown.loading:
-        async with Engine(config=engine_config, progress=side.report) as engine:
+        async with Engine(config=engine_config, progress=report) as engine:
             await side.open(engine)
             for further in beside:
                 further.open(engine)
@@ -207,6 +216,6 @@ async def _wind_up(side: HttpSide, engine: Engine, shutdown: Shutdown) -> None:
         return
     logger.error("the engine has failed: %s", engine.failure, exc_info=engine.failure)
     shutdown.hard_exit.arm(FAILED_SECONDS, EXIT_FAILED, "the failed engine does not close")
-    side.refuse()
+    shutdown.refuse()
     with anyio.move_on_after(FAREWELL_SECONDS):
         await side.idle()

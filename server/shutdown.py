@@ -25,7 +25,7 @@ from troupellm.actors.engine import Engine
 from troupellm.server import logs
 from troupellm.server.exit_codes import EXIT_BY_SIGNAL, EXIT_FAILED, EXIT_OK
 from troupellm.server.front import CLOSE_SECONDS
-from troupellm.server.http_side import HttpSide
+from troupellm.server.http_side import HttpSide, MetricsPort
 
 logger = logging.getLogger("troupellm.server")
 
@@ -89,11 +89,14 @@ class HardExit:
 class Shutdown:
     """Hears the signals and leads through the steps above."""
 
-    def __init__(self, side: HttpSide, timeout: float, cleanup: Callable[[], None]) -> None:
+    def __init__(
+        self, side: HttpSide, timeout: float, cleanup: Callable[[], None], metrics: MetricsPort | None = None
+    ) -> None:
         """
         Args:
             timeout: seconds that what runs gets to finish.
             cleanup: called before a hard exit.
+            metrics: the port of its own that has probes too.
         """
         self.requested = anyio.Event()
         self.forced = anyio.Event()
@@ -102,6 +105,7 @@ class Shutdown:
         """Around the engine's whole life; cancelled by a signal that comes before it is ready."""
         self.hard_exit = HardExit(cleanup)
         self._side = side
+        self._metrics = metrics
         self._timeout = timeout
         self._drained_by = 0.0
 
@@ -116,6 +120,12 @@ class Shutdown:
                     self._request()
                 elif number != signal.SIGHUP:  # a terminal that closes sends several
                     self._force(number)
+
+    def refuse(self) -> None:
+        """Not ready from now on, at every port."""
+        self._side.refuse()
+        if self._metrics is not None:
+            self._metrics.refuse()
 
     async def drain(self, engine: Engine) -> None:
         """Steps 2 and 3. Afterwards no exchange is in flight."""
@@ -148,7 +158,7 @@ class Shutdown:
         return min(max(self._drained_by - time.monotonic(), CLOSE_SECONDS), _MOST_CLOSE_SECONDS)
 
     def _request(self) -> None:
-        self._side.refuse()
+        self.refuse()
         self._drained_by = time.monotonic() + self._timeout
         self.requested.set()
         if not self._side.opened:

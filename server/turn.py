@@ -20,13 +20,14 @@ from troupellm.protocol.tools import by_name
 from troupellm.server.body import is_large
 from troupellm.server.cache_marks import marks_of_chat
 from troupellm.server.exchange import Exchange
-from troupellm.server.history import has_long_tools, has_many_parts, tool_use_of
+from troupellm.server.history import has_long_tools, tool_use_of
 from troupellm.server.host import EngineHost
 from troupellm.server.kv_sessions import keep_session
 from troupellm.server.offload import offload
 from troupellm.server.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
 from troupellm.server.past_messages import plain_messages
 from troupellm.server.sessions import Session, session_of
+from troupellm.server.slow_parts import has_slow_parts, read_parts
 from troupellm.server.streaming import account, options
 
 __all__ = ["Turn", "TurnAnswer", "open_turn", "prepare"]
@@ -95,7 +96,8 @@ async def open_turn(
     prepared = await prepare(host, exchange, request)
     host.skipped.report(exchange, prepared.skipped)
     params = prepared.params
-    marks = marks_of_chat(request.messages) if marks is None else marks
+    if marks is None:
+        marks = await read_parts(exchange, request.messages, partial(marks_of_chat, request.messages))
     prompt = msgspec.structs.replace(prepared.prompt, cache_marks=marks)
     given = options(exchange, request)
     async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
@@ -129,8 +131,7 @@ async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) ->
     session = session_of(exchange, request)
     kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
     slow = not engine.speaker.knows_opening(kwargs)
-    nested = is_large(exchange) and any(isinstance(message.content, list | dict) for message in request.messages)
-    if slow or nested or has_many_parts(request.messages) or has_long_tools(request, request.messages):
+    if slow or has_slow_parts(exchange, request.messages) or has_long_tools(request, request.messages):
         return await offload(partial(_prepare, host, session, request))
     return _prepare(host, session, request)
 

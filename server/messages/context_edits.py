@@ -5,6 +5,7 @@ conversation and sends it again, and a thread holds it whole.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -24,9 +25,12 @@ CLEARED: Final = "[The result of this tool call was cleared to save context]"
 _TOKENS, _TOOL_USES, _TURNS = "input_tokens", "tool_uses", "thinking_turns"
 _EDITS: Final = "context_management.edits"
 
+_Block = Mapping[str, Any]
+
 RequestT = TypeVar("RequestT", bound=PromptFields)
 Count = Callable[[RequestT], Awaitable[int]]
 """How many tokens the prompt of a request has."""
+Work = Callable[[], Any]
 
 
 class Edited(msgspec.Struct, frozen=True):
@@ -37,22 +41,30 @@ class Edited(msgspec.Struct, frozen=True):
     """Edits of unknown types; see `skipped_names`."""
     tokens_before: int | None
     """Of the prompt without the edits, where an edit was applied."""
+    tokens: int | None
+    """Of the prompt with them, where it was counted."""
 
 
-async def edited(request: RequestT, count: Count[RequestT]) -> Edited:
-    """
+async def edited(request: RequestT, count: Count[RequestT], read: Callable[[Work], Awaitable[Any]]) -> Edited:
+    """Counts a prompt at most once, and once more for each edit.
+
+    Args:
+        read: calls what reads every part of the conversation; on a thread where that takes long.
+
     Raises:
-        InvalidRequest: an edit has a wrong field.
+        InvalidRequest: an edit has a wrong field, or is one of two of a type.
         TroupeError: the prompt could not be counted.
     """
     given = [] if request.context_management is None else request.context_management.edits or []
     for place, edit in enumerate(given):
         _check(edit, f"{_EDITS}[{place}]")
+    if len({edit.type for edit in given}) < len(given):
+        raise InvalidRequest(f"{_EDITS} must have at most one edit of each type", param=_EDITS)
     tokens: int | None = None
     first: int | None = None
     applied: list[AppliedEdit] = []
     for edit in given:
-        made = _edit(request, edit)
+        made = await read(partial(_edit, request, edit))
         if made is None:
             continue
         messages, number = made
@@ -74,7 +86,7 @@ async def edited(request: RequestT, count: Count[RequestT]) -> Edited:
         )
         request, tokens = shorter, left
     unknown = [edit.type for edit in given if edit.type not in (CLEAR_TOOLS, CLEAR_THINKING)]
-    return Edited(request, applied, skipped_names("edit", unknown), first)
+    return Edited(request, applied, skipped_names("edit", unknown), first, tokens)
 
 
 def _edit(request: PromptFields, edit: ContextEdit) -> tuple[list[InputMessage], int] | None:
@@ -87,34 +99,52 @@ def _edit(request: PromptFields, edit: ContextEdit) -> tuple[list[InputMessage],
 
 
 def _without_results(messages: Sequence[InputMessage], edit: ContextEdit) -> tuple[list[InputMessage], int] | None:
-    uses = [block for message in messages for block in _blocks(message) if block.get("type") == "tool_use"]
+    uses, owners = _paired(messages)
     trigger = _trigger(edit)
     if trigger.type == _TOOL_USES and len(uses) <= trigger.value:
         return None
     keep = edit.keep.value if isinstance(edit.keep, EditAmount) else KEPT_TOOL_USES
     old = uses[: max(0, len(uses) - keep)]
-    cleared = {use.get("id") for use in old if use.get("name") not in (edit.exclude_tools or ())}
-    done = {
-        block.get("tool_use_id")
+    cleared = {id(use) for use in old if use.get("name") not in (edit.exclude_tools or ())}
+    cleared &= {
+        id(owners[id(block)])
         for message in messages
         for block in _blocks(message)
-        if block.get("type") == "tool_result" and block.get("content") == CLEARED
+        if id(block) in owners and block.get("content") != CLEARED
     }
-    cleared -= done
     if not cleared:
         return None
 
     def clear(block: Any) -> Any:
-        kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind == "tool_result" and block.get("tool_use_id") in cleared:
+        if id(block) in owners and id(owners[id(block)]) in cleared:
             return {**block, "content": CLEARED}
-        inputs = edit.clear_tool_inputs
-        if kind == "tool_use" and block.get("id") in cleared:
+        if id(block) in cleared:
+            inputs = edit.clear_tool_inputs
             wanted = block.get("name") in inputs if isinstance(inputs, list) else bool(inputs)
             return {**block, "input": {}} if wanted else block
         return block
 
     return [_changed(message, [clear(block) for block in _raw(message)]) for message in messages], len(cleared)
+
+
+def _paired(messages: Sequence[InputMessage]) -> tuple[list[_Block], dict[int, _Block]]:
+    """The calls of tools, oldest first, and the call of each result by the result's identity.
+
+    A result belongs to the newest call before it with its id: some clients use an id again. One without an id has none.
+    """
+    uses: list[_Block] = []
+    newest: dict[str, _Block] = {}
+    owners: dict[int, _Block] = {}
+    for block in (block for message in messages for block in _blocks(message)):
+        if block.get("type") == "tool_use":
+            uses.append(block)
+            if isinstance(name := block.get("id"), str):
+                newest[name] = block
+        elif block.get("type") == "tool_result":
+            name = block.get("tool_use_id")
+            if isinstance(name, str) and name in newest:
+                owners[id(block)] = newest[name]
+    return uses, owners
 
 
 def _without_thinking(messages: Sequence[InputMessage], edit: ContextEdit) -> tuple[list[InputMessage], int] | None:
@@ -154,7 +184,7 @@ def _raw(message: InputMessage) -> list[Any]:
     return message.content if isinstance(message.content, list) else []
 
 
-def _blocks(message: InputMessage) -> list[Mapping[str, Any]]:
+def _blocks(message: InputMessage) -> list[_Block]:
     return [block for block in _raw(message) if isinstance(block, Mapping)]
 
 

@@ -1,6 +1,8 @@
 """POST /v1/messages and /v1/messages/count_tokens."""
 
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import msgspec
@@ -23,28 +25,32 @@ from troupellm.protocol.openai import ChatRequest
 from troupellm.server.body import is_large
 from troupellm.server.bounded import answer_within, bounded
 from troupellm.server.cache_marks import marks_of_message
-from troupellm.server.counting import charged
+from troupellm.server.counting import Charge, charged
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
-from troupellm.server.messages.context_edits import Edited, edited
+from troupellm.server.messages.context_edits import Count, Edited, edited
 from troupellm.server.messages.threads import counted_from, hold, joined
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.offload import offload
 from troupellm.server.pieces import pieces_of
 from troupellm.server.relabel import relabelled
+from troupellm.server.slow_parts import read_parts
 from troupellm.server.sse import open_events
 from troupellm.server.turn import Turn, open_turn, prepare
 
+_Request = MessagesRequest | CountTokensRequest
+
 
 async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
-    await _check_marks(exchange, request)
+    await _marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
-        made = await _edited(host, exchange, request)
+        async with _counting(host, exchange) as count:
+            made = await _edited(host, exchange, request, count)
         translated = await _translated(host, exchange, made.request)
         try:
-            marks = marks_of_message(made.request, last=True)
+            marks = await _marks(exchange, made.request, last=True)
             answer = partial(_answer, host, exchange, request, made, marks)
             await answer_within(exchange, bounded(host, translated.chat), answer)
         except TroupeError as error:
@@ -53,51 +59,55 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
 
 async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
     host.check_model(request.model)
-    await _check_marks(exchange, request)
+    await _marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
-        made = await _edited(host, exchange, request)
-        body = TokenCount(await _count(host, exchange, made.request, charging=True))
+        async with _counting(host, exchange) as count:
+            made = await _edited(host, exchange, request, count)
+            body = TokenCount(await count(made.request) if made.tokens is None else made.tokens)
     if request.context_management is not None:
         before = body.input_tokens if made.tokens_before is None else made.tokens_before
         body.context_management = OriginalTokens(original_input_tokens=before)
     await exchange.respond(200, msgspec.json.encode(body))
 
 
-async def _edited(host: EngineHost, exchange: Exchange, request: MessagesRequest | CountTokensRequest) -> Edited:
-    made = await edited(request, partial(_count, host, exchange))
+async def _edited(host: EngineHost, exchange: Exchange, request: _Request, count: Count[_Request]) -> Edited:
+    made = await edited(request, count, partial(read_parts, exchange, request.messages))
     host.skipped.report(exchange, made.skipped)
     return made
 
 
-async def _count(
-    host: EngineHost, exchange: Exchange, request: MessagesRequest | CountTokensRequest, *, charging: bool = False
-) -> int:
-    """The tokens of a request's prompt, which may count for its key."""
-    engine = host.require()
-    translated = await _translated(host, exchange, request)
-    try:
-        prepared = await prepare(host, exchange, translated.chat)
-        host.skipped.report(exchange, prepared.skipped)
-        if not charging:
-            return await host.counting.number(engine, exchange.key, prepared.prompt)
-        async with charged(engine, exchange, estimate_tokens(prepared.prompt)) as charge:
-            charge.tokens = await host.counting.number(engine, exchange.key, prepared.prompt)
-            return charge.tokens
-    except TroupeError as error:
-        raise relabelled(exchange, error, translated.names) from None
+@asynccontextmanager
+async def _counting(host: EngineHost, exchange: Exchange) -> AsyncIterator[Count[_Request]]:
+    """Counts the tokens of prompts. All counts inside the block are one call of the key, with the largest of them."""
+    charge: Charge | None = None
+
+    async def count(request: _Request) -> int:
+        nonlocal charge
+        engine = host.require()
+        translated = await _translated(host, exchange, request)
+        try:
+            prepared = await prepare(host, exchange, translated.chat)
+            host.skipped.report(exchange, prepared.skipped)
+            if charge is None:
+                estimate = estimate_tokens(prepared.prompt)
+                charge = await stack.enter_async_context(charged(engine, exchange, estimate))
+            number = await host.counting.number(engine, exchange.key, prepared.prompt)
+        except TroupeError as error:
+            raise relabelled(exchange, error, translated.names) from None
+        charge.tokens = max(charge.tokens, number)
+        return number
+
+    async with AsyncExitStack() as stack:
+        yield count
 
 
-async def _check_marks(exchange: Exchange, request: PromptFields) -> None:
-    if is_large(exchange):
-        await offload(partial(marks_of_message, request))
-    else:
-        marks_of_message(request)
+async def _marks(exchange: Exchange, request: PromptFields, *, last: bool = False) -> tuple[CacheMark, ...]:
+    work = partial(marks_of_message, request, last=last)
+    return await offload(work) if is_large(exchange) else await read_parts(exchange, request.messages, work)
 
 
-async def _translated(
-    host: EngineHost, exchange: Exchange, request: MessagesRequest | CountTokensRequest
-) -> Translated:
+async def _translated(host: EngineHost, exchange: Exchange, request: _Request) -> Translated:
     speaker = host.require().speaker
     thinking = speaker.dialect.thinking
     work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=speaker.thinks)

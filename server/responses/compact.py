@@ -5,7 +5,6 @@ prompt has the system messages and the summary, and nothing else of what came be
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -16,13 +15,11 @@ from troupellm.protocol.outputs import Usage
 from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
-from troupellm.server.responses.summaries import START, said, sealed_summary
+from troupellm.server.responses.summaries import COMPACTION, START, said, sealed_summary
 from troupellm.server.sealed import MAX_SEALED_BYTES
 from troupellm.server.turn import open_turn, prepare
 
 TRIGGER = "compaction_trigger"
-COMPACTION = "compaction"
-_SYSTEM = ("system", "developer")
 MAX_SUMMARY_TOKENS = 4_096
 MAX_NEWEST_BYTES = 65_536
 """Of the user's newest message, which the item keeps word for word; of a longer one it has the summary only."""
@@ -133,16 +130,6 @@ def compacted(chat: ChatRequest, summary: Summary) -> ChatRequest:
     first = _leading_system(chat.messages)
     shown = [ChatMessage(role="user", content=text) for text in said(summary.text, summary.newest)]
     return msgspec.structs.replace(chat, messages=[*chat.messages[:first], *shown])
-
-
-def after_compaction(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items that still count: the system's messages at the start, the last compaction, and the items behind it."""
-    places = [place for place, item in enumerate(items) if item.get("type") == COMPACTION]
-    if not places:
-        return items
-    system = (item.get("type", "message") == "message" and item.get("role") in _SYSTEM for item in items)
-    first = next((place for place, leads in enumerate(system) if not leads), 0)
-    return [*items[:first], *items[places[-1] :]]
 
 
 def together(one: Usage, other: Usage) -> Usage:

@@ -1,7 +1,7 @@
 """Conversations in the database of responses. They count there as responses do, so one bound holds for both.
 
-Items are one JSON list, to which new ones are appended as bytes: a turn does not decode those before it. Each function
-is a part of one transaction.
+Items are one JSON list, to which new ones are appended as bytes: only a compaction decodes those before it. Each
+function is a part of one transaction.
 """
 
 import sqlite3
@@ -12,6 +12,7 @@ import msgspec
 
 from troupellm.server.responses.eviction import evict
 from troupellm.server.responses.rows import CONVERSATION, Items, StoredResponse, read_row
+from troupellm.server.responses.summaries import COMPACTION, after_compaction
 
 _EMPTY: Final = b"[]"
 
@@ -49,7 +50,8 @@ def add_conversation(
 
 
 def append_items(database: sqlite3.Connection, owner: str, name: str, items: Items, bounds: Bounds) -> bool:
-    """Put items behind those of a conversation; False where it is not there.
+    """Put items behind those of a conversation; False where it is not there. Of what stands before a compaction only
+    the system's messages at the start stay.
 
     Raises:
         ConversationFullError: it would be too large.
@@ -58,7 +60,9 @@ def append_items(database: sqlite3.Connection, owner: str, name: str, items: Ite
     if stored is None:
         return False
     new = msgspec.json.encode(items)
-    if _EMPTY in (stored.items, new):
+    if any(item.get("type") == COMPACTION for item in items):
+        data = msgspec.json.encode(after_compaction([*msgspec.json.decode(stored.items, type=Items), *items]))
+    elif _EMPTY in (stored.items, new):
         data = new if stored.items == _EMPTY else stored.items
     else:
         data = stored.items[:-1] + b"," + new[1:]

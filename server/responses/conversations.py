@@ -43,7 +43,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CreateConversati
     store = _store(host)
     name = f"conv_{secrets.token_hex(16)}"
     made = ConversationObject(id=name, created_at=host.now(), metadata=request.metadata or {})
-    items, body = _identified(request.items or []), msgspec.json.encode(made)
+    items, body = _given(request.items or []), msgspec.json.encode(made)
     with _bounded():
         kept = await store.transact(
             lambda database: add_conversation(database, exchange.owner, name, body, items, store.bounds)
@@ -74,7 +74,7 @@ async def delete(host: EngineHost, exchange: Exchange, _: None) -> None:
 
 
 async def add_items(host: EngineHost, exchange: Exchange, request: AddItems) -> None:
-    store, items = _store(host), _identified(request.items)
+    store, items = _store(host), _given(request.items)
     with _bounded():
         found = await store.transact(
             lambda database: append_items(database, exchange.owner, _name(exchange), items, store.bounds)
@@ -148,7 +148,20 @@ async def _items(host: EngineHost, exchange: Exchange) -> Items:
     return items
 
 
-def _identified(items: Sequence[Mapping[str, Any]]) -> Items:
+def _given(items: Sequence[Mapping[str, Any]]) -> Items:
+    """The items of a request as they are kept.
+
+    Raises:
+        InvalidRequest: there are too many, or one only refers to another item.
+    """
+    for place, item in enumerate(items):
+        if item_type(item) == "item_reference":
+            param = f"items[{place}]"
+            raise InvalidRequest(f"{param}: a conversation takes items, not an item_reference", param=param)
+    return identified(items)
+
+
+def identified(items: Sequence[Mapping[str, Any]]) -> Items:
     """The items as they are kept: each with an id of the server's.
 
     Raises:

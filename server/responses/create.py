@@ -88,7 +88,7 @@ async def _compact(host: EngineHost, exchange: Exchange, plan: Plan, chat: ChatR
 
     if not plan.streaming:
         told(await summarize(host, exchange, chat))
-        response = await keep(host.responses, plan, builder.response)
+        response = await keep(host, exchange, plan, builder.response)
         await exchange.respond(200, msgspec.json.encode(response))
         return
     failed: BaseException | None = None
@@ -98,7 +98,7 @@ async def _compact(host: EngineHost, exchange: Exchange, plan: Plan, chat: ChatR
         except (Exception, BaseExceptionGroup) as error:
             failed = flatten(error)
         else:
-            data[-1] = msgspec.structs.replace(data[-1], response=await keep(host.responses, plan, builder.response))
+            data[-1] = msgspec.structs.replace(data[-1], response=await keep(host, exchange, plan, builder.response))
             await events.finish(encoded(data), b"")
     if failed is None:
         return
@@ -156,7 +156,7 @@ async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, s
         builder.compact(summary.sealed)
     builder.feed(pieces_of(given.choices[0]))
     builder.finish(given.usage if summary is None else together(summary.usage, given.usage), host.now())
-    response = await keep(host.responses, plan, builder.response)
+    response = await keep(host, exchange, plan, builder.response)
     await exchange.respond(200, msgspec.json.encode(response))
 
 
@@ -188,5 +188,5 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, 
             if not exchange.status:  # it can still be the answer
                 raise
             told = failure(builder, plan, error)
-        told[-1] = msgspec.structs.replace(told[-1], response=await keep(host.responses, plan, builder.response))
+        told[-1] = msgspec.structs.replace(told[-1], response=await keep(host, exchange, plan, builder.response))
         await events.finish(last + encoded(told), b"")

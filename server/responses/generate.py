@@ -9,14 +9,16 @@ from troupellm.protocol.openai import ErrorObject
 from troupellm.protocol.response_events import ResponseEvent
 from troupellm.protocol.response_objects import CompactionItem, ResponseObject
 from troupellm.server.errors import HttpError, answer, flatten
+from troupellm.server.exchange import Exchange
+from troupellm.server.host import EngineHost
 from troupellm.server.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
-from troupellm.server.responses.compact import COMPACTION
 from troupellm.server.responses.conversation_rows import ConversationFullError, append_items
-from troupellm.server.responses.listing import shown
+from troupellm.server.responses.conversations import identified
 from troupellm.server.responses.plan import Plan
 from troupellm.server.responses.rows import Items, StoredResponse
 from troupellm.server.responses.store import ResponseStore
+from troupellm.server.responses.summaries import COMPACTION
 
 
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:
@@ -27,9 +29,9 @@ def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[
     return builder.fail(told.status, shown.code, shown.message, shown.param)
 
 
-async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> ResponseObject:
+async def keep(host: EngineHost, exchange: Exchange, plan: Plan, response: ResponseObject) -> ResponseObject:
     """Add an answer to its conversation and store it, where it is to be; what comes back says whether it was."""
-    response = await joined(store, plan, response)
+    store, response = host.responses, await joined(host, exchange, plan, response)
     if not response.store:
         return response
     kept = False
@@ -38,15 +40,21 @@ async def keep(store: ResponseStore, plan: Plan, response: ResponseObject) -> Re
     return response if kept else msgspec.structs.replace(response, store=False)
 
 
-async def joined(store: ResponseStore, plan: Plan, response: ResponseObject) -> ResponseObject:
-    """Add an answer and its input to the conversation that it belongs to; a failed answer leaves it as it was."""
+async def joined(host: EngineHost, exchange: Exchange, plan: Plan, response: ResponseObject) -> ResponseObject:
+    """Add an answer and its input to the conversation that it belongs to; a failed answer leaves it as it was.
+
+    A turn that finds no room there is named in the answer's header, where the answer has not begun.
+    """
     if response.conversation is None or response.status not in ("completed", "incomplete"):
         return response
-    items = [*map(shown, plan.items), *msgspec.to_builtins(response.output)]
+    items = [*identified(plan.items), *msgspec.to_builtins(response.output)]
     fits = False
     with suppress(HttpError):  # as above
-        fits = await _added(store, plan.owner, response.conversation.id, items)
-    return response if fits else msgspec.structs.replace(response, conversation=None)
+        fits = await _added(host.responses, plan.owner, response.conversation.id, items)
+    if fits:
+        return response
+    host.skipped.report(exchange, ["turn conversation"])
+    return msgspec.structs.replace(response, conversation=None)
 
 
 def _is_compacted(plan: Plan, response: ResponseObject) -> bool:

@@ -160,7 +160,7 @@ class Job:
             raise
         except (Exception, BaseExceptionGroup) as error:
             told = failure(builder, self._plan, error)
-        response = await joined(self._store, self._plan, builder.response)
+        response = await joined(self._host, self.exchange, self._plan, builder.response)
         told[-1] = msgspec.structs.replace(told[-1], response=response)
         await self._write(told, response)
         self._finished = True

@@ -15,10 +15,10 @@ from troupellm.server.errors import HttpError
 from troupellm.server.exchange import Exchange
 from troupellm.server.host import EngineHost
 from troupellm.server.responses.builder import response_of_item
-from troupellm.server.responses.compact import after_compaction
 from troupellm.server.responses.items import as_items, item_type
 from troupellm.server.responses.rows import Items, StoredResponse
 from troupellm.server.responses.store import ResponseStore, TooMuchError
+from troupellm.server.responses.summaries import after_compaction
 
 MAX_TURNS = 1_000
 """Responses that one conversation may be made of, and that the references of one request may name."""

@@ -26,11 +26,11 @@ from troupellm.server.messages.threads import read_held
 from troupellm.server.offload import offload
 from troupellm.server.responses import create
 from troupellm.server.responses.builder import ResponseBuilder, encoded, usage_of
-from troupellm.server.responses.compact import after_compaction
 from troupellm.server.responses.items import as_items
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.plan import make_plan
 from troupellm.server.responses.rows import Items
+from troupellm.server.responses.summaries import after_compaction
 from troupellm.server.sse import open_events
 from troupellm.server.turn import open_turn
 from troupellm.server.unknown_fields import UnknownFields

@@ -102,6 +102,8 @@ async def test_another_key_finds_no_conversation(tiny_engine):
         ("", {"items": [says("x" * 3000)]}, "items"),
         ("", {"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
         ("/NAME", {}, "metadata"),
+        ("", {"items": [says("x"), {"type": "item_reference", "id": "msg_1"}]}, "items[1]"),
+        ("/NAME/items", {"items": [{"id": "msg_1"}]}, "items[0]"),
         ("/NAME/items", {"items": []}, "items"),
         ("/NAME/items", {"items": [says("x" * 3000)]}, "items"),
     ],
@@ -121,7 +123,32 @@ async def test_a_conversation_without_room_for_an_answer_stays_as_it_was(tiny_en
         answer = await client.post("/v1/responses", json=GREEDY | {"input": "y" * 400, "conversation": name})
         items = (await client.get(f"{BASE}/{name}/items")).json()["data"]
     assert (answer.status_code, answer.json()["conversation"]) == (200, None)
+    assert answer.headers["x-troupellm-skipped"] == "turn conversation"
     assert len(items) == 1
+
+
+async def test_items_of_a_conversation_have_ids_of_their_own(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        name = (await client.post(BASE, json={})).json()["id"]
+        kept = GREEDY | {"store": True, "conversation": name}
+        first = (await client.post("/v1/responses", json=kept | {"input": [says("One") | {"id": "mine"}]})).json()
+        reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+        again = [says("Two") | {"id": "mine"}, reference]
+        assert (await client.post("/v1/responses", json=kept | {"input": again})).status_code == 200
+        items = (await client.get(f"{BASE}/{name}/items", params={"order": "asc"})).json()["data"]
+    assert [item["role"] for item in items] == ["user", "assistant", "user", "assistant", "assistant"]
+    assert len({item["id"] for item in items}) == 5
+    assert items[1]["content"] == items[3]["content"]
+
+
+async def test_a_compaction_takes_the_place_of_the_items_before_it(tiny_engine):
+    async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
+        name = (await client.post(BASE, json={"items": [says("Rules", "system"), says("One")]})).json()["id"]
+        body = {"input": [{"type": "compaction_trigger"}], "conversation": name, "temperature": 0}
+        answer = await client.post("/v1/responses", json=body)
+        assert answer.status_code == 200, answer.text
+        items = (await client.get(f"{BASE}/{name}/items", params={"order": "asc"})).json()["data"]
+    assert [item.get("role", item["type"]) for item in items] == ["system", "compaction"]
 
 
 async def test_a_conversation_and_a_previous_response_exclude_each_other(tiny_engine):

@@ -28,6 +28,10 @@ name = "b"
 key = "sk-b"
 requests_per_minute = 1
 [[keys]]
+name = "two"
+key = "sk-two"
+requests_per_minute = 2
+[[keys]]
 name = "c"
 key = "sk-c"
 tokens_per_minute = 60
@@ -79,4 +83,37 @@ async def test_a_key_without_requests_left_is_refused(tiny_engine, tmp_path, pat
 async def test_a_key_without_tokens_left_is_refused(tiny_engine, tmp_path):
     async with keyed(tiny_engine, tmp_path, fronts=False) as served, served.client(key="sk-c") as client:
         answers = [await client.post("/detokenize", json={"tokens": [7] * 40}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+
+
+EDITED = {
+    "messages": [
+        *HI,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x" * 500}]},
+        {"role": "user", "content": "More"},
+    ],
+    "context_management": {
+        "edits": [
+            {
+                "type": "clear_tool_uses_20250919",
+                "trigger": {"type": "input_tokens", "value": 10},
+                "keep": {"type": "tool_uses", "value": 0},
+            }
+        ]
+    },
+}
+
+
+async def test_what_edits_of_the_context_count_is_taken_from_the_limits_once(tiny_engine, tmp_path):
+    message = EDITED | {"max_tokens": 1}
+    async with keyed(tiny_engine, tmp_path, fronts=False) as served, served.client(key="sk-two") as client:
+        answers = [await client.post("/v1/messages", json=message) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 429]
+    assert answers[0].json()["context_management"]["applied_edits"]
+
+
+async def test_a_count_with_edits_is_one_request_of_its_key(tiny_engine, tmp_path):
+    async with keyed(tiny_engine, tmp_path, fronts=False) as served, served.client(key="sk-b") as client:
+        answers = [await client.post("/v1/messages/count_tokens", json=EDITED) for _ in range(2)]
     assert [answer.status_code for answer in answers] == [200, 429]

@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 from processes import MODES, free_port, ready_process
 
 from troupellm.protocol.config import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.protocol.worker import LoadProgress
+from troupellm.server.http_side import LocalSide, MetricsPort
+from troupellm.server.listener import bind
 from troupellm.server.run import serve
+from troupellm.server.shutdown import Shutdown
 
 pytestmark = pytest.mark.anyio
 
@@ -33,6 +38,31 @@ async def test_metrics_at_a_port_of_their_own_need_no_key(checkpoint: Path, flag
         assert "troupellm_responses_stored " in metrics.text
         assert (await beside.get("/readyz")).status_code == 200
         assert (await beside.get("/v1/models", headers=key)).status_code == 404
+
+
+async def test_its_probes_tell_of_loading_and_of_draining(tiny_engine) -> None:
+    config = ServerConfig(port=0, metrics=str(free_port()))
+    listener, _ = bind(config)
+    side = LocalSide(config, listener)
+    port = MetricsPort(config, side)
+    shutdown = Shutdown(side, 1.0, lambda: None, port)
+    with listener:
+        async with (
+            tiny_engine() as engine,
+            anyio.create_task_group() as group,
+            httpx.AsyncClient(base_url=port.url) as client,
+        ):
+            group.start_soon(port.run)
+            port.report(LoadProgress(phase="weights", done=1, total=4))
+            loading = await client.get("/readyz")
+            port.open(engine)
+            ready = await client.get("/readyz")
+            shutdown.refuse()
+            draining = await client.get("/readyz")
+            await port.stop()
+    shutdown.hard_exit.disarm()
+    assert [answer.status_code for answer in (loading, ready, draining)] == [503, 200, 503]
+    assert "weights 25%" in loading.text
 
 
 @pytest.mark.parametrize("value", ["closed", "0", "-1", "123456", "70000", ""])

@@ -7,7 +7,7 @@ import pytest
 
 from troupellm.protocol.anthropic import CountTokensRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.messages.context_edits import CLEARED, Edited, edited
+from troupellm.server.messages.context_edits import CLEARED, Edited, Work, edited
 
 pytestmark = pytest.mark.anyio
 
@@ -33,11 +33,20 @@ def talk(calls: int, thoughts: bool = True) -> list[dict]:
 
 
 async def edit(messages: list[dict], *edits: dict) -> Edited:
-    async def count(request: CountTokensRequest) -> int:
-        return len(json.dumps(msgspec.to_builtins(request.messages)))
+    return await edited(asked(messages, *edits), count, read)
 
+
+def asked(messages: list[dict], *edits: dict) -> CountTokensRequest:
     body = {"messages": messages, "context_management": {"edits": list(edits)}}
-    return await edited(msgspec.convert(body, CountTokensRequest), count)
+    return msgspec.convert(body, CountTokensRequest)
+
+
+async def count(request: CountTokensRequest) -> int:
+    return len(json.dumps(msgspec.to_builtins(request.messages)))
+
+
+async def read(work: Work) -> object:
+    return work()
 
 
 def results(made: Edited) -> list[str]:
@@ -73,6 +82,24 @@ async def test_results_of_old_calls_are_cleared(fields: dict, left: str) -> None
     assert all(entry.cleared_input_tokens == number * (100 - len(CLEARED)) for entry in made.applied)
 
 
+async def test_a_result_belongs_to_the_newest_call_before_it_with_its_id() -> None:
+    messages = talk(4, thoughts=False)
+    for message in messages:
+        for block in message["content"] if isinstance(message["content"], list) else []:
+            block["id" if block["type"] == "tool_use" else "tool_use_id"] = "call_0"
+    made = await edit(messages, {"type": TOOLS} | SOON | {"keep": {"type": "tool_uses", "value": 2}})
+    assert "".join(results(made)) == "--++"
+    assert [entry.cleared_tool_uses for entry in made.applied] == [2]
+
+
+@pytest.mark.parametrize("name", [["x"], {}, 7, None])
+async def test_a_result_whose_id_is_no_text_stays(name: object) -> None:
+    messages = talk(4, thoughts=False)
+    messages[1]["content"][0]["id"] = messages[2]["content"][0]["tool_use_id"] = name
+    made = await edit(messages, {"type": TOOLS} | SOON | {"keep": {"type": "tool_uses", "value": 1}})
+    assert "".join(results(made)) == "+--+"
+
+
 @pytest.mark.parametrize(("inputs", "left"), [(None, [0, 1]), (True, []), (["g"], [0])])
 async def test_arguments_of_cleared_calls_stay_unless_they_are_to_go(inputs: object, left: list[int]) -> None:
     fields = {"trigger": {"type": "tool_uses", "value": 1}, "keep": {"type": "tool_uses", "value": 0}}
@@ -105,6 +132,26 @@ async def test_several_edits_are_applied_in_their_order() -> None:
     assert made.tokens_before == whole
     left = len(json.dumps(msgspec.to_builtins(made.request.messages)))
     assert sum(entry.cleared_input_tokens for entry in made.applied) == whole - left
+    assert made.tokens == left
+
+
+async def test_each_prompt_is_counted_once() -> None:
+    counted = []
+
+    async def noted(request: CountTokensRequest) -> int:
+        counted.append(await count(request))
+        return counted[-1]
+
+    made = await edited(asked(talk(6), {"type": THINKING}, {"type": TOOLS} | SOON), noted, read)
+    assert (made.tokens_before, made.tokens) == (counted[0], counted[2])
+    assert len(counted) == 3
+
+
+@pytest.mark.parametrize("kind", [TOOLS, THINKING, "compact_20260112"])
+async def test_two_edits_of_a_type_are_refused(kind: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await edit(talk(2), {"type": kind}, {"type": kind})
+    assert caught.value.param == "context_management.edits"
 
 
 async def test_an_edit_of_an_unknown_type_is_noted() -> None:

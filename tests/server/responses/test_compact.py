@@ -10,7 +10,6 @@ from troupellm.protocol.responses import ContextManagement, ResponsesRequest
 from troupellm.server.history import tool_use_of
 from troupellm.server.responses.compact import (
     MAX_NEWEST_BYTES,
-    after_compaction,
     compacted,
     optional_choice,
     summary_of,
@@ -21,6 +20,7 @@ from troupellm.server.responses.compact import (
 from troupellm.server.responses.generate import stored_form
 from troupellm.server.responses.items import conversation_of
 from troupellm.server.responses.plan import Plan
+from troupellm.server.responses.summaries import after_compaction
 
 TRIGGER = {"type": "compaction_trigger"}
 SAID = {"role": "user", "content": "Hi"}
