@@ -263,7 +263,7 @@ async def test_what_claude_code_sends(builtin_engine):
             ],
         },
     ]
-    tools = [USE | mark, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]
+    tools = [USE, {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}]
     async with clients(builtin_engine) as (_, claude):
         async with claude.beta.messages.stream(
             model="troupe",

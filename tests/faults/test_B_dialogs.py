@@ -129,7 +129,7 @@ async def test_B6_B8_input_items(tiny_engine):
         ({"truncation": "yes"}, "truncation"),
         ({"max_tool_calls": 0}, "max_tool_calls"),
     ]
-    unsupported = ("conversation", "prompt", "messages", "max_tokens", "response_format", "moderation")
+    unsupported = ("prompt", "messages", "max_tokens", "response_format", "moderation")
     cases += [({name: {"id": "x"}}, name) for name in unsupported] + [({"n": 2}, "n")]
     cases += [
         ({"input": given}, OK) for given in ("", [], None, "\U0001f600 \u0000", [{"role": "user", "content": ""}])

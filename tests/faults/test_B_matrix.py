@@ -78,13 +78,20 @@ SKIPPING = {"/v1/messages", "/v1/responses"}
 """Routes that skip tools of a kind that they do not know."""
 COUNTING = {"/v1/responses/input_tokens", "/v1/messages/count_tokens"}
 """Routes that read the prompt only: what else is said there need not make sense."""
+GUIDES = {
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "json_schema", "regex", "ebnf",
+}  # fmt: skip
+"""Fields whose grammar is compiled for an answer only."""
 UNUSED = {
+    "/v1/chat/completions/render": GUIDES,
+    "/v1/completions/render": GUIDES,
     "/v1/responses/compact": {
         "max_output_tokens", "min_tokens", "stop", "stop_token_ids", "structured_outputs", "thinking_token_budget",
         "top_logprobs",
     },
 }  # fmt: skip
-"""Fields of an answer that say nothing of the summary that a route has written instead."""
+"""Fields of an answer that a route without an answer of its own does not read to the end."""
 HANDLED = {"response_format", "structured_outputs", "tools", "tool_choice", "modalities", "functions", "function_call"}
 """Fields of any form that some routes do something with."""
 OPENAI = {"message", "type", "param", "code"}

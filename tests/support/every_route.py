@@ -54,6 +54,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
 """By path; what has no model of its own gets the served one."""
 COUNTING = ("/tokenize", "/v1/messages/count_tokens", "/v1/responses/input_tokens")
 """Those whose texts may be longer than the context."""
+STORING = ("/v1/conversations", "/v1/conversations/{conversation_id}/items", "/v1/messages/batches")
+"""Those that keep texts and make no prompt of them."""
 _TEXT = '"Hi"'
 
 _LEAKS = re.compile(

@@ -110,6 +110,6 @@ def _tokenizer() -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    files = [ROOT / "README.md", *sorted((ROOT / "server").glob("*.py"))]
+    files = [ROOT / "README.md", *sorted((ROOT / "server").rglob("*.py"))]
     tokenizer.train([str(file) for file in files], trainer)
     return tokenizer

@@ -97,8 +97,8 @@ def test_every_reasoning_parser_goes_with_every_tool_parser(name: str):
         dialect_named(tools, name)
 
 
-def test_the_readme_names_every_parser():
-    text = (Path(__file__).parents[3] / "README.md").read_text("utf-8")
-    calls, thoughts = (text.split(f"Parsers of {kind}: ")[1].split("\n")[0] for kind in ("tool calls", "thoughts"))
+def test_the_documents_name_every_parser():
+    text = (Path(__file__).parents[3] / "docs" / "tools-and-reasoning.md").read_text("utf-8")
+    calls, reasoning = (text.split(f"{kind} parsers: ")[1].split("\n")[0] for kind in ("Tool call", "Reasoning"))
     assert set(re.findall(r"`([^`]+)`", calls)) == set(TOOL_PARSERS)
-    assert set(re.findall(r"`([^`]+)`", thoughts)) == set(REASONING_PARSERS)
+    assert set(re.findall(r"`([^`]+)`", reasoning)) == set(REASONING_PARSERS)
