@@ -6,7 +6,8 @@ fast; on a quiet machine all threads are. Our own products do not depend on the 
 A library's may, in their last bits: where those count, the number stays.
 
 A step of many tokens is mostly work, and one thread would make it as many times slower as there are cores. One thread
-is tried for it only after a step in which the calling thread stood still: a quiet machine never pays for the trial.
+is tried for it only after a step in which the calling thread stood still, and only where the trial takes a few seconds
+at most. On a quiet machine such a step is rare, so the trial is too.
 """
 
 import threading
@@ -23,7 +24,8 @@ LARGE_STEP_TOKENS = 128
 """From here on the work outweighs the waiting on a quiet machine. All such steps are judged together, by the token."""
 STANDSTILL = 1.3
 """A large step that took so many times the processor time of the thread that called it waited for something else.
-Waiting for its own threads is processor time: OpenMP spins for some milliseconds first."""
+A short wait for its own threads is processor time, since they spin for some milliseconds; then they sleep. So a quiet
+machine comes near it only where a step is cut very unevenly."""
 TRIAL_SHARE = 32
 """The slower choice is tried again when steps have taken so many times what its last trial took."""
 TRIAL_SECONDS = 15.0
@@ -31,9 +33,11 @@ TRIAL_SECONDS = 15.0
 RECENT_STEPS, RECENT_LARGE_STEPS = 8, 3
 """Of each choice, that are remembered; their mean counts. Beside a busy program most steps of all threads are as fast
 as on a quiet machine, and the others wait for time slices, which takes longer than all the fast ones."""
+LONGEST_TRIAL_SECONDS = TRIAL_SECONDS / 4
+"""A large step that would take longer with one thread, on a quiet machine, is not a reason to try it."""
 LONGEST_STEP = 5
-"""A step counts as so many times the median of the remembered ones at most. One in which the process was stopped for a
-while says nothing about threads."""
+"""The longest of the remembered steps counts as so many times their median at most: a step in which the process was
+stopped for a while says nothing about threads. Further long steps count in full."""
 FIRST_STEPS = 2
 """Steps that each choice gets at first."""
 
@@ -88,8 +92,9 @@ class _Choice:
     def learn(self, seconds: float) -> None:
         self.steps += 1
         self.recent.append(seconds)
-        longest = LONGEST_STEP * sorted(self.recent)[(len(self.recent) - 1) // 2]
-        self.seconds = sum(min(recent, longest) for recent in self.recent) / len(self.recent)
+        ordered = sorted(self.recent)
+        ordered[-1] = min(ordered[-1], LONGEST_STEP * ordered[(len(ordered) - 1) // 2])
+        self.seconds = sum(ordered) / len(ordered)
 
 
 @dataclass(slots=True)
@@ -119,7 +124,7 @@ class _Record:
     @property
     def ratio(self) -> float:
         """How many times as long as with one thread a step takes with all; 0: not known."""
-        known = self.all_threads.steps and self.one_thread.steps
+        known = self.all_threads.steps and self.one_thread.seconds > 0.0  # a coarse clock may show no time
         return self.all_threads.seconds / self.one_thread.seconds if known else 0.0
 
     def choose_one(self, units: int = 1) -> bool:
@@ -171,8 +176,8 @@ class StepThreads:
         self._processor_clock = processor_clock
         self._most, self._set_threads, self._clock = most, set_threads, clock
         self._records: dict[int, _Record] = {}
-        self._latest: _Record | None = None
-        """Of the last step that was not large."""
+        self._latest = 0
+        """Key of the record of the last step that was not large."""
         self._large = _Record.remembering(RECENT_LARGE_STEPS, stood_still=False)
 
     @contextmanager
@@ -194,14 +199,23 @@ class StepThreads:
                 self._set_threads(self._most)
         seconds = self._clock() - begin
         if large and not one:
-            record.stood_still = seconds > STANDSTILL * (self._processor_clock() - processor_begin)
+            may_try = record.ratio > 1.0 or seconds * self._most < LONGEST_TRIAL_SECONDS
+            record.stood_still = may_try and seconds > STANDSTILL * (self._processor_clock() - processor_begin)
         record.learn(one, seconds, units)
 
     def _record(self, tokens: int) -> _Record:
         """Of steps of about so few tokens. Those of another size tell whether the first ones take one thread."""
-        record = self._records.get(tokens.bit_length())
+        key = tokens.bit_length()
+        record = self._records.get(key)
         if record is None:
-            expected = 0.0 if self._latest is None else self._latest.ratio
-            record = self._records[tokens.bit_length()] = _Record.remembering(RECENT_STEPS, expected=expected)
-        self._latest = record
+            record = self._records[key] = _Record.remembering(RECENT_STEPS, expected=self._expected(key))
+        self._latest = key
         return record
+
+    def _expected(self, key: int) -> float:
+        """The latest ratio, unless it is of a very different size: more tokens are more work for each wait. A ratio
+        above the number of threads is not explained by the work at all."""
+        latest = self._records.get(self._latest)
+        if latest is None or (abs(key - self._latest) > 1 and latest.ratio < self._most):
+            return 0.0
+        return latest.ratio

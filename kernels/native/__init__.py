@@ -22,7 +22,8 @@ How an operation is added:
   `torch.get_num_threads()`. The pool is torch's own, since the library is linked to the OpenMP that torch has loaded.
   A second pool would spin against the first one after every operation.
 * Threads that meet within a region do so by `Team` of team.h: it goes on with one thread where another program keeps a
-  core. So there is no `#pragma omp for` or `barrier` in what `parts.h` has: threads that left would be waited for.
+  core and one is faster. So there is no `#pragma omp for` or `barrier` in what `parts.h` has: threads that left would
+  be waited for.
 * Which thread computes a number must not change how it is computed: sums are never split by the number of threads.
 * `kernels/<operation>/` binds it: `library.function("name", "pip")` with one letter per argument, compares it once with
   the reference on a small case, and keeps to torch where it differs (`checked`). Two mistakes to avoid: `x.data_ptr()`

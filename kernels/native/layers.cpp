@@ -3,8 +3,8 @@
 #include "layers.h"
 
 // residual [rows, hidden] becomes what leaves the last layer, before the final norm. positions [rows]; views as the
-// layers name them, `num_views` of them. With `keep` [num_kept], only these rows go on behind the last layer's attention, and what leaves it
-// is `out` [num_kept, hidden].
+// layers name them, `num_views` of them. With `keep` [num_kept], only these rows go on behind the last layer's
+// attention, and what leaves it is `out` [num_kept, hidden].
 extern "C" const Refusal* decoder_layers(const Layers* model, float* residual, int64_t rows, const int64_t* positions,
                                          const View* views, int64_t num_views, const int64_t* keep, int64_t num_kept,
                                          float* out, int64_t threads) {

@@ -141,8 +141,9 @@ public:
         }
     }
 
-    // Every thread calls it; false: the calling thread is to leave. residual [rows, hidden] becomes what leaves the last layer, before the final norm; with
-    // `keep`, that is `out` [count, hidden]. positions [rows]; views as the layers name them.
+    // Every thread calls it; false: the calling thread is to leave. residual [rows, hidden] becomes what leaves the
+    // last layer, before the final norm; with `keep`, that is `out` [count, hidden]. positions [rows]; views as the
+    // layers name them.
     bool run(float* residual, const int64_t* positions, const View* views, float* out) {
         for (int64_t number = 0; number < model_.count; ++number) {
             const Layer& layer = model_.layers[number];

@@ -1,8 +1,9 @@
 // The threads of one parallel region, which meet between its operations.
 //
-// Where another program needs a core, a thread of the team stands still for a time slice, and the others wait for it, at
-// one meeting after the other. A team that notices goes on with its first thread alone: the other threads leave. A number
-// is computed in the same way whatever the size of the team, so the results stay the same to the bit.
+// Where another program needs a core, a thread of the team stands still for a time slice, and the others wait for it,
+// at one meeting after the other. Where one thread would have been faster than the team so far, the team goes on with
+// its first thread alone: the other threads leave. A number is computed in the same way whatever the size of the team,
+// so the results stay the same to the bit.
 
 #pragma once
 
@@ -13,11 +14,16 @@
 
 #include <omp.h>
 #if defined(__linux__)
-#include <linux/futex.h>
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#if __has_include(<linux/futex.h>)
+#include <linux/futex.h>
+#else  // a C library whose package lacks the kernel's headers
+#define FUTEX_WAIT_PRIVATE 128
+#define FUTEX_WAKE_PRIVATE 129
+#endif
 #endif
 
 namespace troupe {
@@ -73,11 +79,13 @@ public:
 
 private:
     typedef std::chrono::steady_clock Clock;
+    static constexpr int64_t kUnknown = -1;
 
     // A thread, and which meeting it has come to.
     struct alignas(64) Member {
         std::atomic<uint32_t> came;
         std::atomic<bool> entered;
+        bool has_clock;  // written before `entered`
 #if defined(__linux__)
         clockid_t clock;
 #endif
@@ -88,19 +96,50 @@ private:
         }
         void enter() {
 #if defined(__linux__)
-            if (pthread_getcpuclockid(pthread_self(), &clock) == 0) entered.store(true, std::memory_order_release);
+            has_clock = pthread_getcpuclockid(pthread_self(), &clock) == 0;
+            entered.store(true, std::memory_order_release);
 #endif
         }
-        // Nanoseconds of processor time; 0 of a thread that has not begun.
+        // Nanoseconds of processor time; 0 of a thread that has not begun, kUnknown without a clock.
         int64_t computed() const {
 #if defined(__linux__)
-            timespec time;
-            if (entered.load(std::memory_order_acquire) && clock_gettime(clock, &time) == 0)
-                return int64_t{time.tv_sec} * 1000000000 + time.tv_nsec;
+            if (!entered.load(std::memory_order_acquire)) return 0;
+            if (has_clock) return read(clock);
 #endif
-            return 0;
+            return kUnknown;
         }
+        // The same of the calling thread.
+        static int64_t own() {
+#if defined(__linux__)
+            return read(CLOCK_THREAD_CPUTIME_ID);
+#else
+            return kUnknown;
+#endif
+        }
+#if defined(__linux__)
+        static int64_t read(clockid_t clock) {
+            timespec time;
+            return clock_gettime(clock, &time) == 0 ? int64_t{time.tv_sec} * 1000000000 + time.tv_nsec : kUnknown;
+        }
+#endif
     };
+
+    // Processor time of the calling thread and of one that it waits for, and whether the first thread sleeps.
+    struct Look {
+        int64_t own, absent;
+        bool first_sleeps;
+    };
+    Look look_at(const Member& member) const { return {Member::own(), member.computed(), first_sleeps_.load()}; }
+
+    // The absent thread got no processor while the caller did. False where that is not known: a clock is missing or
+    // goes by larger steps than a look, the whole process stood still, or the first thread sleeps, on purpose.
+    static bool stood_still(const Look& before, const Look& after) {
+        if (before.first_sleeps || after.first_sleeps) return false;
+        if (before.own == kUnknown || after.own == kUnknown) return false;
+        if (before.absent == kUnknown || after.absent == kUnknown) return false;
+        const int64_t look = std::chrono::nanoseconds(kLook).count(), own = after.own - before.own;
+        return own >= look / 2 && own < 2 * look && after.absent - before.absent < look / 2;
+    }
 
     void lead(uint32_t others) {
         const uint32_t meeting = meetings_.load(std::memory_order_relaxed) + 1;
@@ -110,12 +149,20 @@ private:
                 if (members_[i].came.load(std::memory_order_relaxed) != meeting) return i;
             return int64_t{0};
         };
-        if (missing() && !wait(missing, absent)) {
-            first_sleeps_.store(true);
-            for (uint32_t seen; (seen = arrived_.load()) != others;) sleep(arrived_, seen);
-            first_sleeps_.store(false);
+        if (missing()) {
+            const Clock::time_point begin = Clock::now();
+            if (!wait(missing, absent)) {
+                first_sleeps_.store(true);
+                for (uint32_t seen; (seen = arrived_.load()) != others;) sleep(arrived_, seen);
+                first_sleeps_.store(false);
+            }
+            waited_ += Clock::now() - begin;
         }
-        alone_ = slow_.load(std::memory_order_relaxed);
+        if (slow_.load(std::memory_order_relaxed)) {  // one thread takes others + 1 times what the first one computed
+            const int64_t threads = int64_t{others} + 1;
+            alone_ = waited_ * threads > (Clock::now() - made_) * (threads - 1);
+            slow_.store(false, std::memory_order_relaxed);
+        }
         arrived_.store(0, std::memory_order_relaxed);
         taken_.store(0, std::memory_order_relaxed);
         meetings_.store(meeting);
@@ -136,16 +183,15 @@ private:
         return !alone_;
     }
 
-    // Spins while `missing`; false: too long. The team becomes slow where the absent thread stands still meanwhile.
+    // Spins while `missing`; false: too long. The meeting is slow where the absent thread stands still meanwhile.
     template <typename Missing, typename Absent>
     bool wait(Missing missing, Absent absent) {
         if (spin(missing, Clock::now() + kShortWait)) return true;
         for (int look = 0; look < kLooks && !slow_.load(std::memory_order_relaxed); ++look) {
             const Member& member = members_[absent()];
-            const int64_t computed = member.computed();
+            const Look before = look_at(member);
             if (spin(missing, Clock::now() + kLook)) return true;
-            const int64_t least = std::chrono::nanoseconds(kLook).count() / 2;
-            if (&member == &members_[absent()] && member.computed() - computed < least)
+            if (&member == &members_[absent()] && stood_still(before, look_at(member)))
                 slow_.store(true, std::memory_order_relaxed);
         }
         return false;
@@ -186,6 +232,8 @@ private:
     }
 
     const int64_t threads_;
+    const Clock::time_point made_ = Clock::now();
+    Clock::duration waited_{0};  // by the first thread, for the others
     bool alone_ = false;  // written by the first thread while all others wait
     alignas(64) std::atomic<uint32_t> meetings_{0};
     std::atomic<uint32_t> sleeping_{0};

@@ -97,6 +97,20 @@ def test_the_mean_of_steps_counts_beside_a_program_that_most_steps_do_not_notice
     assert machine.now - begin < 1.15 * 0.0016 * used.total()
 
 
+def test_stalls_of_several_remembered_steps_count_in_full() -> None:
+    machine = Machine(all_threads=0.2, one=0.8)
+    used: Counter[int] = Counter()
+    for _ in range(3000):
+        machine.milliseconds[4] = 100.0 if used[4] % 8 in (1, 4, 7) else 0.2
+        used += machine.run(1)
+    assert used[1] > 2700
+
+
+def test_steps_that_take_no_time_on_a_coarse_clock_are_accepted() -> None:
+    machine = Machine(all_threads=0.0, one=0.0)
+    assert machine.run(20, tokens=1).total() == machine.run(20, tokens=2).total() == 20
+
+
 def test_all_threads_are_back_within_a_second_of_quiet() -> None:
     machine = Machine(all_threads=40.0, one=2.4)
     machine.run(1000)
@@ -157,6 +171,19 @@ def test_large_steps_take_all_threads_again_when_the_machine_is_quiet() -> None:
     assert machine.run(50, tokens=1000) == {4: 50}
 
 
+def test_a_long_step_that_stood_still_is_not_tried_with_one_thread() -> None:
+    machine = Machine(all_threads=1.0, one=4.0)
+    machine.busy = True
+    assert machine.run(100, tokens=1000) == {4: 100}
+
+
+def test_long_steps_take_the_one_thread_that_was_faster_for_shorter_ones() -> None:
+    machine = Machine(all_threads=0.3, one=0.05)
+    machine.busy = True
+    machine.run(20, tokens=1000)
+    assert machine.run(200, tokens=8000)[1] >= 180
+
+
 def test_single_threads_are_left_alone() -> None:
     machine = Machine(all_threads=8.0, one=1.0)
     single = StepThreads(1, set_threads=machine.set_threads)
@@ -190,6 +217,13 @@ def test_steps_of_a_new_size_begin_with_one_thread_where_that_was_faster_for_oth
     while machine.run(1, tokens=16)[1]:
         assert machine.now - begin < 16.0
     assert machine.run(100, tokens=16)[4] > 90
+
+
+def test_a_ratio_below_the_number_of_threads_tells_only_about_steps_of_about_that_size() -> None:
+    machine = Machine(all_threads=8.0, one=4.0)
+    machine.run(20, tokens=1)
+    assert machine.run(2, tokens=2) == {1: 2}
+    assert machine.run(1, tokens=16) == {4: 1}
 
 
 def test_a_step_that_raises_puts_the_count_back() -> None:
