@@ -58,8 +58,10 @@ public:
     bool meet() {
         const int64_t others = size() - 1;
         if (others > 0 && number() > 0) return follow();
-        if (others > 0) lead(static_cast<uint32_t>(others));
-        taken_.store(0, std::memory_order_relaxed);
+        if (others > 0)
+            lead(static_cast<uint32_t>(others));
+        else
+            taken_.store(0, std::memory_order_relaxed);
         return true;
     }
 
