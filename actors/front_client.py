@@ -380,11 +380,8 @@ class RemoteEngine(Door):
         if submission.pooling is not None:
             return preparer.pooled(submission.prompt, submission.pooling)[0]
         if isinstance(submission.prompt, EmbedsPrompt):
-            raise InvalidRequest(
-                "prompt_embeds is only for an engine in the caller's own process",
-                param="prompt_embeds",
-                code="unsupported_parameter",
-            )
+            message = "prompt_embeds is only for an engine in the caller's own process"
+            raise InvalidRequest(message, param="prompt_embeds", code="unsupported_parameter")
         return preparer.checked(submission.prompt, submission.params)[0]
 
     def _control(self, message: SchedulerControl) -> None:

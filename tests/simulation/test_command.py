@@ -40,7 +40,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
             failures = ("1: a block is owned twice",) if seed == failing else ()
             return Verdict(
                 seed=seed, failures=failures, hits=hits, trace=(), virtual_seconds=0.0, steps=1, finished=1,
-                preemptions=0, accepted=0, loads=0,
+                preemptions=0, accepted=0, loads=0, leased=0, prefetched=0,
             )  # fmt: skip
 
         monkeypatch.setattr(command, "ProcessPoolExecutor", Here)
