@@ -7,20 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from troupellm.actors.embeds import EmbedsPrompt as EmbedsPrompt
-    from troupellm.actors.engine import Engine as Engine
-    from troupellm.actors.metric_reader import (
-        Counter as Counter,
-        Gauge as Gauge,
-        Histogram as Histogram,
-        Vector as Vector,
-    )
-    from troupellm.actors.offline import (
+    from troupellm.actors.admission.embeds_prompt import EmbedsPrompt as EmbedsPrompt
+    from troupellm.actors.engine.engine import Engine as Engine
+    from troupellm.actors.kv_offload.eviction import EvictionPolicy as EvictionPolicy, TierFull as TierFull
+    from troupellm.actors.llm.llm import (
         LLM as LLM,
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,
     )
-    from troupellm.actors.pooling_outputs import (
+    from troupellm.actors.llm.pooling_outputs import (
         ClassificationOutput as ClassificationOutput,
         ClassificationRequestOutput as ClassificationRequestOutput,
         EmbeddingOutput as EmbeddingOutput,
@@ -30,17 +25,21 @@ if TYPE_CHECKING:
         ScoringOutput as ScoringOutput,
         ScoringRequestOutput as ScoringRequestOutput,
     )
-    from troupellm.actors.scheduler.offload.policy import EvictionPolicy as EvictionPolicy, TierFull as TierFull
-    from troupellm.models.connectors.connector import ConnectorContext as ConnectorContext
-    from troupellm.models.dialects.syntax import (
+    from troupellm.actors.metrics.metric_reader import (
+        Counter as Counter,
+        Gauge as Gauge,
+        Histogram as Histogram,
+        Vector as Vector,
+    )
+    from troupellm.models.batch.row_drafts import Drafts as Drafts
+    from troupellm.models.chat_parsers.syntax import (
         CallSyntax as CallSyntax,
         Channels as Channels,
         Thinking as Thinking,
         Written as Written,
     )
-    from troupellm.models.guides.backend import Matcher as Matcher
-    from troupellm.models.logits_processors import LogitsProcessor as LogitsProcessor, ProcessedRow as ProcessedRow
-    from troupellm.models.offload.store import (
+    from troupellm.models.kv_connectors.base import ConnectorContext as ConnectorContext
+    from troupellm.models.kv_offload.store import (
         BlockStore as BlockStore,
         StoreContext as StoreContext,
         StoreCorrupt as StoreCorrupt,
@@ -48,21 +47,21 @@ if TYPE_CHECKING:
         StoreMiss as StoreMiss,
         StoreUse as StoreUse,
     )
-    from troupellm.models.speculation.drafts import Drafts as Drafts
-    from troupellm.models.speculation.proposer import (
+    from troupellm.models.layers.taps import Taps as Taps
+    from troupellm.models.proposers.base import (
         Observation as Observation,
         ProposalBatch as ProposalBatch,
         Proposer as Proposer,
         RowDraws as RowDraws,
     )
-    from troupellm.models.speculation.registry import ProposerContext as ProposerContext
-    from troupellm.models.speculation.taps import Taps as Taps
-    from troupellm.protocol.beam_search import (
-        BeamSearchOutput as BeamSearchOutput,
-        BeamSearchParams as BeamSearchParams,
-        BeamSearchSequence as BeamSearchSequence,
+    from troupellm.models.proposers.registry import ProposerContext as ProposerContext
+    from troupellm.models.sampling.logits_processors import (
+        LogitsProcessor as LogitsProcessor,
+        ProcessedRow as ProcessedRow,
     )
-    from troupellm.protocol.config import EngineConfig as EngineConfig, ServerConfig as ServerConfig
+    from troupellm.models.structured_outputs.backend import Matcher as Matcher
+    from troupellm.protocol.config.engine import EngineConfig as EngineConfig, ServerConfig as ServerConfig
+    from troupellm.protocol.config.speculation import SpeculativeConfig as SpeculativeConfig
     from troupellm.protocol.errors import (
         ConfigError as ConfigError,
         Conflict as Conflict,
@@ -82,33 +81,37 @@ if TYPE_CHECKING:
         WorkerCrashed as WorkerCrashed,
         WrongEventLoop as WrongEventLoop,
     )
-    from troupellm.protocol.guide import GuideSpec as GuideSpec
-    from troupellm.protocol.intake import (
+    from troupellm.protocol.messages.input import (
         ChatPrompt as ChatPrompt,
         TextPrompt as TextPrompt,
         TokensPrompt as TokensPrompt,
     )
-    from troupellm.protocol.output_kind import RequestOutputKind as RequestOutputKind
-    from troupellm.protocol.outputs import (
+    from troupellm.protocol.messages.proposer_report import ProposerReport as ProposerReport
+    from troupellm.protocol.messages.snapshot import EngineSnapshot as EngineSnapshot
+    from troupellm.protocol.messages.worker import NewRow as NewRow
+    from troupellm.protocol.params.beam_search import (
+        BeamSearchOutput as BeamSearchOutput,
+        BeamSearchParams as BeamSearchParams,
+        BeamSearchSequence as BeamSearchSequence,
+    )
+    from troupellm.protocol.params.guide import GuideSpec as GuideSpec
+    from troupellm.protocol.params.output_kind import RequestOutputKind as RequestOutputKind
+    from troupellm.protocol.params.outputs import (
         Completion as Completion,
         CompletionChoice as CompletionChoice,
         Delta as Delta,
         Message as Message,
         ToolCall as ToolCall,
     )
-    from troupellm.protocol.pooling import PoolingParams as PoolingParams
-    from troupellm.protocol.proposer_report import ProposerReport as ProposerReport
-    from troupellm.protocol.sampling import SamplingParams as SamplingParams
-    from troupellm.protocol.snapshot import EngineSnapshot as EngineSnapshot
-    from troupellm.protocol.speculative import SpeculativeConfig as SpeculativeConfig
-    from troupellm.protocol.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
-    from troupellm.protocol.vllm_names import (
+    from troupellm.protocol.params.pooling import PoolingParams as PoolingParams
+    from troupellm.protocol.params.sampling import SamplingParams as SamplingParams
+    from troupellm.protocol.params.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
+    from troupellm.protocol.vllm.names import (
         ModelRegistry as ModelRegistry,
         initialize_ray_cluster as initialize_ray_cluster,
     )
-    from troupellm.protocol.worker import NewRow as NewRow
-    from troupellm.server.app import asgi as asgi
-    from troupellm.server.lifespan import lifespan as lifespan
+    from troupellm.server.app.app import asgi as asgi
+    from troupellm.server.app.lifespan import lifespan as lifespan
     from troupellm.server.vllm_api.argument_parser import FlexibleArgumentParser as FlexibleArgumentParser
     from troupellm.server.vllm_api.async_engine import AsyncLLM as AsyncLLM, AsyncLLMEngine as AsyncLLMEngine
     from troupellm.server.vllm_api.engine_args import AsyncEngineArgs as AsyncEngineArgs, EngineArgs as EngineArgs
@@ -116,28 +119,28 @@ if TYPE_CHECKING:
     from troupellm.server.vllm_api.print_utils import print_embeddings as print_embeddings
 
 _HOMES = {
-    "Engine": "actors.engine",
-    "LLM": "actors.offline",
-    "RequestOutput": "actors.offline",
-    "CompletionOutput": "actors.offline",
-    "EngineConfig": "protocol.config",
-    "ServerConfig": "protocol.config",
-    "TextPrompt": "protocol.intake",
-    "TokensPrompt": "protocol.intake",
-    "ChatPrompt": "protocol.intake",
-    "EngineSnapshot": "protocol.snapshot",
-    "SamplingParams": "protocol.sampling",
-    "GuideSpec": "protocol.guide",
-    "StructuredOutputsParams": "protocol.structured_outputs",
-    "PoolingParams": "protocol.pooling",
-    "BeamSearchParams": "protocol.beam_search",
-    "BeamSearchOutput": "protocol.beam_search",
-    "BeamSearchSequence": "protocol.beam_search",
-    "Completion": "protocol.outputs",
-    "CompletionChoice": "protocol.outputs",
-    "Delta": "protocol.outputs",
-    "Message": "protocol.outputs",
-    "ToolCall": "protocol.outputs",
+    "Engine": "actors.engine.engine",
+    "LLM": "actors.llm.llm",
+    "RequestOutput": "actors.llm.llm",
+    "CompletionOutput": "actors.llm.llm",
+    "EngineConfig": "protocol.config.engine",
+    "ServerConfig": "protocol.config.engine",
+    "TextPrompt": "protocol.messages.input",
+    "TokensPrompt": "protocol.messages.input",
+    "ChatPrompt": "protocol.messages.input",
+    "EngineSnapshot": "protocol.messages.snapshot",
+    "SamplingParams": "protocol.params.sampling",
+    "GuideSpec": "protocol.params.guide",
+    "StructuredOutputsParams": "protocol.params.structured_outputs",
+    "PoolingParams": "protocol.params.pooling",
+    "BeamSearchParams": "protocol.params.beam_search",
+    "BeamSearchOutput": "protocol.params.beam_search",
+    "BeamSearchSequence": "protocol.params.beam_search",
+    "Completion": "protocol.params.outputs",
+    "CompletionChoice": "protocol.params.outputs",
+    "Delta": "protocol.params.outputs",
+    "Message": "protocol.params.outputs",
+    "ToolCall": "protocol.params.outputs",
     "TroupeError": "protocol.errors",
     "InvalidRequest": "protocol.errors",
     "ContextLengthExceeded": "protocol.errors",
@@ -155,20 +158,20 @@ _HOMES = {
     "QueueTimeout": "protocol.errors",
     "RateLimited": "protocol.errors",
     "WrongEventLoop": "protocol.errors",
-    "asgi": "server.app",
-    "lifespan": "server.lifespan",
+    "asgi": "server.app.app",
+    "lifespan": "server.app.lifespan",
     **dict.fromkeys(
         (
             *("PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput", "EmbeddingRequestOutput"),
             *("ClassificationOutput", "ClassificationRequestOutput", "ScoringOutput", "ScoringRequestOutput"),
         ),
-        "actors.pooling_outputs",
+        "actors.llm.pooling_outputs",
     ),
-    **dict.fromkeys(("Counter", "Gauge", "Histogram", "Vector"), "actors.metric_reader"),
-    "EmbedsPrompt": "actors.embeds",
-    "RequestOutputKind": "protocol.output_kind",
-    "ModelRegistry": "protocol.vllm_names",
-    "initialize_ray_cluster": "protocol.vllm_names",
+    **dict.fromkeys(("Counter", "Gauge", "Histogram", "Vector"), "actors.metrics.metric_reader"),
+    "EmbedsPrompt": "actors.admission.embeds_prompt",
+    "RequestOutputKind": "protocol.params.output_kind",
+    "ModelRegistry": "protocol.vllm.names",
+    "initialize_ray_cluster": "protocol.vllm.names",
     "FlexibleArgumentParser": "server.vllm_api.argument_parser",
     "AsyncLLM": "server.vllm_api.async_engine",
     "AsyncLLMEngine": "server.vllm_api.async_engine",
@@ -177,20 +180,20 @@ _HOMES = {
     "LLMEngine": "server.vllm_api.llm_engine",
     "print_embeddings": "server.vllm_api.print_utils",
     **dict.fromkeys(
-        ("BlockStore", "StoreContext", "StoreCorrupt", "StoreError", "StoreMiss", "StoreUse"), "models.offload.store"
+        ("BlockStore", "StoreContext", "StoreCorrupt", "StoreError", "StoreMiss", "StoreUse"), "models.kv_offload.store"
     ),
-    "ConnectorContext": "models.connectors.connector",
-    **dict.fromkeys(("CallSyntax", "Channels", "Thinking", "Written"), "models.dialects.syntax"),
-    "Matcher": "models.guides.backend",
-    **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.logits_processors"),
-    "Drafts": "models.speculation.drafts",
-    **dict.fromkeys(("Observation", "ProposalBatch", "Proposer", "RowDraws"), "models.speculation.proposer"),
-    "Taps": "models.speculation.taps",
-    "ProposerContext": "models.speculation.registry",
-    **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.scheduler.offload.policy"),
-    "SpeculativeConfig": "protocol.speculative",
-    "NewRow": "protocol.worker",
-    "ProposerReport": "protocol.proposer_report",
+    "ConnectorContext": "models.kv_connectors.base",
+    **dict.fromkeys(("CallSyntax", "Channels", "Thinking", "Written"), "models.chat_parsers.syntax"),
+    "Matcher": "models.structured_outputs.backend",
+    **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.sampling.logits_processors"),
+    "Drafts": "models.batch.row_drafts",
+    **dict.fromkeys(("Observation", "ProposalBatch", "Proposer", "RowDraws"), "models.proposers.base"),
+    "Taps": "models.layers.taps",
+    "ProposerContext": "models.proposers.registry",
+    **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.kv_offload.eviction"),
+    "SpeculativeConfig": "protocol.config.speculation",
+    "NewRow": "protocol.messages.worker",
+    "ProposerReport": "protocol.messages.proposer_report",
 }
 
 __all__ = [*sorted(_HOMES), "__version__"]
@@ -199,7 +202,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "Engine":  # importing it takes a third of a second, which a running event loop should not wait for
-        return import_module(f"{__name__}.actors.late_engine").engine_class()
+        return import_module(f"{__name__}.actors.engine.late_engine").engine_class()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import CacheGroup, LoadProgress, ProgressSink, StepPlan, StepResult, Ticket, WorkerReady
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import (
+    CacheGroup,
+    LoadProgress,
+    ProgressSink,
+    StepPlan,
+    StepResult,
+    Ticket,
+    WorkerReady,
+)
 
 VOCAB = 512
 FIRST_TOKEN = 300

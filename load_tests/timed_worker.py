@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import ProgressSink, StepPlan, StepResult, Ticket, Worker, WorkerReady
-from troupellm.protocol.worker_abilities import Wait
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import ProgressSink, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.messages.worker_abilities import Wait
 
 
 class TimedDevice:

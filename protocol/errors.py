@@ -1,7 +1,7 @@
 """The error tree. Every error that a user can see is one of these.
 
 Two texts never mix: `message` is safe for a client (no paths, addresses, other users' text); what the log needs goes
-into the exception's notes and cause. HTTP status is decided in `server/errors.py` alone.
+into the exception's notes and cause. HTTP status is decided in `server/base/errors.py` alone.
 """
 
 from typing import ClassVar

@@ -1,4 +1,7 @@
-"""The arrows between the packages, read from the syntax trees: imports inside functions and for types count as well."""
+"""The arrows between packages and between their rooms, read from the syntax trees.
+
+Imports inside functions and for types count as well.
+"""
 
 import ast
 import sys
@@ -12,15 +15,82 @@ ROOT = Path(__file__).resolve().parents[1]
 NAME = "troupellm"
 LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
 """Each imports itself and those before it."""
-TORCH_FREE_MODELS = ("source", "tokenizer", "chat_template", "generation_config")
-TORCH_INSIDE_A_FUNCTION = {"server/cli/collect_env.py", "load_tests/throughput/contestants.py"}
-TORCH_INSIDE_A_FUNCTION |= {"load_tests/scheduler/vllm_side.py", "load_tests/embed/contestants.py"}
+FLOORS = {
+    "protocol": (
+        "quota",
+        "errors",
+        "params vllm",
+        "config",
+        "messages",
+        "api",
+        "wire",
+    ),
+    "kernels": (
+        "common",
+        "act_quant cpp grouped_linear",
+        "gated_act kv_quant quantized_linear rms_norm sampling",
+        "decode_io linear rope_kv_write",
+        "fused_moe paged_attention",
+        "fused_decoder mla_attention",
+    ),
+    "models": (
+        "builtin hub processes sampling",
+        "builtin_training config",
+        "families gguf tokenizer",
+        "chat_template checkpoint",
+        "layers quantization",
+        "batch transformers_backend",
+        "kv_offload memory structured_outputs",
+        "chat_parsers kv_connectors load",
+        "proposers",
+        "speculation",
+        "runner",
+        "gpu",
+        "worker",
+    ),
+    "actors": (
+        "runtime sequences",
+        "admission guide kv_cache metrics output worker",
+        "client input kv_offload",
+        "scheduler",
+        "engine",
+        "llm remote",
+    ),
+    "server": (
+        "base",
+        "access http storage",
+        "observe",
+        "host",
+        "admin batches openai",
+        "messages openapi pooling responses",
+        "app",
+        "api_processes",
+        "serve",
+        "cli",
+        "vllm_api",
+    ),
+}
+"""The rooms of each package from the lowest floor up. A room imports lower floors only, so no circle exists."""
+TORCH_FREE_MODELS = (
+    "hub/source",
+    "tokenizer/tokenizer",
+    "chat_template/template",
+    "config/generation_config",
+)
+TORCH_INSIDE_A_FUNCTION = {
+    "server/cli/collect_env.py",
+    "load_tests/throughput/contestants.py",
+}
+TORCH_INSIDE_A_FUNCTION |= {
+    "load_tests/scheduler/vllm_side.py",
+    "load_tests/embed/contestants.py",
+}
 TORCH_INSIDE_A_FUNCTION |= {"load_tests/peers/sides/transformers_side.py"}
 """One reports which torch there is, the others run transformers and vLLM to compare with; none loads it on import."""
 BENCHMARKS_OF_THE_STEP = tuple(f"load_tests/{name}/" for name in ("kernels", "step", "gpu", "overlap"))
 """They measure kernels and models, and use torch as those do; but their flags are read without it."""
-ASSEMBLY = ("engine", "system", "offline", "offline_pooling")
-"""The files of actors/ that know which actors exist, and may import them."""
+ASSEMBLY = ("engine", "llm", "remote")
+"""The rooms of actors/ that know which actors exist, and may import them."""
 
 FILES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 
@@ -34,15 +104,18 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """The names in one import statement; `from package import module` gives the module."""
+    """What one import statement names; `from package import module` gives the module."""
     match node:
         case ast.Import(names=names):
             yield from (alias.name for alias in names)
         case ast.ImportFrom(module=module, names=names, level=level):
             assert level == 0, "imports are absolute"
             for alias in names:
-                yield f"{module}.{alias.name}" if module in MODULES or module == NAME else str(module)
-        case ast.Call(func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"), args=[first, *_]):
+                yield (f"{module}.{alias.name}" if module in MODULES or module == NAME else str(module))
+        case ast.Call(
+            func=ast.Name(id="import_module") | ast.Attribute(attr="import_module"),
+            args=[first, *_],
+        ):
             if isinstance(first, ast.Constant):
                 yield str(first.value)
 
@@ -59,7 +132,7 @@ def imports_of(path: Path) -> tuple[str, ...]:
 
 @cache
 def imports_at_load(path: Path) -> tuple[str, ...]:
-    """The imports of loading the module, without those inside functions and those only for types."""
+    """What loading the module loads: not what functions import, and not what only types need."""
     names: list[str] = []
     waiting: list[ast.AST] = [tree_of(path)]
     while waiting:
@@ -102,6 +175,36 @@ def test_imports_point_one_way(path: Path) -> None:
     assert not upward
 
 
+def room_of(module: str) -> tuple[str, str] | None:
+    """Package and room of a module; None outside of the rooms."""
+    parts = module.split(".")
+    return (parts[1], parts[2]) if len(parts) > 2 and parts[1] in FLOORS else None
+
+
+FLOOR_OF = {
+    (package, room): number
+    for package, floors in FLOORS.items()
+    for number, rooms in enumerate(floors, 1)
+    for room in rooms.split()
+}
+
+
+def test_every_folder_is_a_room_with_a_floor() -> None:
+    found = {room for module in MODULES if (room := room_of(module)) is not None}
+    assert found == FLOOR_OF.keys()
+    assert max(len(path.relative_to(ROOT).parts) for path in FILES if path.relative_to(ROOT).parts[0] in FLOORS) == 3
+
+
+@parametrize_files([path for path in FILES if path.relative_to(ROOT).parts[0] in FLOORS])
+def test_a_room_imports_rooms_of_lower_floors_only(path: Path) -> None:
+    own = room_of(module_of(path))
+    if own is None:
+        return
+    homes = [home for name in imports_of(path) if (home := home_of(name)) is not None]
+    rooms = {room for home in homes if (room := room_of(home)) is not None and room[0] == own[0] and room != own}
+    assert not {room for room in rooms if FLOOR_OF[room] >= FLOOR_OF[own]}
+
+
 def test_protocol_needs_msgspec_and_the_standard_library_only() -> None:
     allowed = sys.stdlib_module_names | {"msgspec", NAME}
     outside = [
@@ -115,7 +218,7 @@ def test_protocol_needs_msgspec_and_the_standard_library_only() -> None:
 
 def uses_torch(path: Path) -> bool:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0] == "kernels" or (parts[0] == "models" and parts[1] not in TORCH_FREE_MODELS)
+    return parts[0] == "kernels" or (parts[0] == "models" and "/".join(parts[1:]) not in TORCH_FREE_MODELS)
 
 
 FRONT = [path for path in FILES if not uses_torch(path)]
@@ -161,27 +264,27 @@ def is_actor(path: Path) -> bool:
     )
 
 
-def actor_home(name: str) -> str | None:
-    """The actor's name: its module, or its folder in actors/. None for a module outside actors/."""
-    parts = name.split(".")
-    return parts[2] if parts[:2] == [NAME, "actors"] and len(parts) > 2 else None
+ACTORS = {module_of(path) for path in FILES if path.relative_to(ROOT).parts[0] == "actors" and is_actor(path)}
 
 
 def test_actors_do_not_import_actors() -> None:
-    """Nor through a helper: what an actor's imports lead to in actors/ holds no other actor."""
-    members = [path for path in FILES if path.relative_to(ROOT).parts[0] == "actors"]
-    actors = {actor_home(module_of(path)) for path in members if is_actor(path)}
-    assert {"intake", "output", "scheduler", "worker", "metrics"} <= actors
-    for path in members:
-        own = actor_home(module_of(path))
-        if own not in actors or own in ASSEMBLY:
+    """An actor reaches no other actor through its helpers either."""
+    own_rooms = {room[1] for module in ACTORS if (room := room_of(module)) is not None}
+    assert {"input", "output", "scheduler", "worker", "metrics"} <= own_rooms
+    for actor in sorted(ACTORS):
+        room = room_of(actor)
+        assert room is not None
+        if room[1] in ASSEMBLY:
             continue
-        seen, waiting = set(), [(module_of(path),)]
+        seen, waiting = set(), [(actor,)]
         while waiting:
             chain = waiting.pop()
             if chain[-1] in seen:
                 continue
             seen.add(chain[-1])
-            assert actor_home(chain[-1]) not in (actors | set(ASSEMBLY)) - {own}, " -> ".join(chain)
+            if chain[-1] != actor:
+                assert chain[-1] not in ACTORS, " -> ".join(chain)
+            where = room_of(chain[-1])
+            assert where is None or where[0] != "actors" or where[1] not in ASSEMBLY, " -> ".join(chain)
             homes = (home_of(name) for name in imports_of(MODULES[chain[-1]]))
-            waiting.extend((*chain, home) for home in homes if home is not None and actor_home(home) is not None)
+            waiting.extend((*chain, home) for home in homes if home is not None and home.startswith(f"{NAME}.actors."))

@@ -43,13 +43,13 @@ def test_what_is_no_python_file_is_listed_as_data_of_its_package() -> None:
         for path in (ROOT / top).rglob("*")
         if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
     }
-    assert "kernels/native/attention.cpp" in others
+    assert "kernels/cpp/attention.cpp" in others
     assert others - shipped == NOT_SHIPPED
     assert "py.typed" in shipped
 
 
 def test_init_files_are_there_and_empty() -> None:
-    """An operation's is its public function, and no other says anything."""
+    """The one of a room of kernels/ is its public operation, and no other says anything."""
     for folder in folders():
         init = folder / "__init__.py"
         operation = folder.parent == ROOT / "kernels"
@@ -81,10 +81,10 @@ def test_every_error_can_be_caught_by_its_public_name() -> None:
     assert {name for name in errors if not issubclass(getattr(troupellm, name, object), Exception)} == set()
 
 
-TRANSFORMERS_BACKEND = "models/transformers_backend"
+TRANSFORMERS_BACKEND = ("models/transformers_backend", "models/worker/check_transformers.py")
 FINDS_THE_PACKAGE = "troupellm.models.transformers_backend.installed"
 """The one module of the back end that other modules import at load: it finds the package without importing it."""
-TRANSFORMERS_INSIDE_A_FUNCTION = {"models/tokenizer_files.py"}
+TRANSFORMERS_INSIDE_A_FUNCTION = {"models/tokenizer/tokenizer_files.py"}
 """It has old tokenizers converted."""
 
 

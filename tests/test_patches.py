@@ -23,7 +23,7 @@ KINDS = {
 }
 """Why a patch of the kind is harmless. The last column of the table tells more where that is not plain."""
 IMPORTS = ("import_module", "find_spec", "__import__", "sys.modules", "sys.meta_path", "sys.path")
-OWN = {("models/speculation/test_registry.py", "sys.modules.guessers")}
+OWN = {("models/proposers/test_registry.py", "sys.modules.guessers")}
 """A module of the test itself, which it forgets at its end."""
 
 
@@ -59,12 +59,19 @@ def test_no_test_patches_an_import() -> None:
 def test_each_way_to_patch_is_found(tmp_path: Path) -> None:
     file = tmp_path / "test_module.py"
     file.write_text(
-        "import sys\nfrom unittest import mock\nfrom troupellm.models import source\n"
+        "import sys\nfrom unittest import mock\nfrom troupellm.models.hub import source\n"
         "def test(monkeypatch):\n    monkeypatch.setattr(source, 'resolve', 1)\n"
         "    monkeypatch.setattr('troupellm.a.b', 2)\n    monkeypatch.delattr(source.thing, 'c')\n"
         "    monkeypatch.setitem(sys.modules, 'torch', None)\n    sys.modules['numpy'] = None\n    source.d = 3\n"
         "    with mock.patch('troupellm.e'), mock.patch.object(source, 'f'):\n        pass\n"
     )
     targets = [target.removeprefix("troupellm.") for target, _ in patches_of(file)]
-    expected = ["a.b", "e", "models.source.d", "models.source.f", "models.source.resolve", "models.source.thing.c"]
+    expected = [
+        "a.b",
+        "e",
+        "models.hub.source.d",
+        "models.hub.source.f",
+        "models.hub.source.resolve",
+        "models.hub.source.thing.c",
+    ]
     assert sorted(targets) == [*expected, "sys.modules.numpy", "sys.modules.torch"]

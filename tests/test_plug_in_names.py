@@ -8,17 +8,17 @@ import pytest
 
 import troupellm
 from troupellm import BlockStore, ConnectorContext, EvictionPolicy, LogitsProcessor, Matcher, Proposer
-from troupellm.actors.scheduler.offload import policy
-from troupellm.models import logits_processors
-from troupellm.models.connectors import opening
-from troupellm.models.dialects import catalog
-from troupellm.models.speculation import registry
+from troupellm.actors.kv_offload import eviction
+from troupellm.models.chat_parsers import catalog
+from troupellm.models.kv_connectors import open_connectors
+from troupellm.models.proposers import registry
+from troupellm.models.sampling import logits_processors
 
 BASES = (BlockStore, EvictionPolicy, LogitsProcessor, Matcher, Proposer)
 GROUPS = {
     logits_processors.GROUP: logits_processors.LogitsProcessor,
-    opening.GROUP: opening.BlockStore,
-    policy.GROUP: policy.EvictionPolicy,
+    open_connectors.GROUP: open_connectors.BlockStore,
+    eviction.GROUP: eviction.EvictionPolicy,
     registry.GROUP: registry.Proposer,
     catalog.PLUGINS: catalog.CallSyntax,
 }
@@ -58,7 +58,7 @@ def test_every_plug_in_group_expects_a_type_that_the_root_exports() -> None:
 
 
 def test_a_connector_plug_in_gets_the_exported_context() -> None:
-    assert opening.ConnectorContext is ConnectorContext
+    assert open_connectors.ConnectorContext is ConnectorContext
 
 
 def test_a_parser_plug_in_builds_its_syntax_from_exported_types() -> None:

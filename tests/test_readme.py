@@ -14,14 +14,14 @@ import pytest
 
 import troupellm
 from troupellm.load_tests import cli as bench
-from troupellm.protocol.config import ServerConfig, TenantConfig
-from troupellm.protocol.vllm_flags import ELSEWHERE as MISSING
-from troupellm.server import keys
-from troupellm.server.app import App
+from troupellm.protocol.config.engine import ServerConfig, TenantConfig
+from troupellm.protocol.vllm.flags import ELSEWHERE as MISSING
+from troupellm.server.access import keys
+from troupellm.server.app.app import App
+from troupellm.server.base.router import Router
 from troupellm.server.cli.flags import load_configs, normalise, translate
 from troupellm.server.cli.main import _COMMANDS, _parser
-from troupellm.server.host import EngineHost
-from troupellm.server.router import Router
+from troupellm.server.host.engine_host import EngineHost
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests")

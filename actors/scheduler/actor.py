@@ -14,17 +14,15 @@ import anyio
 from anyio.abc import TaskStatus
 from anyio.lowlevel import checkpoint
 
-from troupellm.actors.mailbox import Mailbox, MailboxClosed
-from troupellm.actors.ports import Clock
+from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
+from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.flight import BrokenResult
-from troupellm.protocol.guide import BuildOutcome
-from troupellm.protocol.guided import GuideControl, GuideMessage
-from troupellm.protocol.kv_hints import DropSession, KeepTurn, PrefetchSession
-from troupellm.protocol.metrics import MetricsMessage
-from troupellm.protocol.output import OutputMessage, StepOutput
-from troupellm.protocol.rest import WorkerControl
-from troupellm.protocol.scheduler import (
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession
+from troupellm.protocol.messages.guide import GuideControl, GuideMessage
+from troupellm.protocol.messages.metrics import MetricsMessage
+from troupellm.protocol.messages.output import OutputMessage, StepOutput
+from troupellm.protocol.messages.scheduler import (
     AbortRequest,
     GuideBuilt,
     HaltPlanning,
@@ -42,8 +40,10 @@ from troupellm.protocol.scheduler import (
     WorkerLost,
     WriteOut,
 )
-from troupellm.protocol.snapshot import SchedulerSnapshot
-from troupellm.protocol.worker import RestartWorker, StepPlan, StepResult
+from troupellm.protocol.messages.sleep import WorkerControl
+from troupellm.protocol.messages.snapshot import SchedulerSnapshot
+from troupellm.protocol.messages.worker import RestartWorker, StepPlan, StepResult
+from troupellm.protocol.params.guide import BuildOutcome
 
 
 class Scheduler:

@@ -3,9 +3,9 @@
 from collections import Counter, OrderedDict
 from typing import Final
 
-from troupellm.actors.guide_turns import SMALL_BYTES
-from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
-from troupellm.protocol.guided import BuildGuide
+from troupellm.actors.guide.fair_queue import SMALL_BYTES
+from troupellm.protocol.messages.guide import BuildGuide
+from troupellm.protocol.params.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
 
 MOST_OPEN: Final = MOST_PROGRAMS // 4
 """Programs that are being built, or are built and wait for a sequence to start with them."""

@@ -8,40 +8,40 @@ from collections.abc import Callable
 
 import msgspec
 
-from troupellm.actors.kv_events import KVEventLog
-from troupellm.actors.prefix_keys import owner_name
-from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.kv_cache.block_hash import owner_name
+from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.scheduler.deadlines import Deadlines
-from troupellm.actors.scheduler.elastic import make_elastic
-from troupellm.actors.scheduler.flight import BrokenResult, Flights
+from troupellm.actors.scheduler.early_aborts import EarlyAborts, fill, prompt_keys
+from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
-from troupellm.actors.scheduler.halt import Halt
+from troupellm.actors.scheduler.kv_offload import make_offload
 from troupellm.actors.scheduler.leases import Leases
-from troupellm.actors.scheduler.ledger import Ledger
-from troupellm.actors.scheduler.newcomer import EarlyAborts, fill, prompt_keys
-from troupellm.actors.scheduler.offload.manager import make_offload
+from troupellm.actors.scheduler.open_requests import Ledger
+from troupellm.actors.scheduler.pause import Halt
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flights
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
-from troupellm.actors.scheduler.published import show_groups
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.replay import Replay
-from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Event, Request, State
-from troupellm.actors.scheduler.shares import Shares
-from troupellm.actors.scheduler.updates import Updates
-from troupellm.protocol.config import SchedulerConfig
+from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.snapshot import show_groups
+from troupellm.actors.scheduler.speculative_rows import make_elastic
+from troupellm.actors.scheduler.take_result import Updates
+from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.sequences.sequence import Event, Request, State
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
+from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import QueueTimeout, RequestAborted, TroupeError
-from troupellm.protocol.guided import BuildGuide
-from troupellm.protocol.kv_hints import DEFAULT_LEASES, LeaseConfig
-from troupellm.protocol.metrics import RequestStats, StepStats
-from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.output import StepOutput
-from troupellm.protocol.scheduler import GuideBuilt, SubmitRequest, WorkerLost
-from troupellm.protocol.snapshot import SchedulerSnapshot
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.worker import StepPlan, StepResult, WorkerReady
+from troupellm.protocol.messages.guide import BuildGuide
+from troupellm.protocol.messages.metrics import RequestStats, StepStats
+from troupellm.protocol.messages.output import StepOutput
+from troupellm.protocol.messages.scheduler import GuideBuilt, SubmitRequest, WorkerLost
+from troupellm.protocol.messages.snapshot import SchedulerSnapshot
+from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
 
 _LASTING = ("vocab_width", "block_size", "groups", "fingerprint")
 """Fields of `WorkerReady` that must be equal after a restart."""

@@ -17,14 +17,14 @@ from troupellm.actors.scheduler.build_queue import (
     ProgramKey,
     program_key,
 )
-from troupellm.actors.scheduler.ledger import Ledger
-from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Sequence, State
+from troupellm.actors.scheduler.open_requests import Ledger
+from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.sequences.sequence import Sequence, State
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, GuideProgram
-from troupellm.protocol.guided import BuildGuide
-from troupellm.protocol.scheduler import GuideBuilt
-from troupellm.protocol.worker import NewRow
+from troupellm.protocol.messages.guide import BuildGuide
+from troupellm.protocol.messages.scheduler import GuideBuilt
+from troupellm.protocol.messages.worker import NewRow
+from troupellm.protocol.params.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, GuideProgram
 
 MOST_READY: Final = MOST_PROGRAMS // 2
 MOST_READY_BYTES: Final = MOST_TEXT_BYTES // 2

@@ -6,7 +6,7 @@ be read, a request that needs too much memory looks like a kill from outside eac
 
 from collections.abc import Sequence as Sequences
 
-from troupellm.actors.scheduler.sequence import Request, Sequence
+from troupellm.actors.sequences.sequence import Request, Sequence
 
 KILLS_TO_SUSPECT = 8
 """In a row. Fewer than the losses without a finished step that end the engine, by those that a trial takes."""

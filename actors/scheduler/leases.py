@@ -6,12 +6,12 @@ A request's leases begin when it ends: until then its blocks are in use and cann
 from collections import Counter
 from functools import partial
 
-from troupellm.actors.scheduler.block_tables import BlockTables
+from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.kv_cache.prefix_search import find_prefix
+from troupellm.actors.scheduler.kv_offload import Offload
 from troupellm.actors.scheduler.kv_sessions import Keys, KVSessions
-from troupellm.actors.scheduler.offload.manager import Offload
-from troupellm.actors.scheduler.prefix_search import find_prefix
-from troupellm.actors.scheduler.sequence import Sequence
-from troupellm.protocol.kv_hints import (
+from troupellm.actors.sequences.sequence import Sequence
+from troupellm.protocol.config.kv_hints import (
     DropSession,
     KeepTurn,
     KVHintMessage,
@@ -19,7 +19,7 @@ from troupellm.protocol.kv_hints import (
     PrefetchReport,
     PrefetchSession,
 )
-from troupellm.protocol.snapshot import LeaseSnapshot
+from troupellm.protocol.messages.snapshot import LeaseSnapshot
 
 _KEYS_PER_BLOCK = 4
 """Sessions name so many blocks per block of the device and its host memory."""

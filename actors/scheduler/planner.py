@@ -8,21 +8,21 @@ step's tokens, its rows or the blocks are used up.
 from collections.abc import Callable
 from functools import partial
 
-from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.draft import Draft
-from troupellm.actors.scheduler.elastic import PLAIN, Elastic
-from troupellm.actors.scheduler.flight import Flight, Flights
+from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
-from troupellm.actors.scheduler.offload.manager import Offload
-from troupellm.actors.scheduler.parts import PromptParts
-from troupellm.actors.scheduler.policy import WaitingRoom
+from troupellm.actors.scheduler.kv_offload import Offload
+from troupellm.actors.scheduler.plan_draft import Draft
+from troupellm.actors.scheduler.plans_in_flight import Flight, Flights
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.prompt_shares import PromptParts
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Sequence
-from troupellm.actors.scheduler.shares import Shares
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.worker import RowChange, StepPlan
+from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.speculative_rows import PLAIN, Elastic
+from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.sequences.sequence import Sequence
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.worker import RowChange, StepPlan
 
 _MOST_FOUND_TOKENS = 1 << 15
 """Admission of one plan ends after so many tokens from the prefix cache, whose look-up takes 50 ns each."""

@@ -7,8 +7,8 @@ starve either. On a CPU, a prompt without other work takes longer steps, as long
 a step is then paid less often. New requests wait for the steps that are under way.
 """
 
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.worker import WorkerReady
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.worker import WorkerReady
 
 LEAST_TOKENS = 16
 """Prompt tokens that every step may compute; fewer at a time would cost more in steps than they save."""

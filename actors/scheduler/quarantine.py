@@ -14,8 +14,8 @@ A kill that may have come from outside proves less: see `suspect`.
 from collections import deque
 from collections.abc import Iterable
 
-from troupellm.actors.scheduler.policy import WaitingRoom
-from troupellm.actors.scheduler.sequence import Request, Sequence
+from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.sequences.sequence import Request, Sequence
 
 DEATHS_TO_CONVICT = 2
 """A request that was alone at the first death may have had bad luck."""

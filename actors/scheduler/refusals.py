@@ -1,10 +1,10 @@
 """Finds requests that can never run, even when all others have ended. A request that can run later waits instead."""
 
-from troupellm.protocol.cache_groups import capacity_tokens, count_beam_blocks
-from troupellm.protocol.config import SchedulerConfig
+from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
-from troupellm.protocol.scheduler import BeamSettings, SubmitRequest
-from troupellm.protocol.worker import WorkerReady
+from troupellm.protocol.messages.cache_groups import capacity_tokens, count_beam_blocks
+from troupellm.protocol.messages.scheduler import BeamSettings, SubmitRequest
+from troupellm.protocol.messages.worker import WorkerReady
 
 
 def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerConfig) -> InvalidRequest | None:

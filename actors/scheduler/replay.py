@@ -4,18 +4,18 @@ A stream goes on with the same tokens, because a draw is a pure function of seed
 once is among the tokens that the sequence starts from.
 """
 
-from troupellm.actors.scheduler.block_tables import BlockTables
-from troupellm.actors.scheduler.flight import Flights
+from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.kills import Kills
-from troupellm.actors.scheduler.ledger import Ledger
+from troupellm.actors.scheduler.open_requests import Ledger
 from troupellm.actors.scheduler.planner import Planner
+from troupellm.actors.scheduler.plans_in_flight import Flights
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.residents import Residents
-from troupellm.actors.scheduler.sequence import Request, Sequence
-from troupellm.protocol.cache_groups import count_beam_blocks, count_blocks, windows_of
+from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.errors import EngineStopped, RequestFailed
-from troupellm.protocol.scheduler import WorkerLost
-from troupellm.protocol.worker import WorkerReady
+from troupellm.protocol.messages.cache_groups import count_beam_blocks, count_blocks, windows_of
+from troupellm.protocol.messages.scheduler import WorkerLost
+from troupellm.protocol.messages.worker import WorkerReady
 
 
 class Replay:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.fused_moe.experts import experts_by_products
 from troupellm.kernels.fused_moe.reference import route_reference
 from troupellm.kernels.fused_moe.spec import SILU, Routing, Swiglu
 from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.linear import PackedLinear, pack
-from troupellm.kernels.quantized import QuantizedWeight, Weight
-from troupellm.kernels.triton_support import by_kernels
+from troupellm.kernels.quantized_linear import QuantizedWeight, Weight
 
 __all__ = ["SILU", "PackedExperts", "Routing", "Swiglu", "fused_moe", "pack_experts", "route"]
 

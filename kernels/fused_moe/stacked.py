@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.fused_moe.spec import Swiglu
-from troupellm.kernels.quantized import Fp8, QuantizedWeight, Weight
-from troupellm.kernels.quantized.coded import Coded, coded
-from troupellm.kernels.quantized.gguf import GgufBlocks, mx_of
-from troupellm.kernels.quantized.kept import stack_keeps
+from troupellm.kernels.quantized_linear import Fp8, QuantizedWeight, Weight
+from troupellm.kernels.quantized_linear.footprint import stack_keeps
+from troupellm.kernels.quantized_linear.gguf import GgufBlocks, mx_of
+from troupellm.kernels.quantized_linear.packed_codes import Coded, coded
 
 Kind = Literal["plain", "fp8", "fp8_blocks", "int8", "mx", "int4"]
 """Eight-bit floats have a scale per output, or one per output and block of inputs."""

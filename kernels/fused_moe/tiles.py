@@ -4,8 +4,8 @@ The tables start from what public engines found for 128 experts of 768 on an H20
 sm_90 without spilling (tests/kernels/triton/checks/fused_moe_sm90.py).
 """
 
+from troupellm.kernels.common.triton import Launch, next_power_of_2
 from troupellm.kernels.fused_moe.stacked import Kind
-from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 FEW_TOKENS = 8
 """Up to this number of tokens there is no sorting: each token's program reads the weights of its own experts."""

@@ -11,6 +11,7 @@ the same order. Nothing is atomic, so results repeat bit for bit.
 import triton
 import triton.language as tl
 
+from troupellm.kernels.common.triton_language import cast
 from troupellm.kernels.fused_moe.triton_weights import (
     FOUR_BITS,
     FP8_ROWS,
@@ -19,7 +20,6 @@ from troupellm.kernels.fused_moe.triton_weights import (
     gated,
     load_inputs,
 )
-from troupellm.kernels.triton_support.language import cast
 
 
 @triton.jit(do_not_specialize=["num_slots"])

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.fused_moe.stacked import StackedExperts, StackedWeight
 from troupellm.kernels.fused_moe.tiles import FEW, FEW_TOKENS, SMALLEST, SUM, block_rows, product_launch
 from troupellm.kernels.fused_moe.triton_align import Blocks, align, most_blocks
@@ -16,7 +17,6 @@ from troupellm.kernels.fused_moe.triton_experts import (
     sum_kernel,
 )
 from troupellm.kernels.fused_moe.triton_weights import KINDS
-from troupellm.kernels.triton_support import Launch
 
 
 def fused_moe_triton(

@@ -9,7 +9,7 @@ nothing is interleaved in registers.
 import triton
 import triton.language as tl
 
-from troupellm.kernels.triton_support.language import cast, dot
+from troupellm.kernels.common.triton_language import cast, dot
 
 KINDS = {"plain": 0, "fp8": 1, "fp8_blocks": 2, "int8": 3, "mx": 4, "int4": 5}
 PLAIN, FP8_ROWS, FP8_BLOCKS, INT8, MX, INT4 = (tl.constexpr(kind) for kind in KINDS.values())

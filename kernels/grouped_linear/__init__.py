@@ -8,8 +8,8 @@ weights in them.
 import torch
 from torch import Tensor
 
+from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
-from troupellm.kernels.triton_support import by_kernels
 
 
 def grouped_linear(

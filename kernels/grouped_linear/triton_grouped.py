@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from troupellm.kernels.triton_support import Launch, next_power_of_2
-from troupellm.kernels.triton_support.language import cast, dot
+from troupellm.kernels.common.triton import Launch, next_power_of_2
+from troupellm.kernels.common.triton_language import cast, dot
 
 BLOCK_M = 16
 """Adapters have few rows each: a larger tile would be mostly empty."""

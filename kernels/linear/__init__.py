@@ -11,16 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.batch_invariance import batch_invariance
-from troupellm.kernels.gelu_mul import gelu_mul, gelu_mul_codes
-from troupellm.kernels.linear.fixed_tiles import in_fixed_tiles, whole_tiles
-from troupellm.kernels.linear.native import native_weight
-from troupellm.kernels.linear.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
+from troupellm.kernels.common.batch_invariance import batch_invariance
+from troupellm.kernels.common.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
+from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_codes
+from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_codes
+from troupellm.kernels.linear.batch_invariant import in_fixed_tiles, whole_tiles
+from troupellm.kernels.linear.cpu import native_weight
 from troupellm.kernels.linear.reference import linear_reference
-from troupellm.kernels.quantized import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
-from troupellm.kernels.quantized.gpu import EightBitProduct, GpuProduct
+from troupellm.kernels.quantized_linear import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
+from troupellm.kernels.quantized_linear.gpu import EightBitProduct, GpuProduct
 from troupellm.kernels.rms_norm import rms_norm
-from troupellm.kernels.silu_mul import silu_mul, silu_mul_codes
 
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
 GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}

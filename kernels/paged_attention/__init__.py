@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from troupellm.kernels.paged_attention import by_token, dense, native
+from troupellm.kernels.paged_attention import by_token, cpu, dense
 from troupellm.kernels.paged_attention.backends import Planned
 from troupellm.kernels.paged_attention.device_plan import DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
@@ -18,7 +18,7 @@ def prepare() -> str:
     Returns:
         "compiled" or "torch": which path float32 takes on a CPU.
     """
-    return "torch" if native.load() is None else "compiled"
+    return "torch" if cpu.load() is None else "compiled"
 
 
 def paged_attention(
@@ -47,11 +47,11 @@ def paged_attention(
     """
     if isinstance(plan, Planned):
         return plan.backend.attend(query, (key_cache, value_cache), plan.rows, scale, softcap, sinks)
-    compiled = native.takes_compiled(plan) and native.supports(query, key_cache)
-    function = native.load() if compiled else None
+    compiled = cpu.takes_compiled(plan) and cpu.supports(query, key_cache)
+    function = cpu.load() if compiled else None
     if function is not None and isinstance(plan, AttentionPlan):
         heads, kv_heads, size = query.shape[1], key_cache.shape[1], query.shape[2]
-        layer = native.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
+        layer = cpu.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
         return layer.attend(query, (key_cache, value_cache), plan)
     whole = query.shape[0] == plan.num_tokens
     out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.paged_attention import native, row_by_row
+from troupellm.kernels.common.triton import installed, usable
+from troupellm.kernels.paged_attention import cpu as native, row_by_row
 from troupellm.kernels.paged_attention.device_plan import MOST_PACKED, AttentionShape, DevicePlan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.paged_attention.row_plan import RowPlan, RowSpan
 from troupellm.kernels.paged_attention.tree import TreeMask
-from troupellm.kernels.triton_support import installed, usable
 from troupellm.protocol.errors import ConfigError
 
 Ints = NDArray[np.int64]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels import kv_codes
+from troupellm.kernels import kv_quant
 from troupellm.kernels.paged_attention.plan import Bucket, PrefillSpan
 
 
@@ -107,6 +107,6 @@ def _softmax_product(
 def gather(cache: Tensor, rows: Tensor, items: int, dtype: torch.dtype) -> Tensor:
     """[items, kv_heads, keys, head_dim]: whole blocks of each head, copied together."""
     _, kv_heads, block_size, width = cache.shape
-    flat = kv_codes.as_bytes(cache).view(-1, block_size, width)
+    flat = kv_quant.as_bytes(cache).view(-1, block_size, width)
     gathered = flat.index_select(0, rows).view(items, kv_heads, -1, width)
-    return gathered if cache.dtype == dtype else kv_codes.decode(gathered.view(cache.dtype), dtype)
+    return gathered if cache.dtype == dtype else kv_quant.decode(gathered.view(cache.dtype), dtype)

@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.kv_codes import encode
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.kv_quant import encode
 from troupellm.kernels.paged_attention.cases import Case, make_inputs
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
-from troupellm.kernels.triton_support import Launch
 
 DEVICE_CASES = (
     Case("edges_of_pages", (0, 14, 15, 16, 30, 31, 32), (1,) * 7, 4, 1, 16),

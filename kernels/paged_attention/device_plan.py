@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.common.triton import Launch, multiprocessors, next_power_of_2
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
-from troupellm.kernels.triton_support import Launch, multiprocessors, next_power_of_2
 
 Ints = NDArray[np.int64]
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.kv_codes import as_bytes, decode
+from troupellm.kernels.kv_quant import as_bytes, decode
 from troupellm.kernels.paged_attention.tree import TreeMask
 
 

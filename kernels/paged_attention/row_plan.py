@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.kv_codes import as_bytes, decode
+from troupellm.kernels.kv_quant import as_bytes, decode
 from troupellm.kernels.paged_attention.tree import TreeMask
 
 Ints = NDArray[np.int64]

@@ -11,8 +11,8 @@ the first and the last row of a run can be cut: their unnormalised sums go to th
 import triton
 import triton.language as tl
 
+from troupellm.kernels.common.triton_language import LOG2_E, cast
 from troupellm.kernels.paged_attention.triton_tiles import NEVER, attend, finish, row_tiles
-from troupellm.kernels.triton_support.language import LOG2_E, cast
 
 
 @triton.jit(do_not_specialize=["block_tables", "query_starts", "context_lens"])

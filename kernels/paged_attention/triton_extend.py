@@ -10,8 +10,8 @@ Every token meets its tiles in the same order however a prompt is cut into chunk
 import triton
 import triton.language as tl
 
+from troupellm.kernels.common.triton_language import cast
 from troupellm.kernels.paged_attention.triton_tiles import NEVER, attend, finish
-from troupellm.kernels.triton_support.language import cast
 
 FARTHEST = tl.constexpr(1 << 30)
 """A position behind all others."""

@@ -9,8 +9,8 @@ once for both products; many heads in one product make up for the width of the r
 import triton
 import triton.language as tl
 
+from troupellm.kernels.common.triton_language import cast, dot
 from troupellm.kernels.paged_attention.triton_tiles import NEVER, block_ids, row_tiles
-from troupellm.kernels.triton_support.language import cast, dot
 
 
 @triton.jit

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from troupellm.kernels.common.triton import next_power_of_2
+from troupellm.kernels.common.triton_language import LOG2_E
 from troupellm.kernels.paged_attention.device_plan import (
     SMALLEST_PRODUCT,
     DecodePart,
@@ -13,8 +15,6 @@ from troupellm.kernels.paged_attention.device_plan import (
 from troupellm.kernels.paged_attention.triton_decode import decode_kernel, merge_kernel
 from troupellm.kernels.paged_attention.triton_extend import extend_kernel
 from troupellm.kernels.paged_attention.triton_latent import latent_kernel
-from troupellm.kernels.triton_support import next_power_of_2
-from troupellm.kernels.triton_support.language import LOG2_E
 
 MERGED_TOGETHER = 16
 """Pieces of a cut row that are loaded at once."""

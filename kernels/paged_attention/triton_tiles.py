@@ -10,7 +10,7 @@ table load that the tile's own loads wait for would cost the pipeline its stages
 import triton
 import triton.language as tl
 
-from troupellm.kernels.triton_support.language import LOG2_E, cast, dot, not_finite, tanh
+from troupellm.kernels.common.triton_language import LOG2_E, cast, dot, not_finite, tanh
 
 NEVER = tl.constexpr(-1.0e30)
 """Initial value of a running maximum: finite, because -inf minus -inf is NaN."""

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troupellm.kernels.act_quant import row_codes
+from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
-from troupellm.kernels.row_codes import row_codes
-from troupellm.kernels.triton_support import by_kernels
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, offset: float = 0.0) -> Tensor:

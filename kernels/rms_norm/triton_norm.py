@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from troupellm.kernels.triton_support import Launch, next_power_of_2
-from troupellm.kernels.triton_support.language import cast
-from troupellm.kernels.triton_support.rows import largest, quantized, row_scale
+from troupellm.kernels.common.triton import Launch, next_power_of_2
+from troupellm.kernels.common.triton_language import cast
+from troupellm.kernels.common.triton_rows import largest, quantized, row_scale
 
 LARGEST_SIZE = 32768
 """Largest row that one program holds in its registers."""

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.kv_write import kv_write
+from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.rms_norm import rms_norm
-from troupellm.kernels.rope import rope
-from troupellm.kernels.triton_support import by_kernels
+from troupellm.kernels.rope_kv_write.kv_write import kv_write
+from troupellm.kernels.rope_kv_write.rope import rope
 
 
 class HeadNorms(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.kv_codes import row_width
-from troupellm.kernels.kv_write import kv_rows
+from troupellm.kernels.kv_quant import row_width
 from troupellm.kernels.rope_kv_write import HeadNorms
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from troupellm.kernels.kv_codes import as_bytes, encode
-from troupellm.kernels.kv_write.reference import kv_write_reference
+from troupellm.kernels.kv_quant import as_bytes, encode
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
-from troupellm.kernels.rope.reference import rope_reference
 from troupellm.kernels.rope_kv_write import HeadNorms
+from troupellm.kernels.rope_kv_write.kv_write_reference import kv_write_reference
+from troupellm.kernels.rope_kv_write.rope_reference import rope_reference
 
 
 def rope_kv_write_reference(

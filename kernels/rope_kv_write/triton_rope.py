@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from troupellm.kernels.common.triton import Launch, next_power_of_2
+from troupellm.kernels.common.triton_language import cast
+from troupellm.kernels.common.triton_rows import clamped, largest, quantized, row_scale
 from troupellm.kernels.rms_norm import rms_norm
 from troupellm.kernels.rope_kv_write import HeadNorms
-from troupellm.kernels.triton_support import Launch, next_power_of_2
-from troupellm.kernels.triton_support.language import cast
-from troupellm.kernels.triton_support.rows import clamped, largest, quantized, row_scale
 
 HEADS_TOGETHER = 8
 

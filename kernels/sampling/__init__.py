@@ -6,11 +6,11 @@ All results depend only on a row's own logits and keys: neighbours, their number
 import torch
 from torch import Tensor
 
-from troupellm.kernels.sampling import native
+from troupellm.kernels.common.triton import by_kernels
+from troupellm.kernels.sampling import cpu
 from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import row_argmax
 from troupellm.kernels.sampling.truncate import Nucleus, draw_from_prefix, thresholds
-from troupellm.kernels.triton_support import by_kernels
 
 WIDEST_PREFIX = 2048
 """Rows that a shorter prefix of largest logits does not decide look at this many before they are sorted."""
@@ -30,7 +30,7 @@ def draw(scaled: Tensor, keys: Tensor, codes: Tensor) -> Tensor:
         from troupellm.kernels.sampling.triton_draw import best_triton
 
         return best_triton(scaled, keys, codes)[0]
-    functions = native.compiled() if scaled.device.type == "cpu" and scaled.stride(1) == 1 else None
+    functions = cpu.compiled() if scaled.device.type == "cpu" and scaled.stride(1) == 1 else None
     if functions is not None:
         return functions.draw(scaled, keys.contiguous(), codes)
     step = max(1, _CHUNK_ELEMENTS // scaled.shape[1])

@@ -6,8 +6,8 @@ A place is row * vocab + token in the flat view of contiguous logits [rows, voca
 import torch
 from torch import Tensor
 
-from troupellm.kernels.sampling import native
-from troupellm.kernels.triton_support import by_kernels
+from troupellm.kernels.common.triton import by_kernels
+from troupellm.kernels.sampling import cpu
 
 
 def keep_only(logits: Tensor, rows: Tensor, places: Tensor) -> None:
@@ -74,7 +74,7 @@ def keep_bits(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
         from troupellm.kernels.sampling.triton_adjust import keep_bits_triton
 
         keep_bits_triton(logits, rows, bits)
-    elif logits.device.type == "cpu" and logits.stride(1) == 1 and (functions := native.compiled()) is not None:
+    elif logits.device.type == "cpu" and logits.stride(1) == 1 and (functions := cpu.compiled()) is not None:
         functions.keep_bits(logits, rows, bits)
     else:
         kept = logits.index_select(0, rows).masked_fill_(~unpacked(bits, logits.shape[1]), -torch.inf)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.messages.worker import SamplingState
 
 
 class Case(NamedTuple):

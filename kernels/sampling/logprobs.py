@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.sampling.search import top_values
-from troupellm.kernels.triton_support import by_kernels
 
 FLOOR = -9999.0
 """The value reported for an impossible token, because JSON has no infinity."""

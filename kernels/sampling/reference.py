@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.messages.worker import SamplingState
 
 _MASK32 = (1 << 32) - 1
 _MASK64 = (1 << 64) - 1

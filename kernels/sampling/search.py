@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.profiling import in_profiles
-from troupellm.kernels.triton_support import by_kernels
+from troupellm.kernels.common.profiling import in_profiles
+from troupellm.kernels.common.triton import by_kernels
 
 _ARGMAX_BLOCK = 256
 _TOP_BLOCK = 32

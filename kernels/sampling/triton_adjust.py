@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.sampling.triton_noise import accurate_log
-from troupellm.kernels.triton_support import Launch
 
 ADJUST = Launch(warps=4, stages=1, constants={"BLOCK": 1024})
 TALLY = Launch(warps=4, stages=1, constants={"BLOCK": 512})

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from troupellm.kernels.common.triton import Launch, next_power_of_2
 from troupellm.kernels.sampling.triton_noise import log_exponential
-from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 PIECE = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 MERGE = Launch(warps=1, stages=1)

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from troupellm.kernels.common.triton import Launch, next_power_of_2
 from troupellm.kernels.sampling.triton_draw import NO_ID, better, merged, winner
 from troupellm.kernels.sampling.triton_noise import log_exponential
 from troupellm.kernels.sampling.triton_pivots import (
@@ -49,7 +50,6 @@ from troupellm.kernels.sampling.triton_pivots import (
     unordered,
     window,
 )
-from troupellm.kernels.triton_support import Launch, next_power_of_2
 
 PIECE = {"BLOCK": 2048}
 PEAKS = Launch(warps=8, stages=1, constants=PIECE)

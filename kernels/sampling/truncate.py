@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.sampling.noise import log_exponential
 from troupellm.kernels.sampling.search import top_values
-from troupellm.kernels.triton_support import by_kernels
 
 
 class Nucleus(NamedTuple):

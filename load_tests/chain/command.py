@@ -20,10 +20,10 @@ import msgspec
 from troupellm.load_tests.chain.meter import Meter, metered
 from troupellm.load_tests.chain.worker import InstantWorker, Stamp
 from troupellm.load_tests.timed_worker import TimedWorker
-from troupellm.protocol.worker import Worker
+from troupellm.protocol.messages.worker import Worker
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 PROMPT_TOKENS = 8
 NO_BUDGET = 1 << 40
@@ -103,7 +103,7 @@ async def _measure(
     args: argparse.Namespace, folder: Path, running: int, flush_ms: float, meter: Meter | None
 ) -> list[Stamp]:
     """Run one engine until its worker has seen enough steps; give the stamps at the windows' borders."""
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     workers: list[InstantWorker] = []
     full = threading.Event()
@@ -144,7 +144,7 @@ async def _measure(
 
 def _rates(args: argparse.Namespace, flush_ms: float) -> dict[str, Any]:
     """The server's, of wakes of all streams in a second."""
-    from troupellm.server.host import STREAM_DEFAULTS
+    from troupellm.server.host.engine_host import STREAM_DEFAULTS
 
     names = ("wakes_per_second", "most_wakes_per_second")
     return {name: STREAM_DEFAULTS[name] for name in names} if flush_ms and not args.plain_interval else {}

@@ -69,10 +69,10 @@ class _Steps(Awaitable[Any]):
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
     """Wrap the actors' loops and the scheduler's core until the block ends."""
-    from troupellm.actors.output import Output
+    from troupellm.actors.output.actor import Output
     from troupellm.actors.scheduler.actor import Scheduler
     from troupellm.actors.scheduler.core import SchedulerCore
-    from troupellm.actors.worker import WorkerActor
+    from troupellm.actors.worker.actor import WorkerActor
 
     wrapped: list[tuple[type, str, Any]] = [
         (Scheduler, "run", meter.task("scheduler", Scheduler.run)),

@@ -111,6 +111,6 @@ def _folder(model: str | None) -> Path | None:
 
 
 def _max_length(folder: Path) -> int:
-    from troupellm.models.pooling_config import max_sequence_length
+    from troupellm.models.config.pooling_config import max_sequence_length
 
     return max_sequence_length(folder) or 512

@@ -27,7 +27,7 @@ class Troupe:
         self._engine: Any = None
 
     async def start(self, turn: AsyncExitStack) -> None:
-        from troupellm.actors.engine import Engine
+        from troupellm.actors.engine.engine import Engine
 
         engine = Engine(self._folder, dtype="float32", device="cpu", num_threads=self._num_threads)
         self._engine = await turn.enter_async_context(engine)
@@ -57,7 +57,7 @@ class Batches:
         return await on_own_thread(lambda: self._embed(texts))
 
     def _load(self) -> tuple[Any, Any]:
-        from troupellm.models.preload import preload_torch
+        from troupellm.models.processes.preload_torch import preload_torch
 
         preload_torch()
         import torch

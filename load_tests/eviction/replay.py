@@ -4,7 +4,7 @@ import random
 from heapq import heappop, heappush
 from itertools import islice
 
-from troupellm.actors.scheduler.offload.policy import make_policy
+from troupellm.actors.kv_offload.eviction import make_policy
 from troupellm.load_tests.eviction.traces import TRACES
 
 OPTIMUM = "optimum"

@@ -16,7 +16,7 @@ from troupellm.load_tests.throughput.contestants import PAGE_SIZE, BeamSearch, R
 from troupellm.load_tests.throughput.workload import Request
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 SEED = 11
 _MOST_ID = 1000

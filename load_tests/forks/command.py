@@ -20,7 +20,7 @@ import anyio
 from troupellm.load_tests.forks.arms import Arm, Work, compete, settings_of, transformers_search
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.throughput.command import usable_cores
-from troupellm.models.source import BUILTIN_FOLDER
+from troupellm.models.hub.source import BUILTIN_FOLDER
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def _folder(preset: str) -> Iterator[Path]:
 
 
 async def _measure(args: argparse.Namespace, folder: Path, threads: int) -> dict[str, Arm]:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     forks, beams = args.forks, args.beams
     settings = settings_of(args.prompt_len, args.output_len, max(forks, beams))

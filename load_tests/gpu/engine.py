@@ -39,7 +39,7 @@ from troupellm.load_tests.step.above import (
 )
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import PROFILED_STEPS, parts_of
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config.engine import EngineConfig
 
 T = TypeVar("T")
 CONTEXT, STEPS, STEP_TOKENS = 1024, 64, 8192

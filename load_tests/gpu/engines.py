@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 
 CAPTURE_SECONDS = 30.0
 """Graphs that are not captured by then are captured meanwhile."""

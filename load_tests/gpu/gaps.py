@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import first_token_seconds, opened, random_tokens
 from troupellm.load_tests.gpu.gathered import Found

@@ -7,7 +7,7 @@ import anyio
 import torch
 from torch._C._autograd import DeviceType
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.load_tests.gpu.engine import LARGE, SHORT, SMALL, Models
 from troupellm.load_tests.gpu.engines import opened, random_tokens
 from troupellm.load_tests.gpu.gathered import Found

@@ -19,8 +19,8 @@ from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.throughput.command import usable_cores
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
-    from troupellm.protocol.guide import GuideSpec
+    from troupellm.actors.engine.engine import Engine
+    from troupellm.protocol.params.guide import GuideSpec
 
 TOKEN_TARGETS = {"builtin": 1.15, "125m": 1.02}
 """Time per output token with a guide over without."""
@@ -105,7 +105,7 @@ def _folder(name: str) -> Iterator[Path | None]:
 
 
 async def _measure(args: argparse.Namespace, name: str, folder: Path | None) -> tuple[list[Ratio], FirstToken]:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     settings: dict[str, Any] = {"num_threads": args.threads or usable_cores(), "device": "cpu"}
     settings["worker_process"] = not args.embedded
@@ -199,7 +199,7 @@ def new_schema(size: int, source: random.Random) -> dict[str, Any]:
 
 
 def _guide(schema: dict[str, Any]) -> "GuideSpec":
-    from troupellm.protocol.guide import GuideSpec
+    from troupellm.protocol.params.guide import GuideSpec
 
     return GuideSpec(kind="json_schema", source=json.dumps(schema))
 

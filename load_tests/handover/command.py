@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def hand_over(args: argparse.Namespace, settings: dict[str, Any]) -> list[Handed]:
     """All prompts, one after the other. `settings` are those of all engines."""
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     with tempfile.TemporaryDirectory() as folder:
         prefill, decode = sides(args.connector, Path(folder))

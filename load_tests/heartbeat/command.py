@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _host(args: argparse.Namespace) -> Heart:
-    from troupellm.actors.engine import Engine  # the host's own import, before its loop has to keep time
+    from troupellm.actors.engine.engine import Engine  # the host's own import, before its loop has to keep time
 
     heart = Heart()
     beating = asyncio.create_task(heart.beat())

@@ -17,7 +17,7 @@ import msgspec
 from troupellm.load_tests.hostile.traffic import Traffic, key_file, percentile_95, response_format, schema
 from troupellm.load_tests.own_server import own_server
 from troupellm.load_tests.random_model import Shape, write_random_model
-from troupellm.models.source import BUILTIN_FOLDER
+from troupellm.models.hub.source import BUILTIN_FOLDER
 
 GAP_BAR = 3.0
 """Times the longest gap beside as many plain requests."""

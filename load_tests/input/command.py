@@ -23,7 +23,7 @@ from troupellm.load_tests.own_server import OwnServer, own_server
 from troupellm.load_tests.random_model import Shape, write_random_model
 from troupellm.load_tests.serve.client import Target, exchange
 from troupellm.load_tests.serve.records import RequestRecord, SampleRequest
-from troupellm.models.source import BUILTIN_FOLDER
+from troupellm.models.hub.source import BUILTIN_FOLDER
 
 PROBE_BAR = 0.100
 """Seconds within which every probe is to be answered."""

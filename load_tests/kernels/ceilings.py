@@ -76,7 +76,7 @@ def float32_rates(device: torch.device, seconds: float) -> dict[str, float]:
 def _int8_rate(device: torch.device, seconds: float) -> float:
     """Of products with weights in eight bits, inputs quantized on the way."""
     from troupellm.kernels.linear import linear, pack
-    from troupellm.kernels.quantized import Int8Channel
+    from troupellm.kernels.quantized_linear import Int8Channel
 
     packed = pack(Int8Channel.quantize(torch.randn(CPU_SIDE, CPU_SIDE)))
     x = torch.randn(CPU_SIDE, CPU_SIDE)

@@ -8,32 +8,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.act_quant import cases as row_codes_cases, row_codes
+from troupellm.kernels.act_quant.reference import row_codes_reference
+from troupellm.kernels.common.batch_invariance import batch_invariant
+from troupellm.kernels.decode_io import begin, cases as step_cases, finish
+from troupellm.kernels.decode_io.reference import begin_reference, finish_reference
 from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
-from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
-from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
+from troupellm.kernels.gated_act import gelu_cases as gelu_mul_cases, silu_cases as silu_mul_cases
+from troupellm.kernels.gated_act.gelu import gelu_mul
+from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
+from troupellm.kernels.gated_act.silu import silu_mul
+from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
 from troupellm.kernels.grouped_linear import cases as grouped_linear_cases, grouped_linear
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
-from troupellm.kernels.kv_codes import decode
-from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
+from troupellm.kernels.kv_quant import decode
 from troupellm.kernels.linear import cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.paged_attention import cases as attention_cases, paged_attention
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
-from troupellm.kernels.quantized import Fp8, Int8Channel
+from troupellm.kernels.quantized_linear import Fp8, Int8Channel
 from troupellm.kernels.rms_norm import add_rms_norm, cases as rms_norm_cases, rms_norm
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
-from troupellm.kernels.rope import cases as rope_cases, rope
-from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.rope_kv_write import cases as rope_kv_write_cases, rope_kv_write
+from troupellm.kernels.rope_kv_write import cases as rope_kv_write_cases, kv_write_cases, rope_cases, rope_kv_write
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows, kv_write
 from troupellm.kernels.rope_kv_write.reference import rope_kv_write_reference
-from troupellm.kernels.row_codes import cases as row_codes_cases, row_codes
-from troupellm.kernels.row_codes.reference import row_codes_reference
-from troupellm.kernels.silu_mul import cases as silu_mul_cases, silu_mul
-from troupellm.kernels.silu_mul.reference import silu_mul_reference
-from troupellm.kernels.step_ends import begin, cases as step_cases, finish
-from troupellm.kernels.step_ends.reference import begin_reference, finish_reference
+from troupellm.kernels.rope_kv_write.rope import rope
+from troupellm.kernels.rope_kv_write.rope_reference import rope_reference
 from troupellm.load_tests.kernels import more_checks, sampling_checks
 from troupellm.load_tests.kernels.outcome import Outcome
 

@@ -11,7 +11,7 @@ from troupellm.kernels.linear import pack
 from troupellm.kernels.mla_attention import mla_attention
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.plan import AttentionPlan
-from troupellm.kernels.quantized import Int4Group, QuantizedWeight
+from troupellm.kernels.quantized_linear import Int4Group, QuantizedWeight
 from troupellm.load_tests.kernels.shapes import BLOCK_SIZE, Shapes, Work
 
 GROUP = 128

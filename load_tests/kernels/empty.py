@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from troupellm.kernels.triton_support import usable
+from troupellm.kernels.common.triton import usable
 
 
 def empty(device: torch.device) -> Callable[[], object]:

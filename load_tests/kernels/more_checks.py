@@ -8,14 +8,14 @@ from torch import Tensor
 
 from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
-from troupellm.kernels.kv_codes import decode
+from troupellm.kernels.kv_quant import decode
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.mla_attention import cases as mla_cases, mla_attention
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
-from troupellm.kernels.paged_attention import Plan, cases as attention_cases, device_cases, native, paged_attention
+from troupellm.kernels.paged_attention import Plan, cases as attention_cases, cpu, device_cases, paged_attention
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8WeightOnly, QuantizedWeight
-from troupellm.kernels.quantized.gguf import GgufBlocks
+from troupellm.kernels.quantized_linear import Fp8, Int4Group, Int8WeightOnly, QuantizedWeight
+from troupellm.kernels.quantized_linear.gguf import GgufBlocks
 from troupellm.kernels.sampling.adjust import keep_bits, unpacked
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.load_tests.kernels.outcome import Outcome
@@ -62,7 +62,7 @@ def _attention(case: attention_cases.Case, device: str, codes: torch.dtype | Non
         triton_launch.run(there.query, (there.keys, there.values), there.plan, scale, got, softcap=case.softcap)
     name = case.name if codes is None else f"{case.name}, {str(codes).removeprefix('torch.')}"
     if codes is not None and device == "cpu":
-        return Outcome(name, got, expected, native.ROUNDED, by_largest=True)
+        return Outcome(name, got, expected, cpu.ROUNDED, by_largest=True)
     return Outcome(name, got, expected, case.tolerance if codes is None else CACHE_ERROR)
 
 

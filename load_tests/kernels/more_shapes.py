@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from troupellm.kernels.act_quant import row_codes
+from troupellm.kernels.decode_io import Draws, begin, finish
 from troupellm.kernels.grouped_linear import grouped_linear
-from troupellm.kernels.kv_write import kv_rows
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
-from troupellm.kernels.row_codes import row_codes
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows
 from troupellm.kernels.sampling import draw_truncated
 from troupellm.kernels.sampling.adjust import keep_bits, penalize
 from troupellm.kernels.sampling.logprobs import chosen_logprobs
 from troupellm.kernels.sampling.noise import position_keys, stream_key, token_codes
 from troupellm.kernels.sampling.truncate import Nucleus
-from troupellm.kernels.step_ends import Draws, begin, finish
 from troupellm.load_tests.kernels import coded_shapes
 from troupellm.load_tests.kernels.shapes import BLOCK_SIZE, Shapes, Work
 

@@ -9,20 +9,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.kernels.batch_invariance import batch_invariant
+from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.fused_moe import Routing, fused_moe, pack_experts, route
-from troupellm.kernels.gelu_mul import gelu_mul
-from troupellm.kernels.kv_codes import encode, row_width
-from troupellm.kernels.kv_write import kv_rows, kv_write
+from troupellm.kernels.gated_act.gelu import gelu_mul
+from troupellm.kernels.gated_act.silu import silu_mul
+from troupellm.kernels.kv_quant import encode, row_width
 from troupellm.kernels.linear import PackedLinear, linear, pack
 from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
-from troupellm.kernels.quantized import Fp8, Int8Channel
+from troupellm.kernels.quantized_linear import Fp8, Int8Channel
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm
-from troupellm.kernels.rope import rope
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows, kv_write
+from troupellm.kernels.rope_kv_write.rope import rope
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.noise import position_keys, stream_key, token_codes
-from troupellm.kernels.silu_mul import silu_mul
 from troupellm.load_tests.roofline import ModelSize
 
 COLD_BYTES = 256 * 2**20

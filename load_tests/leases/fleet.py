@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.kv_hints import KeepTurn, LeaseConfig, PrefixLease
-from troupellm.protocol.output import StepOutput
-from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest, WorkerLost
-from troupellm.protocol.worker import CacheGroup, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.config.kv_hints import KeepTurn, LeaseConfig, PrefixLease
+from troupellm.protocol.messages.output import StepOutput
+from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest, WorkerLost
+from troupellm.protocol.messages.worker import CacheGroup, SamplingState, StepPlan, StepResult, WorkerReady
 
 VOCAB = 32_000
 BLOCK_SIZE = 16

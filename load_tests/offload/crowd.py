@@ -10,7 +10,7 @@ import anyio
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "block_size": 16, "max_model_len": 256}
 PROMPT, ANSWER = (8, 90), (8, 60)
@@ -20,7 +20,7 @@ BESIDE = 24
 
 async def crowd(requests: int) -> dict[str, int]:
     """By mode of preemption, how many answers differ from those of a roomy engine, asked one by one."""
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     source, shape = random.Random(3), SHAPES["tiny"]
     asked = [

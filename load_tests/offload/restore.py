@@ -8,7 +8,7 @@ import anyio
 import msgspec
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 BLOCK = 16
 SPARE_BLOCKS = 16
@@ -50,7 +50,7 @@ async def restore(
         token_bytes: of one token's keys and values.
         disk: folder of a disk tier; None keeps all in host memory.
     """
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     blocks = prefix // BLOCK
     block_bytes = token_bytes * BLOCK

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 BLOCK = 16
 
@@ -44,7 +44,7 @@ async def throughput(
     Args:
         token_bytes: of one token's keys and values.
     """
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     length = load.prompt_len + load.output_len
     blocks = load.requests * (length // BLOCK + 2)

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planned
-from troupellm.models.checkpoint import RandomWeights
-from troupellm.models.cuda.batch import DeviceSpans
-from troupellm.models.cuda.device import CpuDevice, Graph
-from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.models.decoder import Decoder
-from troupellm.models.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.kv_cache import KVCache
-from troupellm.protocol.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.checkpoint.safetensors import RandomWeights
+from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.gpu.batch import DeviceSpans
+from troupellm.models.gpu.device import CpuDevice, Graph
+from troupellm.models.gpu.launched_step import LaunchedPlan
+from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.layers.decoder import Decoder
+from troupellm.protocol.messages.worker import MOST_LAUNCHED, NewRow, RowChange, SamplingState, StepPlan
 
 BLOCK_SIZE, LENGTH = 16, 4096
 WARM_UP_STEPS = 16

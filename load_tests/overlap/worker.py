@@ -9,7 +9,7 @@ import msgspec
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FakeWorker
 from troupellm.load_tests.timed_worker import TimedStep, TimedWorker
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.worker import StepPlan
 
 FACTORY: Final = "troupellm.load_tests.overlap.worker:make"
 ORDERS, FOUND = "overlap.json", "overlap-found.json"

@@ -14,11 +14,11 @@ import msgspec
 from troupellm.load_tests.fake_worker import FakeWorker
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.timed_worker import TimedWorker
-from troupellm.protocol.config import TenantConfig
+from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 PROMPT = list(range(1, 33))
 CONTEXT, NUM_BLOCKS = 4096, 8192
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace, folder: Path) -> Report:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     async with Engine(
         folder,

@@ -23,7 +23,7 @@ from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.throughput.command import usable_cores
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 TTFT_TARGET = 0.65
 """Median time to first token within the budget, over that of one step for all."""
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _measure(args: argparse.Namespace, folder: Path, threads: int) -> list[Side]:
     """Rounds of both sides in turn, so that a change of the machine's speed meets both; another one begins each."""
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     whole = args.prompts * args.prompt_len
     source, vocab_size = random.Random(0), SHAPES[args.preset].vocab_size

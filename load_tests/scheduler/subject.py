@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.prefix_keys import PrefixHasher, namespace
+from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.scheduler import SequenceSpec, SubmitRequest
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.worker import CacheGroup, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest
+from troupellm.protocol.messages.worker import CacheGroup, SamplingState, StepPlan, StepResult, WorkerReady
 
 VOCAB = 32_000
 BLOCK_SIZE = 16

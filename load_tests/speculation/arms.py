@@ -14,7 +14,7 @@ import msgspec
 from troupellm.load_tests.speculation.question import Question
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 SPARE_TOKENS = 64
 
@@ -107,7 +107,7 @@ class Arms:
         }
 
     async def __aenter__(self) -> Self:
-        from troupellm.actors.engine import Engine
+        from troupellm.actors.engine.engine import Engine
 
         async with AsyncExitStack() as stack:
             self._plain = await stack.enter_async_context(Engine(self._folder, **self._settings))

@@ -20,15 +20,15 @@ from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
-from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.worker import StepPlan, StepResult, Ticket
-from troupellm.server.exchange import PIECES
-from troupellm.server.front import HttpFront
-from troupellm.server.fronts.fleet import FrontFleet
-from troupellm.server.listener import bind
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket
+from troupellm.server.api_processes.fleet import FrontFleet
+from troupellm.server.base.exchange import PIECES
+from troupellm.server.http.listener import bind
+from troupellm.server.http.server import HttpFront
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 ANSWER_TOKENS = 1 << 17
 """Longer than any measurement."""
@@ -119,9 +119,9 @@ async def _serve(args: argparse.Namespace) -> None:
         else:
             await _run(Counted(bare), config, listener, url, lambda: {"tokens": 0})
         return
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
     from troupellm.load_tests.random_model import SHAPES, write_random_model
-    from troupellm.server.app import asgi
+    from troupellm.server.app.app import asgi
 
     worker = PacedWorker(args.readers, args.step_ms / 1000)
     engine = Engine(

@@ -17,7 +17,7 @@ from troupellm.load_tests.peers.servers import ServerPlan
 from troupellm.load_tests.serve.client import Target
 from troupellm.load_tests.serve.driver import drive
 from troupellm.load_tests.serve.records import SampleRequest
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.params.sampling import SamplingParams
 
 START_SECONDS, RUN_SECONDS = 600.0, 900.0
 WARM_UP_PROMPT, WARM_UP_TOKENS = 8, 16
@@ -108,7 +108,7 @@ def through_engine(
     Raises:
         TimeoutError: it took longer.
     """
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     async def read(engine: Engine, prompt: list[int], most: int, piece: Callable[[int], None]) -> None:
         params = SamplingParams(max_tokens=most, temperature=0.0, ignore_eos=True)

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import torch
 
-from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.graph_report import GraphReport
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.worker.worker import LaunchedStep, ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.graph_report import GraphReport
+from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
 
 BLOCK_SIZE = 16
 PREFILL_TOKENS = 2048

@@ -18,7 +18,7 @@ from troupellm.load_tests.peers.process import unwinding
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import filling
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config.engine import EngineConfig
 
 STEP_TOKENS = 2048
 PROMPT_TOKENS = 1000

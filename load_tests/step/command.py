@@ -31,7 +31,7 @@ from troupellm.load_tests.step.above import (
 )
 from troupellm.load_tests.step.bare import BLOCK_SIZE, BareWorker
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config.engine import EngineConfig
 
 STEP_TOKENS = 2048
 """That steps have room for while prompts are computed, and as many more as sequences write."""

@@ -45,7 +45,7 @@ class Troupe:
         self._engine: Any = None
 
     async def start(self, turn: AsyncExitStack) -> None:
-        from troupellm.actors.engine import Engine
+        from troupellm.actors.engine.engine import Engine
 
         self._engine = await turn.enter_async_context(Engine(self._folder, **self._settings))
 

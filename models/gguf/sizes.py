@@ -7,9 +7,9 @@ from math import ceil, prod
 
 import torch
 
-from troupellm.kernels.quantized import held_bytes
-from troupellm.kernels.quantized.gguf import LAYOUTS, blocks_outline
-from troupellm.models.gguf.header import StoredTensor
+from troupellm.kernels.quantized_linear import held_bytes
+from troupellm.kernels.quantized_linear.gguf import LAYOUTS, blocks_outline
+from troupellm.models.hub.gguf_header import StoredTensor
 
 _MERGED = re.compile(r"(.*)\b(attn|ffn)_(?:[qkv]|gate|up)(_exps|_shexp|\.\d+)?\.weight")
 """Tensors of which several are computed as one product: queries, keys and values; gate and up."""

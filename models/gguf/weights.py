@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import GgufBlocks, QuantizedWeight, Weight
-from troupellm.models.gguf.config import architecture_of
-from troupellm.models.gguf.header import Header, StoredTensor, read_header
-from troupellm.models.gguf.metadata import EMBEDDING, Metadata
-from troupellm.models.gguf.rope import ALL_FACTORS
+from troupellm.kernels.quantized_linear import GgufBlocks, QuantizedWeight, Weight
+from troupellm.models.config.gguf_config import architecture_of
+from troupellm.models.config.gguf_metadata import EMBEDDING, Metadata
+from troupellm.models.config.gguf_rope import ALL_FACTORS
 from troupellm.models.gguf.tensor_names import Place, block_prefix, place_of
-from troupellm.models.steady_files import SteadyFiles
+from troupellm.models.hub.gguf_header import Header, StoredTensor, read_header
+from troupellm.models.hub.steady_files import SteadyFiles
 from troupellm.protocol.errors import ModelLoadError
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import msgspec
 
 from troupellm.models.hub.cache import Cache, is_commit
+from troupellm.models.hub.errors import plain_name
 from troupellm.models.hub.files import is_safe_path
 from troupellm.models.hub.meter import Meter
-from troupellm.models.read_errors import plain_name
-from troupellm.models.resume import fetch_blob, is_digest
+from troupellm.models.hub.resume import fetch_blob, is_digest
+from troupellm.protocol.config.sizes import human_size
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.protocol.sizes import human_size
-from troupellm.protocol.worker import ProgressSink
+from troupellm.protocol.messages.worker import ProgressSink
 
 _CONNECT_SECONDS, _ANSWER_SECONDS = 4.0, 6.0
 """A cached snapshot serves soon, or the refusal comes soon, where there is no connection."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import PurePosixPath
 
-from troupellm.models.weight_files import INDEX
+from troupellm.models.hub.weight_files import INDEX
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

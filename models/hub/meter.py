@@ -2,7 +2,7 @@
 
 import time
 
-from troupellm.protocol.worker import LoadProgress, ProgressSink
+from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
 _SECONDS = 0.2
 """Between two reports of one file; every report may cross threads and processes."""

@@ -3,8 +3,8 @@
 import re
 from typing import NamedTuple
 
+from troupellm.models.hub.errors import plain_name
 from troupellm.models.hub.files import is_safe_path
-from troupellm.models.read_errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 SCHEME = "hf://"

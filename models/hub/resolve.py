@@ -5,17 +5,17 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from troupellm.models.gguf.choice import choose_gguf, is_companion
 from troupellm.models.hub.cache import Cache
 from troupellm.models.hub.download import Repository, Unavailable
+from troupellm.models.hub.errors import plain_name, why
 from troupellm.models.hub.files import CONFIG, TOKENIZER, files_beside, has_tokenizer, small_files
+from troupellm.models.hub.gguf_choice import choose_gguf, is_companion
+from troupellm.models.hub.local_files import ADAPTER_CONFIG, adapter_refusal, is_adapter
 from troupellm.models.hub.name import HubName
-from troupellm.models.local_files import ADAPTER_CONFIG, adapter_refusal, is_adapter
-from troupellm.models.read_errors import plain_name, why
-from troupellm.models.weight_files import folder_homes, is_weight_file, no_weights, weight_files
-from troupellm.protocol.config import ModelConfig
+from troupellm.models.hub.weight_files import folder_homes, is_weight_file, no_weights, weight_files
+from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.protocol.worker import LoadProgress, ProgressSink
+from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
 _MAIN = "main"
 _RETRY = "start again: a download resumes where it stopped; or name a local folder"

@@ -8,15 +8,15 @@ from torch import Tensor
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.linear import RowCodes, code_type, linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
-from troupellm.kernels.paged_attention.native import CELLS, NativeAttention, Turn, native_attention, takes_compiled
+from troupellm.kernels.paged_attention.cpu import CELLS, NativeAttention, Turn, native_attention, takes_compiled
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
-from troupellm.models.cache_layout import cache_layout
-from troupellm.models.checkpoint import WeightSource
-from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.forward_batch import ForwardBatch
-from troupellm.models.layers.latent import LatentAttention
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.layers.cache_layout import cache_layout
+from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.layers.mla import LatentAttention
 from troupellm.models.layers.norm import take_norm
-from troupellm.models.layers.projection import merged_linear
+from troupellm.models.layers.projections import merged_linear
 
 KVPair = tuple[Tensor, Tensor]
 """One layer's key and value cache, [blocks, kv_heads, block_size, head_dim]."""

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from troupellm.kernels.decoder_layers import LayerParts
+from troupellm.kernels.fused_decoder.layers import LayerParts
 from troupellm.kernels.linear import RowCodes
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_codes
-from troupellm.models.checkpoint import WeightSource
-from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.forward_batch import ForwardBatch
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention import Angles, Attention, KVPair, make_attention
 from troupellm.models.layers.feed_forward import FeedForward, make_feed_forward
+from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.norm import take_norm
 
 

@@ -9,9 +9,9 @@ from torch.nn import functional
 from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
 from troupellm.kernels.linear import linear, pack
-from troupellm.kernels.quantized import QuantizedWeight, Weight, merge
-from troupellm.models.checkpoint import WeightSource
-from troupellm.models.decoder_config import DecoderConfig, MoeConfig
+from troupellm.kernels.quantized_linear import QuantizedWeight, Weight, merge
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.config.decoder_config import DecoderConfig, MoeConfig
 from troupellm.protocol.errors import ModelLoadError
 
 Shared = Callable[[Tensor, int], Tensor]

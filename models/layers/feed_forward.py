@@ -5,10 +5,10 @@ from typing import Protocol
 from torch import Tensor
 
 from troupellm.kernels.linear import RowCodes, code_type, gated_codes, gated_linear, linear, linear_add
-from troupellm.models.checkpoint import WeightSource
-from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix
-from troupellm.models.layers.projection import merged_linear
+from troupellm.models.layers.projections import merged_linear
 
 
 class FeedForwardPart(Protocol):

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from troupellm.models.checkpoint import WeightSource
-from troupellm.models.decoder_config import DecoderConfig
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.config.decoder_config import DecoderConfig
 
 
 def take_norm(config: DecoderConfig, source: WeightSource, name: str, size: int) -> Tensor:

@@ -7,8 +7,8 @@ bits are stored plainly.
 import re
 from typing import Any
 
-from troupellm.kernels.quantized import Outline, Weight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Outline, Weight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.awq import Awq
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.gptq import Gptq

@@ -3,8 +3,8 @@
 w[o, i] = scales[i / group, o] * (q[i, o] - zeros[i / group, o])
 """
 
-from troupellm.kernels.quantized import Int4Group, Outline, Weight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Int4Group, Outline, Weight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
 from troupellm.models.quantization.options import (
     AUTOROUND_MAKING,

@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Outline, QuantizedWeight, Weight
-from troupellm.models.checkpoint import Checkpoint
+from troupellm.kernels.quantized_linear import Outline, QuantizedWeight, Weight
+from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.protocol.errors import ModelLoadError
 
 STATIC_INPUTS = "calibrated input scales are not used; inputs keep their type or get scales per token"

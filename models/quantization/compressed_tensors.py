@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Outline, Weight
-from troupellm.kernels.quantized.mx import Element
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Outline, Weight
+from troupellm.kernels.quantized_linear.mx import Element
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, fp8_outline, whole_scale
+from troupellm.models.quantization.layer_patterns import Names
 from troupellm.models.quantization.mx import mx_outline, mx_weight
-from troupellm.models.quantization.names import Names
 from troupellm.models.quantization.options import only, pair, texts
 from troupellm.models.quantization.unpack import WORD, unpack_words
 from troupellm.protocol.errors import ModelLoadError

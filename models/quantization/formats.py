@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.config.quantization_section import KEY, METHOD, OLDER_KEY
 from troupellm.models.quantization.autoround import AutoRound
 from troupellm.models.quantization.awq import Awq
 from troupellm.models.quantization.checkpoint import Format
@@ -12,7 +13,6 @@ from troupellm.models.quantization.gptq import Gptq
 from troupellm.models.quantization.modelopt import ModelOpt
 from troupellm.models.quantization.mx import Mxfp4
 from troupellm.models.quantization.quark import Quark
-from troupellm.models.quantization.section import KEY, METHOD, OLDER_KEY
 from troupellm.protocol.errors import ModelLoadError
 
 INSTEAD = "serve the checkpoint that it was made from; --quantization int8, int4 or fp8 quantizes it while it is read"

@@ -6,8 +6,8 @@ w = value * weight_scale_inv of its block, or of the whole weight (DeepSeek's an
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Outline, Weight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Fp8, Outline, Weight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.options import ignored_note, only, pair, texts
 from troupellm.protocol.errors import ModelLoadError

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from troupellm.kernels.quantized import Int4Group, Int8WeightOnly, Outline, QuantizedWeight, Weight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Int4Group, Int8WeightOnly, Outline, QuantizedWeight, Weight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, QuantizedCheckpoint
-from troupellm.models.quantization.names import safe_pattern
+from troupellm.models.quantization.layer_patterns import safe_pattern
 from troupellm.models.quantization.options import AUTOROUND_MAKING, MAKING, NUMBERS, check_numbers, ignored_note, only
 from troupellm.models.quantization.unpack import WORD, unpack_rows, unpack_words
 from troupellm.protocol.errors import ModelLoadError

@@ -3,11 +3,11 @@
 w = value * weight_scale
 """
 
-from troupellm.kernels.quantized import Fp8, Outline, Weight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Fp8, Outline, Weight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, fp8_outline, whole_scale
-from troupellm.models.quantization.names import Names
+from troupellm.models.quantization.layer_patterns import Names
 from troupellm.models.quantization.options import ignored_note, only, texts
 from troupellm.protocol.errors import ModelLoadError
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from troupellm.kernels.quantized import Mx, Outline, Weight
-from troupellm.kernels.quantized.mx import BLOCK, CODES, Element
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Mx, Outline, Weight
+from troupellm.kernels.quantized_linear.mx import BLOCK, CODES, Element
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.options import only, texts
 from troupellm.models.quantization.unpack import unpack_sixes

@@ -4,9 +4,17 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Outline, QuantizedWeight, Weight
-from troupellm.models.checkpoint import WeightSource
-from troupellm.protocol.setting_types import OnLoad
+from troupellm.kernels.quantized_linear import (
+    Fp8,
+    Int4Group,
+    Int8Channel,
+    Int8WeightOnly,
+    Outline,
+    QuantizedWeight,
+    Weight,
+)
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.protocol.config.setting_types import OnLoad
 
 INT4_GROUPS = (128, 32)
 """The first that divides the inputs is taken."""

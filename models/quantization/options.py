@@ -4,8 +4,8 @@ import re
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from troupellm.models.hf_config import ConfigReader, is_on, whole
-from troupellm.models.read_errors import plain_name
+from troupellm.models.config.hf_config import ConfigReader, is_on, whole
+from troupellm.models.hub.errors import plain_name
 
 MOST_NAMES = 65_536
 _MOST_SHOWN = 32

@@ -6,13 +6,13 @@ bits only where they are to be of the weight's own type.
 
 from typing import Any
 
-from troupellm.kernels.quantized import Fp8, Int8Channel, Int8WeightOnly, Outline, Weight
-from troupellm.kernels.quantized.mx import BLOCK, Element
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Fp8, Int8Channel, Int8WeightOnly, Outline, Weight
+from troupellm.kernels.quantized_linear.mx import BLOCK, Element
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import FLOATS, KV_CACHE, STATIC_INPUTS, QuantizedCheckpoint
 from troupellm.models.quantization.fp8 import TYPES, fp8_outline, whole_scale
+from troupellm.models.quantization.layer_patterns import Names
 from troupellm.models.quantization.mx import mx_outline, mx_weight
-from troupellm.models.quantization.names import Names
 from troupellm.models.quantization.options import only, texts
 from troupellm.protocol.errors import ModelLoadError
 

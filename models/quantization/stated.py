@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 
-from troupellm.models.gguf.header import is_gguf
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.quantization.section import KEY, METHOD
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.config.quantization_section import KEY, METHOD
+from troupellm.models.hub.gguf_header import is_gguf
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.config.setting_types import STORED_AS
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.setting_types import STORED_AS
 
 
 def settle_quantization(folder: Path, reader: ConfigReader, config: EngineConfig) -> tuple[ConfigReader, EngineConfig]:

@@ -1,8 +1,8 @@
 """Checkpoints whose tensors are quantized although no file says how."""
 
-from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.quantization.section import FILES, KEY
-from troupellm.models.read_errors import plain_name
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.config.quantization_section import FILES, KEY
+from troupellm.models.hub.errors import plain_name
 from troupellm.protocol.errors import ModelLoadError
 
 PACKED = (

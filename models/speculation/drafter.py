@@ -8,20 +8,20 @@ from typing import Final
 import msgspec
 import torch
 
-from troupellm.models.decoder import RunnableDecoder
-from troupellm.models.guides.rows import GuidedRows
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.row_table import RowTable
-from troupellm.models.speculation.guarded import Guarded
-from troupellm.models.speculation.length import DraftLength
-from troupellm.models.speculation.planning import Drafting
-from troupellm.models.speculation.proposer import Proposer, Reporting, Sleeper
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.batch.row_table import RowTable
+from troupellm.models.layers.decoder import RunnableDecoder
+from troupellm.models.proposers.base import Proposer, Reporting, Sleeper
+from troupellm.models.proposers.plugin import Guarded
+from troupellm.models.speculation.draft_length import DraftLength
+from troupellm.models.speculation.plan import Drafting
 from troupellm.models.speculation.speculator import MakeSpeculator, Options, Speculator
-from troupellm.models.speculation.synthetic import SyntheticAcceptance
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.proposer_report import ProposerReport
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.worker import StepResult
+from troupellm.models.speculation.synthetic_acceptance import SyntheticAcceptance
+from troupellm.models.structured_outputs.guided_rows import GuidedRows
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.protocol.messages.proposer_report import ProposerReport
+from troupellm.protocol.messages.worker import StepResult
 
 _LIFE_BITS: Final = 62
 
@@ -99,7 +99,7 @@ class Drafter:
         return msgspec.structs.replace(result, proposer=msgspec.structs.replace(report, life=self._life))
 
     def _make(self, wanted: SpeculativeConfig, decoder: RunnableDecoder, cache: KVCache) -> Proposer:
-        from troupellm.models.speculation.registry import ProposerContext, make_proposer
+        from troupellm.models.proposers.registry import ProposerContext, make_proposer
 
         proposer = make_proposer(
             wanted,

@@ -5,13 +5,13 @@ from typing import Final
 
 import msgspec
 
-from troupellm.models.speculation.folder import drafter_folder
-from troupellm.models.speculation.needs import NO_DRAFTER, DrafterNeeds, Target
-from troupellm.models.speculation.registry import MODULES
-from troupellm.models.speculation.stored import tell_method
-from troupellm.protocol.config import ModelConfig
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.worker import ProgressSink
+from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds, Target
+from troupellm.models.proposers.checkpoint_folder import drafter_folder
+from troupellm.models.proposers.registry import MODULES
+from troupellm.models.proposers.stored_drafters import tell_method
+from troupellm.protocol.config.engine import ModelConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.protocol.messages.worker import ProgressSink
 
 MODELS: Final = ("draft_model", "eagle", "eagle3", "medusa", "mtp")
 """Methods with weights; the module of each has `requirements(config, target)`."""

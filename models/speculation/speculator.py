@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.models.guides.rows import GuidedRows
-from troupellm.models.row_options import RowOptions
-from troupellm.models.row_table import RowTable
-from troupellm.models.spans import Spans
-from troupellm.models.speculation.drafts import DraftError, RowDrafts, read_drafts
-from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
-from troupellm.models.speculation.synthetic import ByLot, SyntheticAcceptance, fill_up
-from troupellm.models.speculation.taps import NO_TAPS, Taps
-from troupellm.models.speculation.transfer import to_device
-from troupellm.models.speculation.trials import Acceptance, Judged, Trial
-from troupellm.protocol.speculative import MOST_DRAFTS
-from troupellm.protocol.worker import NewRow, StepPlan
+from troupellm.models.batch.host_device import to_device
+from troupellm.models.batch.row_drafts import DraftError, RowDrafts, read_drafts
+from troupellm.models.batch.row_table import RowTable
+from troupellm.models.batch.spans import Spans
+from troupellm.models.layers.taps import NO_TAPS, Taps
+from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
+from troupellm.models.sampling.row_options import RowOptions
+from troupellm.models.speculation.synthetic_acceptance import ByLot, SyntheticAcceptance, fill_up
+from troupellm.models.speculation.verify_batch import Acceptance, Judged, Trial
+from troupellm.models.structured_outputs.guided_rows import GuidedRows
+from troupellm.protocol.config.speculation import MOST_DRAFTS
+from troupellm.protocol.messages.worker import NewRow, StepPlan
 
 Ints = NDArray[np.int64]
 NONE = np.zeros(0, dtype=np.bool_)

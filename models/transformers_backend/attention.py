@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from troupellm.kernels.kv_write import kv_write
 from troupellm.kernels.paged_attention import paged_attention
-from troupellm.models.cache_layout import cache_layout
-from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.forward_batch import ForwardBatch
+from troupellm.kernels.rope_kv_write.kv_write import kv_write
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.layers.cache_layout import cache_layout
+from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.protocol.errors import ModelLoadError
 
 NAME = "troupellm_paged"

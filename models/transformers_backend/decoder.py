@@ -8,19 +8,19 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
 
-from troupellm.kernels.batch_invariance import batch_invariance
-from troupellm.models.decoder_config import DecoderConfig
-from troupellm.models.forward_batch import ForwardBatch
-from troupellm.models.gguf.header import is_gguf
-from troupellm.models.model_folder import check_file
-from troupellm.models.next_token_tensors import next_token_tensors
-from troupellm.models.safetensors_header import check_header
-from troupellm.models.speculation.taps import Taps
+from troupellm.kernels.common.batch_invariance import batch_invariance
+from troupellm.models.checkpoint.next_token_tensors import next_token_tensors
+from troupellm.models.checkpoint.safetensors_header import check_header
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.hub.gguf_header import is_gguf
+from troupellm.models.hub.model_folder import check_file
+from troupellm.models.hub.weight_files import INDEX, SINGLE, folder_weight_files
+from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.layers.taps import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
 from troupellm.models.transformers_backend.gguf import empty_model, fill
-from troupellm.models.weight_files import INDEX, SINGLE, folder_weight_files
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 STRETCHED = ("dynamic", "longrope")

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from troupellm.models.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.gguf.header import is_gguf
-from troupellm.models.hf_config import DTYPES, FILE, ConfigReader, architecture_of
-from troupellm.models.model_folder import check_file
+from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.config.hf_config import DTYPES, FILE, ConfigReader, architecture_of
+from troupellm.models.config.transformers_package import INSTALL, has_transformers
+from troupellm.models.hub.gguf_header import is_gguf
+from troupellm.models.hub.model_folder import check_file
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import AttentionCall
-from troupellm.models.transformers_package import INSTALL, has_transformers
 from troupellm.protocol.errors import ModelLoadError
 
 TOKENS = 3

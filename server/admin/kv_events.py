@@ -6,11 +6,11 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.protocol import admin
-from troupellm.protocol.kv_events import EventsLost, KVEventsRead
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.sse import open_events
+from troupellm.protocol.api import admin
+from troupellm.protocol.messages.kv_events import EventsLost, KVEventsRead
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.sse import open_events
+from troupellm.server.host.engine_host import EngineHost
 
 WAIT_SECONDS = 2.0
 """How long the engine is asked to wait for one event before it is asked again."""

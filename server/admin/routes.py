@@ -6,15 +6,15 @@ from typing import Any, get_args
 import anyio
 import msgspec
 
-from troupellm.protocol import admin
-from troupellm.protocol.kv_events import KVEvent, KVEventsRead
-from troupellm.protocol.openai import ErrorBody
-from troupellm.protocol.snapshot import EngineSnapshot
-from troupellm.server.admin.actions import ACTIONS
+from troupellm.protocol.api import admin
+from troupellm.protocol.api.chat import ErrorBody
+from troupellm.protocol.messages.kv_events import KVEvent, KVEventsRead
+from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.server.admin.kv_events import send_kv_events
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.router import Route
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.router import Route
+from troupellm.server.host.admin_actions import ACTIONS
+from troupellm.server.host.engine_host import EngineHost
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:

@@ -6,12 +6,12 @@ from typing import cast
 
 import msgspec
 
-from troupellm.protocol.batch import Batch, BatchesQuery, BatchList, BatchRequest
+from troupellm.protocol.api.batches import Batch, BatchesQuery, BatchList, BatchRequest
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.base.errors import HttpError
+from troupellm.server.base.exchange import Exchange
 from troupellm.server.batches.files import ends
-from troupellm.server.errors import HttpError
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
+from troupellm.server.host.engine_host import EngineHost
 
 LONGEST_SECONDS = 7 * 24 * 3600
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

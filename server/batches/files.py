@@ -8,14 +8,14 @@ import anyio
 import msgspec
 from msgspec import UNSET
 
-from troupellm.protocol.batch import FileDeleted, FileForm, FileList, FileObject, FilesQuery
+from troupellm.protocol.api.batches import FileDeleted, FileForm, FileList, FileObject, FilesQuery
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.batches.store import Page, Store
+from troupellm.server.base.body import BodyReader, invalid_field
+from troupellm.server.base.errors import HttpError
+from troupellm.server.base.exchange import Exchange
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
-from troupellm.server.body import BodyReader, invalid_field
-from troupellm.server.errors import HttpError
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.storage.batches import Page, Store
 
 SLOWEST_BYTES = 65_536
 """Per second: how fast an upload must be on average, beside the time that every body has."""

@@ -6,16 +6,16 @@ from typing import BinaryIO
 
 import anyio
 
-from troupellm.protocol.batch import BatchError, BatchErrors, BatchResult
-from troupellm.protocol.caller import Caller
-from troupellm.protocol.config import ServerConfig
-from troupellm.server.batches.asking import ask
+from troupellm.protocol.api.batches import BatchError, BatchErrors, BatchResult
+from troupellm.protocol.api.caller import Caller
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.base.threads import offload
 from troupellm.server.batches.lines import Bad, Checker, Good, Lines, count_lines, failed
+from troupellm.server.batches.owner_share import Share
 from troupellm.server.batches.progress import Entry, Progress
-from troupellm.server.batches.share import Share
-from troupellm.server.batches.store import Store
-from troupellm.server.inside import Inside
-from troupellm.server.offload import offload
+from troupellm.server.batches.run_line import ask
+from troupellm.server.host.internal_requests import Inside
+from troupellm.server.storage.batches import Store
 
 
 class Job:

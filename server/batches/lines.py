@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from troupellm.protocol.batch import BatchLine, BatchResult, LineError, LineResponse
-from troupellm.server.inside import Answered
+from troupellm.protocol.api.batches import BatchLine, BatchResult, LineError, LineResponse
+from troupellm.server.host.internal_requests import Answered
 
 GROUP_BYTES = 2**20
 GROUP_LINES = 256

@@ -10,12 +10,12 @@ from typing import BinaryIO
 import anyio
 import msgspec
 
-from troupellm.protocol.batch import Batch, BatchResult, BatchStatus, FileObject
+from troupellm.protocol.api.batches import Batch, BatchResult, BatchStatus, FileObject
+from troupellm.server.base.threads import offload
 from troupellm.server.batches.lines import failed, is_good
-from troupellm.server.batches.rows import BATCH, add_usage, as_batch, count, save_batch, usage
-from troupellm.server.batches.store import Store
 from troupellm.server.batches.upload import create_private, new_name
-from troupellm.server.offload import offload
+from troupellm.server.storage.batches import Store
+from troupellm.server.storage.batches_rows import BATCH, add_usage, as_batch, count, save_batch, usage
 
 _CHUNK = 256
 """Results that are copied into a file at once."""

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from troupellm.protocol.batch import (
+from troupellm.protocol.api.batches import (
     Batch,
     BatchesQuery,
     BatchList,
@@ -14,10 +14,10 @@ from troupellm.protocol.batch import (
     FileObject,
     FilesQuery,
 )
+from troupellm.server.base.router import Route
 from troupellm.server.batches import batches, files
 from troupellm.server.batches.upload import MEDIA
-from troupellm.server.host import EngineHost
-from troupellm.server.router import Route
+from troupellm.server.host.engine_host import EngineHost
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:

@@ -17,20 +17,20 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from troupellm.protocol.batch import BatchError, BatchErrors
-from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.api.batches import BatchError, BatchErrors
+from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.batches.governor import Governor
+from troupellm.server.base.errors import HttpError
+from troupellm.server.base.router import Route
+from troupellm.server.batches.concurrency import Governor
 from troupellm.server.batches.job import Job
+from troupellm.server.batches.owner_share import Share
 from troupellm.server.batches.progress import Entry, Progress, unfinished
-from troupellm.server.batches.schema import CONTENT, INCOMING, LOCK, PARAM, open_database, prepare
-from troupellm.server.batches.share import Share
-from troupellm.server.batches.store import Store
-from troupellm.server.errors import HttpError
-from troupellm.server.host import EngineHost
-from troupellm.server.inside import Inside
-from troupellm.server.router import Route
-from troupellm.server.served import ServedEngine
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.internal_requests import Inside
+from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.storage.batches import Store
+from troupellm.server.storage.batches_schema import CONTENT, INCOMING, LOCK, PARAM, open_database, prepare
 
 logger = logging.getLogger("troupellm.server")
 

@@ -11,9 +11,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.body import BodyReader
-from troupellm.server.errors import too_large
-from troupellm.server.offload import offload
+from troupellm.server.base.body import BodyReader
+from troupellm.server.base.errors import too_large
+from troupellm.server.base.threads import offload
 
 MEDIA = "multipart/form-data"
 MAX_FIELDS = 16

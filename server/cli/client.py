@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from troupellm.server.exit_codes import EXIT_FAILED
+from troupellm.server.base.exit_codes import EXIT_FAILED
 
 if TYPE_CHECKING:
     import httpx

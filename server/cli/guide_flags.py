@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from troupellm.protocol.vllm_settings import guide_settings
+from troupellm.protocol.vllm.settings import guide_settings
 
 CONFIG = "--structured-outputs-config"
 _OLD_BACKEND = "--guided-decoding-backend"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 
+from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from troupellm.server.cli.inherited import make_usable
 from troupellm.server.cli.output import give_up_output
-from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 Register = Callable[["argparse._SubParsersAction[argparse.ArgumentParser]"], None]
 
@@ -71,7 +71,7 @@ def _run(arguments: list[str]) -> int:
         parser = _parser(arguments[0] if arguments else "")
         namespace, rest = parser.parse_known_args(spelt)
         if rest:
-            from troupellm.server.cli.unknown import unknown
+            from troupellm.server.cli.unknown_flags import unknown
 
             raise unknown(rest, parser, arguments)
         return int(namespace.func(namespace))

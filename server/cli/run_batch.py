@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from troupellm.protocol.config.sizes import human_int
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
-from troupellm.protocol.sizes import human_int
+from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK
 from troupellm.server.cli.flags import add_config_flags, load_configs
-from troupellm.server.exit_codes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MODEL, EXIT_OK
 
 if TYPE_CHECKING:
-    from troupellm.protocol.config import EngineConfig, ServerConfig
-    from troupellm.server.batches.offline import Tally
+    from troupellm.protocol.config.engine import EngineConfig, ServerConfig
+    from troupellm.server.batches.run_batch import Tally
 
 STANDARD = "-"
 _EPILOG = (
@@ -44,7 +44,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     import anyio
 
-    from troupellm.server.batches.offline import Tally
+    from troupellm.server.batches.run_batch import Tally
 
     engine_config, server_config = load_configs(arguments)
     most = _most(arguments, engine_config)
@@ -86,7 +86,7 @@ def _open(arguments: argparse.Namespace, stack: ExitStack, tally: "Tally") -> _F
         ResumeError: the output file holds something else.
     """
     from troupellm.server.batches.lines import count_lines
-    from troupellm.server.batches.offline import resume
+    from troupellm.server.batches.run_batch import resume
 
     known: list[str | None] = []
     if arguments.input_file == STANDARD:
@@ -123,14 +123,14 @@ async def _run(
     import msgspec
     from tqdm import tqdm
 
-    from troupellm.actors.engine import Engine
-    from troupellm.protocol.batch import BatchResult
-    from troupellm.server.app import routes
-    from troupellm.server.batches.offline import answer_all, count
-    from troupellm.server.errors import flatten
-    from troupellm.server.host import EngineHost
-    from troupellm.server.inside import Inside
-    from troupellm.server.load_log import LoadLog, terminal
+    from troupellm.actors.engine.engine import Engine
+    from troupellm.protocol.api.batches import BatchResult
+    from troupellm.server.app.app import routes
+    from troupellm.server.base.errors import flatten
+    from troupellm.server.batches.run_batch import answer_all, count
+    from troupellm.server.host.engine_host import EngineHost
+    from troupellm.server.host.internal_requests import Inside
+    from troupellm.server.observe.load_log import LoadLog, terminal
 
     worker = engine_config.worker
     if worker.worker_process is None:

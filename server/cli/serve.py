@@ -6,15 +6,15 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError, TroupeError
+from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_MODEL, HELP
 from troupellm.server.cli.flags import ENV_PREFIX, add_config_flags, load_configs
 from troupellm.server.cli.output import give_up_output
 from troupellm.server.cli.vllm_environment import API_KEY as VLLM_API_KEY
-from troupellm.server.exit_codes import EXIT_FAILED, EXIT_MODEL, HELP
 
 if TYPE_CHECKING:
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
 SECRETS = (f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}ADMIN_API_KEY", VLLM_API_KEY)
 _PATH = {True: "chat/completions", False: "completions"}
@@ -34,7 +34,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     import anyio
 
-    from troupellm.server.run import serve
+    from troupellm.server.serve.run import serve
 
     if arguments.model_argument is not None:
         if hasattr(arguments, "config_model"):

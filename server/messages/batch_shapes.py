@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.protocol.batch import OVER, Batch, BatchLine, BatchResult
-from troupellm.protocol.message_batches import MessageBatch, MessageBatchCounts
+from troupellm.protocol.api.batches import OVER, Batch, BatchLine, BatchResult
+from troupellm.protocol.api.message_batches import MessageBatch, MessageBatchCounts
 
 EXPIRED: Final = "batch_expired"
 """The code of a line that was not answered in time."""

@@ -15,9 +15,8 @@ from typing import BinaryIO, Final
 import anyio
 import msgspec
 
-from troupellm.protocol.batch import OVER, Batch, FileObject
-from troupellm.protocol.errors import Conflict, InvalidRequest
-from troupellm.protocol.message_batches import (
+from troupellm.protocol.api.batches import OVER, Batch, FileObject
+from troupellm.protocol.api.message_batches import (
     BatchedMessage,
     MessageBatch,
     MessageBatchDeleted,
@@ -25,13 +24,14 @@ from troupellm.protocol.message_batches import (
     MessageBatchList,
     MessageBatchRequest,
 )
-from troupellm.server.batches.store import Store
+from troupellm.protocol.errors import Conflict, InvalidRequest
+from troupellm.server.base.errors import HttpError
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.threads import offload
 from troupellm.server.batches.upload import create_private, new_name
-from troupellm.server.errors import HttpError
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.batch_shapes import EXPIRED, canceled, name_of, result_of, shown
-from troupellm.server.offload import offload
+from troupellm.server.storage.batches import Store
 
 PREFIX: Final = "msgbatch_"
 WINDOW: Final = 24 * 3600

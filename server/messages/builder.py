@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from troupellm.protocol.anthropic import (
+from troupellm.protocol.api.anthropic import (
     ContentBlock,
     ContentBlockDelta,
     ContentBlockStart,
@@ -33,10 +33,10 @@ from troupellm.protocol.anthropic import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
-from troupellm.protocol.outputs import Usage
-from troupellm.protocol.usage_details import MessageTokensDetails
-from troupellm.server.predictions import predictions
+from troupellm.protocol.api.usage import MessageTokensDetails
+from troupellm.protocol.params.chat_events import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
+from troupellm.protocol.params.outputs import Usage
+from troupellm.server.openai.usage import predictions
 
 
 class MessageBuilder:

@@ -7,8 +7,8 @@ from functools import partial
 
 import msgspec
 
-from troupellm.actors.demand import estimate_tokens
-from troupellm.protocol.anthropic import (
+from troupellm.actors.admission.demand import estimate_tokens
+from troupellm.protocol.api.anthropic import (
     AppliedEdits,
     CountTokensRequest,
     Message,
@@ -18,26 +18,26 @@ from troupellm.protocol.anthropic import (
     PromptFields,
     TokenCount,
 )
-from troupellm.protocol.dialect import TurnEvent
+from troupellm.protocol.api.chat import ChatRequest
+from troupellm.protocol.config.kv_hints import CacheMark
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.kv_hints import CacheMark
-from troupellm.protocol.openai import ChatRequest
-from troupellm.server.body import is_large
-from troupellm.server.bounded import answer_within, bounded
-from troupellm.server.cache_marks import marks_of_message
-from troupellm.server.counting import Charge, charged
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
+from troupellm.protocol.params.chat_events import TurnEvent
+from troupellm.server.base.body import is_large
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.sse import open_events
+from troupellm.server.base.threads import offload
+from troupellm.server.host.counting import Charge, charged
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
 from troupellm.server.messages.context_edits import Count, Edited, edited
-from troupellm.server.messages.threads import counted_from, hold, joined
 from troupellm.server.messages.translate import Translated, translate
-from troupellm.server.offload import offload
-from troupellm.server.pieces import pieces_of
-from troupellm.server.relabel import relabelled
-from troupellm.server.slow_parts import read_parts
-from troupellm.server.sse import open_events
-from troupellm.server.turn import Turn, open_turn, prepare
+from troupellm.server.openai.bounded import answer_within, bounded
+from troupellm.server.openai.cache_marks import marks_of_message
+from troupellm.server.openai.chat_pieces import pieces_of
+from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
+from troupellm.server.openai.relabel import relabelled
+from troupellm.server.openai.slow_parts import read_parts
+from troupellm.server.storage.message_threads import counted_from, hold, joined
 
 _Request = MessagesRequest | CountTokensRequest
 

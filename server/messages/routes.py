@@ -3,17 +3,17 @@
 from functools import partial
 from typing import Any
 
-from troupellm.protocol.anthropic import MESSAGE_EVENTS, CountTokensRequest, Message, MessagesRequest, TokenCount
-from troupellm.protocol.message_batches import (
+from troupellm.protocol.api.anthropic import MESSAGE_EVENTS, CountTokensRequest, Message, MessagesRequest, TokenCount
+from troupellm.protocol.api.message_batches import (
     MessageBatch,
     MessageBatchDeleted,
     MessageBatchesQuery,
     MessageBatchList,
     MessageBatchRequest,
 )
-from troupellm.server.host import EngineHost
+from troupellm.server.base.router import Route
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages import batches, create
-from troupellm.server.router import Route
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:

@@ -5,16 +5,16 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.anthropic import MessagesRequest, MessageToolChoice, PromptFields
-from troupellm.protocol.checks import got
+from troupellm.protocol.api.anthropic import MessagesRequest, MessageToolChoice, PromptFields
+from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.openai import ChatRequest
-from troupellm.protocol.tools import MAX_TOOLS, check_tools
-from troupellm.server.body import invalid_field
+from troupellm.protocol.params.checks import got
+from troupellm.protocol.params.tools import MAX_TOOLS, check_tools
+from troupellm.server.base.body import invalid_field
+from troupellm.server.base.skipped import skipped_names
 from troupellm.server.messages.blocks import conversation_of
 from troupellm.server.messages.tool_changes import ToolChange, offered
-from troupellm.server.relabel import Names, relabel
-from troupellm.server.skipped import skipped_names
+from troupellm.server.openai.relabel import Names, relabel
 
 MIN_BUDGET = 1_024
 """Fewest tokens of thinking that the API lets a client ask for."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.openai import AnthropicErrorBody, ErrorBody
-from troupellm.server.errors import ErrorShape
+from troupellm.protocol.api.chat import AnthropicErrorBody, ErrorBody
+from troupellm.server.base.errors import ErrorShape
+from troupellm.server.base.router import MAX_TAIL, Route
 from troupellm.server.openapi.schemas import Schemas, parameters
-from troupellm.server.router import MAX_TAIL, Route
 
 _BODIES: dict[ErrorShape, Any] = {"openai": ErrorBody, "responses": ErrorBody, "anthropic": AnthropicErrorBody}
 _EVERYWHERE = (400, 403, 421, 431, 500, 503)

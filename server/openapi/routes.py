@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from troupellm.server.exchange import Exchange
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.router import Route
 from troupellm.server.openapi.document import document
-from troupellm.server.router import Route
 
 _POLICY = (
     b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
@@ -54,5 +54,5 @@ class Reference:
         await exchange.respond(200, self._made)
 
     async def page(self, exchange: Exchange, _: None) -> None:
-        page = files("troupellm.server").joinpath("static", "docs.html").read_bytes()
+        page = files("troupellm.server.openapi").joinpath("docs.html").read_bytes()
         await exchange.respond(200, page, _PAGE_HEADERS, content_type=b"text/html; charset=utf-8")

@@ -8,11 +8,11 @@ import msgspec
 from anyio.lowlevel import checkpoint
 from msgspec import UNSET
 
-from troupellm.protocol.embeddings import PoolingEnvelope
-from troupellm.protocol.openai import UsageBody
-from troupellm.protocol.outputs import Pooled
-from troupellm.protocol.usage_details import PromptTokensDetails
-from troupellm.server.exchange import JSON, Exchange
+from troupellm.protocol.api.chat import UsageBody
+from troupellm.protocol.api.pooling import PoolingEnvelope
+from troupellm.protocol.api.usage import PromptTokensDetails
+from troupellm.protocol.params.outputs import Pooled
+from troupellm.server.base.exchange import JSON, Exchange
 
 PIECE_BYTES = 65_536
 """About what is encoded and written at a time."""

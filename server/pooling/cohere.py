@@ -6,12 +6,12 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from troupellm.protocol.embeddings import EmbeddingRequest
+from troupellm.protocol.api.pooling import EmbeddingRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.exchange import Exchange
-from troupellm.server.extras import unsupported
-from troupellm.server.host import EngineHost
-from troupellm.server.offload import offload
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.threads import offload
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.extras import unsupported
 from troupellm.server.pooling.answers import account, encode_vector
 from troupellm.server.pooling.inputs import naming, options, pooling_params, prompts_of
 

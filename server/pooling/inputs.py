@@ -6,17 +6,17 @@ from typing import Any, cast
 
 import msgspec
 
-from troupellm.actors.intake_pooling import require_pooling
-from troupellm.protocol.embeddings import InputFields, PoolingFields, VectorFields
+from troupellm.actors.input.prepare_pooling import require_pooling
+from troupellm.protocol.api.chat import TokenizeRequest
+from troupellm.protocol.api.pooling import InputFields, PoolingFields, VectorFields
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt, Truncation
-from troupellm.protocol.openai import TokenizeRequest
-from troupellm.protocol.pooling import PoolingParams, PoolingTask
-from troupellm.server.exchange import Exchange
-from troupellm.server.extras import unsupported
-from troupellm.server.parameters import chat_prompt
-from troupellm.server.past_messages import plain_messages
-from troupellm.server.served import ServedEngine
+from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, Truncation
+from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.openai.extras import unsupported
+from troupellm.server.openai.parameters import chat_prompt
+from troupellm.server.openai.past_messages import plain_messages
 
 ENCODINGS = ("float", "base64")
 _NOT_IN_SALTS = "@/\\\0"

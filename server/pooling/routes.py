@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from troupellm.protocol.embeddings import (
+from troupellm.protocol.api.pooling import (
     ClassifyRequest,
     ClassifyResponse,
     EmbeddingRequest,
@@ -15,9 +15,9 @@ from troupellm.protocol.embeddings import (
     ScoreRequest,
     ScoreResponse,
 )
-from troupellm.server.host import EngineHost
+from troupellm.server.base.router import Route
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.pooling import cohere, scoring, vectors
-from troupellm.server.router import Route
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from troupellm.actors.intake_pooling import require_pooling
-from troupellm.actors.pooling_door import Scored
-from troupellm.protocol.embeddings import (
+from troupellm.actors.client.pooling import Scored
+from troupellm.actors.input.prepare_pooling import require_pooling
+from troupellm.protocol.api.chat import UsageBody
+from troupellm.protocol.api.pooling import (
     PoolingEnvelope,
     PoolingFields,
     RerankDocument,
@@ -20,11 +21,10 @@ from troupellm.protocol.embeddings import (
     ScoreItem,
     ScoreRequest,
 )
+from troupellm.protocol.api.usage import PromptTokensDetails
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.openai import UsageBody
-from troupellm.protocol.usage_details import PromptTokensDetails
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.pooling.answers import respond_items
 from troupellm.server.pooling.inputs import (
     as_texts,

@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from troupellm.protocol.embeddings import (
+from troupellm.protocol.api.pooling import (
     ClassifyItem,
     ClassifyRequest,
     EmbeddingItem,
@@ -19,13 +19,13 @@ from troupellm.protocol.embeddings import (
     VectorFields,
 )
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.outputs import Pooled
-from troupellm.protocol.pooling import PoolingTask
-from troupellm.server.body import is_large
-from troupellm.server.exchange import Exchange
-from troupellm.server.extras import unsupported
-from troupellm.server.host import EngineHost
-from troupellm.server.offload import offload
+from troupellm.protocol.params.outputs import Pooled
+from troupellm.protocol.params.pooling import PoolingTask
+from troupellm.server.base.body import is_large
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.threads import offload
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.extras import unsupported
 from troupellm.server.pooling.answers import account, encode_vector, respond_items
 from troupellm.server.pooling.inputs import (
     ENCODINGS,

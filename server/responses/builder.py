@@ -8,10 +8,8 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import UNSET
 
-from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
-from troupellm.protocol.openai import ErrorObject
-from troupellm.protocol.outputs import TokenLogprob, Usage
-from troupellm.protocol.response_events import (
+from troupellm.protocol.api.chat import ErrorObject
+from troupellm.protocol.api.response_events import (
     ContentPartAdded,
     ContentPartDone,
     ErrorEvent,
@@ -31,7 +29,7 @@ from troupellm.protocol.response_events import (
     ResponseInProgress,
     ResponseQueued,
 )
-from troupellm.protocol.response_objects import (
+from troupellm.protocol.api.response_objects import (
     CompactionItem,
     FunctionCall,
     IncompleteDetails,
@@ -48,11 +46,13 @@ from troupellm.protocol.response_objects import (
     ResponseUsage,
     TopLogprobEntry,
 )
-from troupellm.protocol.usage_details import OutputTokensDetails
-from troupellm.server.errors import OVERLOADED, ErrorAnswer, with_code
-from troupellm.server.predictions import predictions
+from troupellm.protocol.api.usage import OutputTokensDetails
+from troupellm.protocol.params.chat_events import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
+from troupellm.protocol.params.outputs import TokenLogprob, Usage
+from troupellm.server.base.errors import OVERLOADED, ErrorAnswer, with_code
+from troupellm.server.openai.usage import predictions
 from troupellm.server.responses.namespaces import Namespaced
-from troupellm.server.sealed import sealed
+from troupellm.server.responses.sealed import sealed
 
 _PREFIXES = {OutputMessage: "msg", ReasoningItem: "rs", FunctionCall: "fc", CompactionItem: "cmp"}
 

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 import msgspec
 
+from troupellm.protocol.api.chat import ChatMessage, ChatRequest
+from troupellm.protocol.api.responses import InputTokensRequest, ResponsesRequest
+from troupellm.protocol.api.tools import AllowedTools, ChosenTool, ToolChoiceBody
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
-from troupellm.protocol.openai import ChatMessage, ChatRequest
-from troupellm.protocol.openai_tools import AllowedTools, ChosenTool, ToolChoiceBody
-from troupellm.protocol.outputs import Usage
-from troupellm.protocol.responses import InputTokensRequest, ResponsesRequest
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.responses.summaries import COMPACTION, START, said, sealed_summary
-from troupellm.server.sealed import MAX_SEALED_BYTES
-from troupellm.server.turn import open_turn, prepare
+from troupellm.protocol.params.outputs import Usage
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.chat_turn import open_turn, prepare
+from troupellm.server.responses.sealed import MAX_SEALED_BYTES
+from troupellm.server.responses.summaries import START, said, sealed_summary
+from troupellm.server.storage.kept_items import COMPACTION
 
 TRIGGER = "compaction_trigger"
 MAX_SUMMARY_TOKENS = 4_096

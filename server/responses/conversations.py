@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.conversations import (
+from troupellm.protocol.api.conversations import (
     AddItems,
     ConversationItems,
     ConversationObject,
@@ -17,24 +17,24 @@ from troupellm.protocol.conversations import (
     UpdateConversation,
 )
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.body import INLINE_BYTES
-from troupellm.server.errors import HttpError, not_ready
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.offload import offload
-from troupellm.server.responses.conversation_rows import (
+from troupellm.server.base.body import INLINE_BYTES
+from troupellm.server.base.errors import HttpError, not_ready
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.threads import offload
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.responses.conversation import no_conversation
+from troupellm.server.responses.items import MAX_ITEMS, item_type
+from troupellm.server.responses.listing import ItemsQuery, page_of, shown
+from troupellm.server.responses.prepare import no_store
+from troupellm.server.storage.conversation_rows import (
     ConversationFullError,
     add_conversation,
     append_items,
     change_metadata,
     remove_item,
 )
-from troupellm.server.responses.items import MAX_ITEMS, item_type
-from troupellm.server.responses.listing import ItemsQuery, page_of, shown
-from troupellm.server.responses.past import no_conversation
-from troupellm.server.responses.plan import no_store
-from troupellm.server.responses.rows import Items, StoredResponse, read_row
-from troupellm.server.responses.store import ResponseStore
+from troupellm.server.storage.responses import ResponseStore
+from troupellm.server.storage.responses_rows import Items, StoredResponse, read_row
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 

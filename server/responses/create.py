@@ -4,20 +4,22 @@ from functools import partial
 
 import msgspec
 
-from troupellm.actors.demand import estimate_tokens
-from troupellm.protocol.dialect import TurnEvent
+from troupellm.actors.admission.demand import estimate_tokens
+from troupellm.protocol.api.chat import ChatRequest
+from troupellm.protocol.api.response_events import ResponseEvent
+from troupellm.protocol.api.response_objects import CompactedResponse, CompactionItem, InputTokens
+from troupellm.protocol.api.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
-from troupellm.protocol.openai import ChatRequest
-from troupellm.protocol.response_events import ResponseEvent
-from troupellm.protocol.response_objects import CompactedResponse, CompactionItem, InputTokens
-from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
-from troupellm.server.bounded import answer_within, bounded
-from troupellm.server.counting import charged
-from troupellm.server.errors import ClientGone, flatten
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.pieces import pieces_of
-from troupellm.server.relabel import relabelled
+from troupellm.protocol.params.chat_events import TurnEvent
+from troupellm.server.base.errors import ClientGone, flatten
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.sse import open_events
+from troupellm.server.host.counting import charged
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.bounded import answer_within, bounded
+from troupellm.server.openai.chat_pieces import pieces_of
+from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
+from troupellm.server.openai.relabel import relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded, item_id, usage_of
 from troupellm.server.responses.compact import (
     Summary,
@@ -31,10 +33,8 @@ from troupellm.server.responses.compact import (
 from troupellm.server.responses.follow import follow
 from troupellm.server.responses.generate import failure, keep
 from troupellm.server.responses.jobs import Jobs
-from troupellm.server.responses.plan import Plan, make_plan
+from troupellm.server.responses.prepare import Plan, make_plan
 from troupellm.server.responses.truncate import truncated
-from troupellm.server.sse import open_events
-from troupellm.server.turn import Turn, open_turn, prepare
 
 
 async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:

@@ -3,15 +3,15 @@
 import anyio
 import msgspec
 
-from troupellm.protocol.response_events import ErrorEvent, ResponseFailed
-from troupellm.protocol.response_objects import ResponseObject
-from troupellm.server.errors import HttpError
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
+from troupellm.protocol.api.response_events import ErrorEvent, ResponseFailed
+from troupellm.protocol.api.response_objects import ResponseObject
+from troupellm.server.base.errors import HttpError
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.sse import open_events
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.responses.builder import encoded, error_event
 from troupellm.server.responses.jobs import Jobs
-from troupellm.server.responses.rows import StoredResponse
-from troupellm.server.sse import open_events
+from troupellm.server.storage.responses_rows import StoredResponse
 
 POLL_SECONDS = 0.2
 """How often the log of another process's response is looked at."""

@@ -4,21 +4,21 @@ from contextlib import suppress
 
 import msgspec
 
+from troupellm.protocol.api.chat import ErrorObject
+from troupellm.protocol.api.response_events import ResponseEvent
+from troupellm.protocol.api.response_objects import CompactionItem, ResponseObject
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.openai import ErrorObject
-from troupellm.protocol.response_events import ResponseEvent
-from troupellm.protocol.response_objects import CompactionItem, ResponseObject
-from troupellm.server.errors import HttpError, answer, flatten
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.relabel import relabel
+from troupellm.server.base.errors import HttpError, answer, flatten
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
-from troupellm.server.responses.conversation_rows import ConversationFullError, append_items
 from troupellm.server.responses.conversations import identified
-from troupellm.server.responses.plan import Plan
-from troupellm.server.responses.rows import Items, StoredResponse
-from troupellm.server.responses.store import ResponseStore
-from troupellm.server.responses.summaries import COMPACTION
+from troupellm.server.responses.prepare import Plan
+from troupellm.server.storage.conversation_rows import ConversationFullError, append_items
+from troupellm.server.storage.kept_items import COMPACTION
+from troupellm.server.storage.responses import ResponseStore
+from troupellm.server.storage.responses_rows import Items, StoredResponse
 
 
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:

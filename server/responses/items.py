@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.checks import printable
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.billing import without_billing
-from troupellm.server.past_texts import newest_places, past_texts
+from troupellm.protocol.params.checks import printable
+from troupellm.server.base.skipped import skipped_names
+from troupellm.server.openai.billing import without_billing
+from troupellm.server.openai.past_texts import newest_places, past_texts
 from troupellm.server.responses.past_calls import CALLS, OUTPUTS, Item, call_id_of, past_call, past_output
+from troupellm.server.responses.sealed import unsealed
 from troupellm.server.responses.summaries import said_of
-from troupellm.server.sealed import unsealed
-from troupellm.server.skipped import skipped_names
 
 MAX_ITEMS = 10_000
 MAX_UNPACKED_BYTES = 8 * 2**20

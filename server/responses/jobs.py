@@ -11,17 +11,17 @@ from contextlib import suppress
 import anyio
 import msgspec
 
+from troupellm.protocol.api.response_events import ResponseEvent
+from troupellm.protocol.api.response_objects import ResponseObject
 from troupellm.protocol.errors import InvalidRequest, RequestFailed, TroupeError
-from troupellm.protocol.response_events import ResponseEvent
-from troupellm.protocol.response_objects import ResponseObject
-from troupellm.server.errors import ClientGone, HttpError, flatten, not_ready
-from troupellm.server.exchange import Exchange, Message
-from troupellm.server.host import EngineHost
+from troupellm.server.base.errors import ClientGone, HttpError, flatten, not_ready
+from troupellm.server.base.exchange import Exchange, Message
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.chat_turn import Turn, open_turn
 from troupellm.server.responses.builder import ResponseBuilder, encoded
 from troupellm.server.responses.generate import failure, joined, stored_form
-from troupellm.server.responses.plan import Plan
-from troupellm.server.responses.rows import LEASE_SECONDS, failed_body
-from troupellm.server.turn import Turn, open_turn
+from troupellm.server.responses.prepare import Plan
+from troupellm.server.storage.responses_rows import LEASE_SECONDS, failed_body
 
 logger = logging.getLogger("troupellm.server")
 

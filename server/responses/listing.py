@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.responses.items import item_type
-from troupellm.server.responses.rows import Items
+from troupellm.server.storage.responses_rows import Items
 
 
 class ItemsQuery(msgspec.Struct, kw_only=True):

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from troupellm.protocol.conversations import (
+from troupellm.protocol.api.conversations import (
     AddItems,
     ConversationItems,
     ConversationObject,
@@ -11,20 +11,20 @@ from troupellm.protocol.conversations import (
     DeletedConversation,
     UpdateConversation,
 )
-from troupellm.protocol.response_events import EVENTS
-from troupellm.protocol.response_objects import (
+from troupellm.protocol.api.response_events import EVENTS
+from troupellm.protocol.api.response_objects import (
     CompactedResponse,
     DeletedResponse,
     InputItemList,
     InputTokens,
     ResponseObject,
 )
-from troupellm.protocol.responses import CompactRequest, InputTokensRequest, ResponsesRequest
-from troupellm.server.host import EngineHost
-from troupellm.server.responses import conversations, create, stored
+from troupellm.protocol.api.responses import CompactRequest, InputTokensRequest, ResponsesRequest
+from troupellm.server.base.router import Route
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.responses import conversations, create, retrieve
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.listing import ItemsQuery
-from troupellm.server.router import Route
 
 
 def routes(host: EngineHost, prefix: str) -> list[Route]:
@@ -68,13 +68,13 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
             error_shape="responses",
         ),
         of_one(
-            "GET", one, stored.retrieve, "A response that was kept", ResponseObject,
-            query=stored.RetrieveQuery, streams=True, events=EVENTS, own_end=True,
+            "GET", one, retrieve.retrieve, "A response that was kept", ResponseObject,
+            query=retrieve.RetrieveQuery, streams=True, events=EVENTS, own_end=True,
         ),
-        of_one("DELETE", one, stored.delete, "Forget a response", DeletedResponse),
-        of_one("POST", f"{one}/cancel", stored.cancel, "Cancel a background response", ResponseObject),
+        of_one("DELETE", one, retrieve.delete, "Forget a response", DeletedResponse),
+        of_one("POST", f"{one}/cancel", retrieve.cancel, "Cancel a background response", ResponseObject),
         of_one(
-            "GET", f"{one}/input_items", stored.input_items, "What a response was made from", InputItemList,
+            "GET", f"{one}/input_items", retrieve.input_items, "What a response was made from", InputItemList,
             query=ItemsQuery,
         ),
         *_conversation_routes(host, f"{prefix}/conversations"),

@@ -13,27 +13,27 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.protocol.caller import Caller
+from troupellm.protocol.api.caller import Caller
+from troupellm.protocol.api.response_events import ResponseCompleted
+from troupellm.protocol.api.responses import ResponsesRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.response_events import ResponseCompleted
-from troupellm.protocol.responses import ResponsesRequest
-from troupellm.server.body import decode_body, is_large
-from troupellm.server.body_room import Reservation, no_room
-from troupellm.server.errors import ClientGone, answer, flatten
-from troupellm.server.exchange import EVENTS, Exchange, Message
-from troupellm.server.host import EngineHost
-from troupellm.server.messages.threads import read_held
-from troupellm.server.offload import offload
+from troupellm.server.base.body import decode_body, is_large
+from troupellm.server.base.body_room import Reservation, no_room
+from troupellm.server.base.errors import ClientGone, answer, flatten
+from troupellm.server.base.exchange import EVENTS, Exchange, Message
+from troupellm.server.base.sse import open_events
+from troupellm.server.base.threads import offload
+from troupellm.server.base.unknown_fields import UnknownFields
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.chat_turn import open_turn
 from troupellm.server.responses import create
 from troupellm.server.responses.builder import ResponseBuilder, encoded, usage_of
 from troupellm.server.responses.items import as_items
 from troupellm.server.responses.jobs import Jobs
-from troupellm.server.responses.plan import make_plan
-from troupellm.server.responses.rows import Items
-from troupellm.server.responses.summaries import after_compaction
-from troupellm.server.sse import open_events
-from troupellm.server.turn import open_turn
-from troupellm.server.unknown_fields import UnknownFields
+from troupellm.server.responses.prepare import make_plan
+from troupellm.server.storage.kept_items import after_compaction
+from troupellm.server.storage.message_threads import read_held
+from troupellm.server.storage.responses_rows import Items
 
 MAX_WAITING = 2
 """Frames that may wait behind the one that is answered."""

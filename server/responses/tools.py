@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import msgspec
 
-from troupellm.protocol.checks import got
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.tools import MAX_NAME, MAX_TOOLS, check_tools
+from troupellm.protocol.params.checks import got
+from troupellm.protocol.params.tools import MAX_NAME, MAX_TOOLS, check_tools
 from troupellm.server.responses.namespaces import Namespaced, flat_name
 
 MODES = ("none", "auto", "required")

@@ -5,16 +5,16 @@ from typing import Any, get_args
 
 import msgspec
 
+from troupellm.protocol.api.chat import ChatRequest
+from troupellm.protocol.api.responses import ResponsesRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.openai import ChatRequest
-from troupellm.protocol.responses import ResponsesRequest
-from troupellm.protocol.tools import Effort
-from troupellm.server.body import invalid_field
-from troupellm.server.relabel import Names, relabel
+from troupellm.protocol.params.tools import Effort
+from troupellm.server.base.body import invalid_field
+from troupellm.server.base.skipped import skipped_names
+from troupellm.server.openai.relabel import Names, relabel
 from troupellm.server.responses.items import MAX_UNPACKED_BYTES, Conversation, conversation_of
 from troupellm.server.responses.past_calls import Item
 from troupellm.server.responses.tools import ChosenTools
-from troupellm.server.skipped import skipped_names
 
 _SAME = (
     "model", "session_id", "prompt_cache_key", "prompt_cache_retention", "metadata",

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
+from troupellm.protocol.api.chat import ChatMessage, ChatRequest
 from troupellm.protocol.errors import ContextLengthExceeded
-from troupellm.protocol.openai import ChatMessage, ChatRequest
-from troupellm.server.exchange import Exchange
-from troupellm.server.host import EngineHost
-from troupellm.server.turn import prepare
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.chat_turn import prepare
 
 PART_KEPT: Final = 0.6
 """Part of the room for a prompt that a cut conversation may fill."""

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from troupellm.actors.offline_outputs import RequestOutput
-from troupellm.actors.pooling_outputs import PoolingRequestOutput
-from troupellm.actors.submission import PromptLike
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.actors.admission.submission import PromptLike
+from troupellm.actors.llm.outputs import RequestOutput
+from troupellm.actors.llm.pooling_outputs import PoolingRequestOutput
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.pooling import PoolingParams
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.params.pooling import PoolingParams
+from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.server.vllm_api.engine_base import ThreadedEngine, settled
 from troupellm.server.vllm_api.requests import Output
 

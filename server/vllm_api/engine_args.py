@@ -8,11 +8,11 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm_further import REFUSED
-from troupellm.protocol.vllm_settings import NO_EFFECT, STRUCTURED
-from troupellm.protocol.vllm_values import ACCEPTED, is_switch
+from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.settings import NO_EFFECT, STRUCTURED
+from troupellm.protocol.vllm.values import ACCEPTED, is_switch
 from troupellm.server.cli.flags import Flag, config_flags, parse_value
 
 ParserT = TypeVar("ParserT", bound=argparse._ActionsContainer)

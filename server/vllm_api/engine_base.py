@@ -7,13 +7,13 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import msgspec
 
-from troupellm.actors.engine import Engine
-from troupellm.actors.engine_thread import EngineThread
-from troupellm.protocol.config import EngineConfig
+from troupellm.actors.engine.engine import Engine
+from troupellm.actors.engine.engine_thread import EngineThread
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.pooling import PoolingParams
-from troupellm.protocol.sampling import SamplingParams
-from troupellm.protocol.vllm_names import refuse_name
+from troupellm.protocol.params.pooling import PoolingParams
+from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.protocol.vllm.names import refuse_name
 from troupellm.server.vllm_api.engine_args import EngineArgs
 from troupellm.server.vllm_api.requests import OpenRequests
 

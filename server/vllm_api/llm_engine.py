@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
-from troupellm.actors.submission import PromptLike
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.pooling import PoolingParams
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.actors.admission.submission import PromptLike
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.params.pooling import PoolingParams
+from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.server.vllm_api.engine_base import ThreadedEngine, settled
 from troupellm.server.vllm_api.requests import Output
 

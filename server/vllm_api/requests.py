@@ -9,16 +9,16 @@ from typing import Any
 
 import anyio
 
-from troupellm.actors.engine import Engine
-from troupellm.actors.growing_answer import GrowingAnswer
-from troupellm.actors.offline_outputs import RequestOutput, request_output
-from troupellm.actors.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from troupellm.actors.stream import Stream
-from troupellm.actors.submission import PromptLike
+from troupellm.actors.admission.submission import PromptLike
+from troupellm.actors.client.stream import Stream
+from troupellm.actors.engine.engine import Engine
+from troupellm.actors.llm.growing_answer import GrowingAnswer
+from troupellm.actors.llm.outputs import RequestOutput, request_output
+from troupellm.actors.llm.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from troupellm.protocol.errors import InvalidRequest, TroupeError
-from troupellm.protocol.output_kind import RequestOutputKind
-from troupellm.protocol.pooling import PoolingParams
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.params.output_kind import RequestOutputKind
+from troupellm.protocol.params.pooling import PoolingParams
+from troupellm.protocol.params.sampling import SamplingParams
 
 Output = RequestOutput | PoolingRequestOutput
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.rest import SleepWorker, WakeWorker, WorkerCommand, WorkerReport
-from troupellm.protocol.worker import (
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.sleep import SleepWorker, WakeWorker, WorkerCommand, WorkerReport
+from troupellm.protocol.messages.worker import (
     CacheGroup,
     LoadProgress,
     NewRow,

@@ -14,7 +14,7 @@ import pytest
 from batching import jsonl, line, lines_of, over, sdk, serving_batches, started, uploaded
 from serving import eventually, lifespan_of, running_server, server_config
 
-from troupellm.server.app import asgi
+from troupellm.server.app.app import asgi
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from scripted_model import scripted_settings, write_scripted_model
 from serving import served_by, server_config
 
 from troupellm import Engine
-from troupellm.server.app import asgi
+from troupellm.server.app.app import asgi
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ import pytest
 from absence import absent
 from processes import ServerProcess, ready_process
 
-from troupellm.models.source import BUILTIN_FOLDER
+from troupellm.models.hub.source import BUILTIN_FOLDER
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -7,7 +7,7 @@ import pytest
 from plain_http import NO_TLS
 from serving import running_server
 
-from troupellm.server.sealed import unsealed
+from troupellm.server.responses.sealed import unsealed
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import pytest
 from front_pair import front_pair
 from serving import running_server, server_config
 
-from troupellm.server.keys import read_keys
+from troupellm.server.access.keys import read_keys
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from troupellm import Engine
-from troupellm.models.memory_use import resident_bytes
+from troupellm.models.worker.memory_use import resident_bytes
 
 pytestmark = pytest.mark.anyio
 

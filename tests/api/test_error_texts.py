@@ -8,11 +8,11 @@ import httpx
 import pytest
 from serving import running_server, server_config
 
-from troupellm.actors.quotas import Quotas
-from troupellm.protocol.config import TenantConfig
+from troupellm.actors.admission.quotas import Quotas
+from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, RateLimited
 from troupellm.protocol.quota import Quota
-from troupellm.server.errors import ErrorAnswer, answer
+from troupellm.server.base.errors import ErrorAnswer, answer
 
 pytestmark = pytest.mark.anyio
 

@@ -14,11 +14,11 @@ from serving import events_of, running_server, server_config, with_spare
 from tokenizers import pre_tokenizers
 
 from troupellm import Engine
-from troupellm.actors.worker_seat import WorkerGone
+from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
-from troupellm.protocol.intake import TextPrompt, Truncation
-from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.input import TextPrompt, Truncation
+from troupellm.protocol.messages.worker import StepPlan
+from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 
 pytestmark = pytest.mark.anyio
 

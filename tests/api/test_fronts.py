@@ -21,9 +21,9 @@ from serving import events_of, eventually, http_request
 from shared_memory import lock_files, shared_segments
 from sockets import RawSocket, raw_socket
 
-from troupellm.protocol.fronts import Apply, Submit
-from troupellm.server.app import asgi
-from troupellm.server.fronts.fleet import INTENSITY
+from troupellm.protocol.wire.api_process import Apply, Submit
+from troupellm.server.api_processes.fleet import INTENSITY
+from troupellm.server.app.app import asgi
 
 pytestmark = pytest.mark.anyio
 

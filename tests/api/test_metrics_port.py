@@ -7,13 +7,13 @@ import httpx
 import pytest
 from processes import MODES, free_port, ready_process
 
-from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.worker import LoadProgress
-from troupellm.server.http_side import LocalSide, MetricsPort
-from troupellm.server.listener import bind
-from troupellm.server.run import serve
-from troupellm.server.shutdown import Shutdown
+from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.server.http.listener import bind
+from troupellm.server.serve.http_side import LocalSide, MetricsPort
+from troupellm.server.serve.run import serve
+from troupellm.server.serve.shutdown import Shutdown
 
 pytestmark = pytest.mark.anyio
 

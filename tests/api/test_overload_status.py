@@ -11,13 +11,13 @@ import pytest
 from front_pair import front_pair
 from serving import server_config
 
-from troupellm.actors.engine import Engine
-from troupellm.protocol.caller import NOBODY
-from troupellm.protocol.config import ServerConfig
-from troupellm.server.app import asgi, routes
-from troupellm.server.host import EngineHost
-from troupellm.server.inside import Inside
-from troupellm.server.keys import read_keys
+from troupellm.actors.engine.engine import Engine
+from troupellm.protocol.api.caller import NOBODY
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.access.keys import read_keys
+from troupellm.server.app.app import asgi, routes
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.internal_requests import Inside
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,9 @@ import pytest
 from hypercorn.protocol.http_stream import HTTPStream
 from serving import running_server, server_config
 
-from troupellm.actors.stream import Stream
-from troupellm.server.exchange import Exchange
-from troupellm.server.wire.connection import Connection
+from troupellm.actors.client.stream import Stream
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.http.connection import Connection
 
 pytestmark = pytest.mark.anyio
 

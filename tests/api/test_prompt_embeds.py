@@ -8,10 +8,10 @@ from meddler import Seats
 from tokenizers import pre_tokenizers
 
 from troupellm import LLM, SamplingParams
-from troupellm.actors.embeds import as_embeds
-from troupellm.actors.worker_seat import WorkerGone
+from troupellm.actors.admission.embeds_prompt import as_embeds
+from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.worker import StepPlan
 
 pytestmark = pytest.mark.anyio
 

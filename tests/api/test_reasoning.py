@@ -9,10 +9,10 @@ from recorded_dialects import CASES, TOOLS, plain_calls
 from serving import events_of, running_server
 from tiny_model import CHAT_TEMPLATE
 
-from troupellm.actors.engine import Engine
-from troupellm.actors.offline import LLM
-from troupellm.protocol.outputs import ToolCall
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.actors.engine.engine import Engine
+from troupellm.actors.llm.llm import LLM
+from troupellm.protocol.params.outputs import ToolCall
+from troupellm.protocol.params.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
 

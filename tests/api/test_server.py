@@ -9,9 +9,9 @@ from plain_http import NO_TLS
 from serving import eventually, http_request, lifespan_of, running_server, server_config
 
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.worker import LoadProgress
-from troupellm.server.app import asgi
-from troupellm.server.listener import bind
+from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.server.app.app import asgi
+from troupellm.server.http.listener import bind
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import pytest
 from serving import running_server
 from tokenizers import pre_tokenizers
 
-from troupellm.protocol.anthropic import MessagesRequest
-from troupellm.protocol.openai_extras import DescriptiveFields, ExtraFields
-from troupellm.protocol.responses import ResponsesRequest
+from troupellm.protocol.api.anthropic import MessagesRequest
+from troupellm.protocol.api.extensions import DescriptiveFields, ExtraFields
+from troupellm.protocol.api.responses import ResponsesRequest
 
 pytestmark = pytest.mark.anyio
 

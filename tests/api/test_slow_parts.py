@@ -6,16 +6,16 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from troupellm.protocol.anthropic import ContextEdit, InputMessage, MessageContextManagement, MessagesRequest
-from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.openai import ChatMessage, ChatRequest
-from troupellm.server.body import INLINE_BYTES
-from troupellm.server.exchange import Exchange
-from troupellm.server.history import INLINE_PARTS
-from troupellm.server.host import EngineHost
+from troupellm.protocol.api.anthropic import ContextEdit, InputMessage, MessageContextManagement, MessagesRequest
+from troupellm.protocol.api.chat import ChatMessage, ChatRequest
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.base.body import INLINE_BYTES
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.create import create
-from troupellm.server.slow_parts import read_parts
-from troupellm.server.turn import open_turn
+from troupellm.server.openai.chat_turn import open_turn
+from troupellm.server.openai.messages import INLINE_PARTS
+from troupellm.server.openai.slow_parts import read_parts
 
 pytestmark = pytest.mark.anyio
 

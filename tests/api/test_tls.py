@@ -12,10 +12,10 @@ import pytest
 from certificates import write_certificates
 from serving import running_server, server_config
 
-from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.front import tls_context
-from troupellm.server.run import serve
+from troupellm.server.http.server import tls_context
+from troupellm.server.serve.run import serve
 
 pytestmark = pytest.mark.anyio
 

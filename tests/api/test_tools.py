@@ -12,7 +12,7 @@ from plain_http import NO_TLS
 from serving import running_server
 from written_formats import DISTINCT_PARSERS
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 
 pytestmark = pytest.mark.anyio
 

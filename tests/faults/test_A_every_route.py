@@ -37,9 +37,9 @@ def anyio_backend():
 
 
 def test_every_route_with_a_body_has_a_sample():
-    from troupellm.protocol.config import ServerConfig
-    from troupellm.server.app import App
-    from troupellm.server.host import EngineHost
+    from troupellm.protocol.config.engine import ServerConfig
+    from troupellm.server.app.app import App
+    from troupellm.server.host.engine_host import EngineHost
 
     app = App(EngineHost(ServerConfig()), scopes=("open", "api", "admin"))
     assert {route.path for route in json_routes(app.routes)} == set(SAMPLES)

@@ -10,7 +10,7 @@ import pytest
 from canary import resident_bytes, under_many as under_attack
 from serving import http_request, server_config
 
-from troupellm.server.app import asgi
+from troupellm.server.app.app import asgi
 
 pytestmark = pytest.mark.anyio
 

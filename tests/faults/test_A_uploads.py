@@ -15,9 +15,9 @@ import pytest
 from canary import Attacked, resident_bytes, under_many as under_attack
 from serving import server_config
 
-from troupellm.server.batches.service import MAX_UPLOADS_OF_ONE
+from troupellm.server.access.keys import read_keys
 from troupellm.server.batches.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
-from troupellm.server.keys import read_keys
+from troupellm.server.storage.batches_service import MAX_UPLOADS_OF_ONE
 
 pytestmark = pytest.mark.anyio
 

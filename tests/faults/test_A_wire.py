@@ -21,9 +21,9 @@ from serving import http_request, server_config
 from sockets import raw_socket
 from stranger_http2 import StrangerHttp2
 
-from troupellm.server.exchange import PIECE_BYTES
-from troupellm.server.wire.frames import BURST, Unsent
-from troupellm.server.wire.http1 import MAX_TINY_PIECES, Http1
+from troupellm.server.base.exchange import PIECE_BYTES
+from troupellm.server.http.http1 import MAX_TINY_PIECES, Http1
+from troupellm.server.http.http2_flood import BURST, Unsent
 
 pytestmark = pytest.mark.anyio
 

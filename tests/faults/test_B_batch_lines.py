@@ -9,7 +9,7 @@ import pytest
 from canary import Attacked, resident_bytes, under_many as under_attack
 from serving import server_config
 
-from troupellm.server.app import asgi
+from troupellm.server.app.app import asgi
 from troupellm.server.batches.runner import held_folder, running_batches
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ import json
 import pytest
 from canary import under_many as under_attack
 
-from troupellm.protocol.openai import ErrorBody
+from troupellm.protocol.api.chat import ErrorBody
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from engines import SETTINGS
 from matrix import OK, check_matrix
 from serving import eventually
 
-from troupellm.actors import guide_compiler
-from troupellm.actors.guide import Guide
+from troupellm.actors.guide import compiler as guide_compiler
+from troupellm.actors.guide.actor import Guide
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.guide import MAX_SOURCE_BYTES, GuideSpec
+from troupellm.protocol.params.guide import MAX_SOURCE_BYTES, GuideSpec
 
 pytestmark = pytest.mark.anyio
 

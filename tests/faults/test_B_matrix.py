@@ -24,12 +24,12 @@ from canary import Attacked, under_many as under_attack
 from fault_rows import ROWS, cases
 from serving import running_server, server_config
 
-from troupellm.actors.engine import Engine
-from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.openai import ChatRequest
-from troupellm.server.app import routes
-from troupellm.server.host import EngineHost
-from troupellm.server.router import Route
+from troupellm.actors.engine.engine import Engine
+from troupellm.protocol.api.chat import ChatRequest
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.app.app import routes
+from troupellm.server.base.router import Route
+from troupellm.server.host.engine_host import EngineHost
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from canary import Attacked, under_many as under_attack
 from every_route import KEYS, body_of, chosen, path_of, problem_of, streams_of, with_keys
 from serving import events_of, eventually
 
-from troupellm.server.router import Route
+from troupellm.server.base.router import Route
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ from canary import under_many as under_attack
 from every_route import KEYS, chosen, path_of, stays_refused, with_keys
 from msgspec.inspect import BoolType, FloatType, IntType, ListType, LiteralType, StrType, UnionType, VarTupleType
 
-from troupellm.server.query import MAX_FIELDS
-from troupellm.server.router import Route
+from troupellm.server.base.query import MAX_FIELDS
+from troupellm.server.base.router import Route
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 from canary import under_many as under_attack
 from every_route import MESSAGES
 
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.params.guide import GuideSpec
 
 pytestmark = pytest.mark.anyio
 

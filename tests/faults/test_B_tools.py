@@ -8,7 +8,7 @@ from recorded_dialects import TOOLS
 from serving import events_of
 from written_formats import DISTINCT_PARSERS
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 
 pytestmark = pytest.mark.anyio
 
@@ -221,7 +221,7 @@ async def test_B11_output_that_looks_like_code_is_only_text(tmp_path, parser):
 
 def test_B11_parsers_have_no_door_to_code():
     """They read text with regular expressions and JSON; nothing in them evaluates."""
-    import troupellm.models.dialects as package
+    import troupellm.models.chat_parsers as package
 
     for path in package.__path__:
         for name in (

@@ -11,10 +11,10 @@ from every_route import COUNTING, SAMPLES, STORING, content_with, takes_text
 from oracle import Oracle, make_core, ready, submission
 from serving import eventually
 
-from troupellm.actors.guide_cache import GuideCache, key_of
-from troupellm.actors.scheduler.shares import _MOST_REMEMBERED
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.guide import GuideProgram, GuideSpec
+from troupellm.actors.guide.cache import GuideCache, key_of
+from troupellm.actors.scheduler.fair_share import _MOST_REMEMBERED
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.params.guide import GuideProgram, GuideSpec
 
 pytestmark = pytest.mark.anyio
 

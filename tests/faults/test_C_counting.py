@@ -11,10 +11,11 @@ from front_pair import front_pair
 from serving import eventually, running_server
 from tokenizers import Encoding
 
-from troupellm.actors.intake import INLINE_CHARACTERS
-from troupellm.actors.long_texts import PARALLEL
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.server import completions, counting
+from troupellm.actors.input.actor import INLINE_CHARACTERS
+from troupellm.actors.input.long_texts import PARALLEL
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.server.host import counting
+from troupellm.server.openai import completions
 from troupellm.server.pooling import vectors
 
 pytestmark = pytest.mark.anyio

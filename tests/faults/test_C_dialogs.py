@@ -9,8 +9,9 @@ import pytest
 from canary import under_attack
 from serving import eventually, server_config
 
-from troupellm.server.errors import not_ready
-from troupellm.server.responses import jobs, schema, store
+from troupellm.server.base.errors import not_ready
+from troupellm.server.responses import jobs
+from troupellm.server.storage import responses as store, responses_schema
 
 pytestmark = pytest.mark.anyio
 
@@ -188,7 +189,7 @@ async def test_C6_many_small_items_leave_the_loop_free(tiny_engine, kind):
 
 async def test_C10_a_store_that_cannot_write_costs_the_answer_nothing(tiny_engine, tmp_path, monkeypatch):
     config = server_config(responses_store=str(tmp_path / "responses.sqlite"))
-    whole = schema.open_database
+    whole = responses_schema.open_database
 
     opened = []
 
@@ -214,7 +215,7 @@ async def test_C10_a_store_that_cannot_write_costs_the_answer_nothing(tiny_engin
 
 
 async def test_C10_a_file_that_somebody_holds_is_told_and_not_waited_for_by_others(tiny_engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(responses_schema, "BUSY_SECONDS", 0.05)
     path = str(tmp_path / "responses.sqlite")
     async with tiny_engine() as engine, under_attack(engine, server_config(responses_store=path)) as attacked:
         made = (await attacked.client.post(RESPONSES, json=HI)).json()
@@ -232,7 +233,7 @@ async def test_C10_a_file_that_somebody_holds_is_told_and_not_waited_for_by_othe
 async def test_C10_a_file_that_somebody_holds_for_a_while_ends_no_background_response(
     tiny_engine, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(responses_schema, "BUSY_SECONDS", 0.02)
     monkeypatch.setattr(jobs, "RENEW_SECONDS", 0.02)
     path = str(tmp_path / "responses.sqlite")
     body = HI | {"max_output_tokens": 200, "ignore_eos": True, "background": True, "stream": True}

@@ -14,8 +14,8 @@ from processes import ON_A_THREAD, ready_process
 from serving import eventually
 from sockets import raw_socket
 
-from troupellm.actors.metrics import MetricsSink
-from troupellm.server.log_writer import CAPACITY
+from troupellm.actors.metrics.actor import MetricsSink
+from troupellm.server.observe.log_writer import CAPACITY
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,9 @@ from canary import Attacked, under_attack
 from processes import SMALL, ready_process
 from serving import eventually
 
-from troupellm.actors.engine import Engine
-from troupellm.models.offload import disk, tier
-from troupellm.models.offload.disk import DiskStore
+from troupellm.actors.engine.engine import Engine
+from troupellm.models.kv_offload import disk_store, store_tier
+from troupellm.models.kv_offload.disk_store import DiskStore
 
 pytestmark = pytest.mark.anyio
 
@@ -37,8 +37,8 @@ PROMPTS = [[7 + number] * 3 + list(range(40, 165)) for number in range(16)]
 
 @pytest.fixture(autouse=True)
 def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier, "FIRST_PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(tier, "LAST_PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(store_tier, "FIRST_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(store_tier, "LAST_PROBE_SECONDS", 0.2)
 
 
 class Attack:
@@ -191,7 +191,7 @@ async def test_C8_a_medium_that_fails(attack, monkeypatch, caplog, code, call):
         for path in found.files if call == "writev" else ():
             path.unlink()
         with monkeypatch.context() as patched:
-            patched.setattr(disk.os, call, fail)
+            patched.setattr(disk_store.os, call, fail)
             await found.until_disabled()
             assert any(os.strerror(code) in record.message for record in caplog.records)
         await found.until_it_works()

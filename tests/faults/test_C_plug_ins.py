@@ -14,7 +14,7 @@ from canary import under_attack
 from serving import eventually
 from toy_connector import ILL_BEFORE, ILL_WHEN_READ, OPENED_BY, RELEASED
 
-from troupellm.models.connectors.opening import GROUP
+from troupellm.models.kv_connectors.open_connectors import GROUP
 from troupellm.protocol.errors import KVLoadFailed
 
 pytestmark = pytest.mark.anyio

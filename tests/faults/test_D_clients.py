@@ -8,7 +8,7 @@ import pytest
 from canary import resident_bytes, under_attack
 from serving import eventually, http_request, server_config
 
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ from processes import ON_A_THREAD, ready_process
 from serving import eventually, http_request, server_config
 from sockets import RawSocket, raw_socket
 
-from troupellm.actors.outbox import LocalOutbox
-from troupellm.protocol.scheduler import SubmitRequest
+from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.protocol.messages.scheduler import SubmitRequest
 
 pytestmark = pytest.mark.anyio
 

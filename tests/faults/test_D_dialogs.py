@@ -13,9 +13,9 @@ from meddler import Seats, changed
 from processes import ready_process
 from serving import eventually, http_request, server_config
 
-from troupellm.protocol.config import ServerConfig
-from troupellm.protocol.worker import RowError, StepResult
-from troupellm.server.responses.store import ResponseStore
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.protocol.messages.worker import RowError, StepResult
+from troupellm.server.storage.responses import ResponseStore
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from oracle import Harness, make_core, ready, stream_of, submission
 from recording import RecordingWorker
 from serving import eventually, server_config
 
-from troupellm.server.keys import read_keys
+from troupellm.server.access.keys import read_keys
 
 CHUNK = 64
 NEVER = frozenset[int]()

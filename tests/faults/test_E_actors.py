@@ -15,11 +15,11 @@ from meddler import MARKER, Seats
 from processes import ON_A_THREAD, ready_process
 from serving import eventually, running_server
 
-from troupellm.actors import company
-from troupellm.actors.mailbox import Mailbox
-from troupellm.actors.tables import SUPERVISION
+from troupellm.actors.engine import wiring
+from troupellm.actors.engine.edges import SUPERVISION
+from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
-from troupellm.protocol.guide import GuideSpec
+from troupellm.protocol.params.guide import GuideSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +83,7 @@ async def ask_many(engine, *, guided: bool = False) -> list[object]:
 
 @pytest.mark.parametrize("actor", RESTARTED)
 async def test_E4_an_actor_that_falls_is_restarted_and_everybody_is_answered(tiny_engine, monkeypatch, actor):
-    monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(stall_timeout=0.2) as engine:
         guided = actor == "guide"
         solo = await ask_many(engine, guided=guided)
@@ -129,7 +129,7 @@ class OneMessage(Mailbox):
 
 
 async def test_E7_mailboxes_of_one_message_deadlock_nobody(tiny_engine, monkeypatch):
-    monkeypatch.setattr(company, "Mailbox", OneMessage)
+    monkeypatch.setattr(wiring, "Mailbox", OneMessage)
     async with tiny_engine() as engine, under_attack(engine, canary_tokens=60):
         solo = await ask_many(engine)
         most = {}

@@ -4,7 +4,7 @@ import pytest
 from canary import under_attack
 from meddler import MARKER, Seats, changed
 
-from troupellm.protocol.worker import RowLogprobs, StepResult
+from troupellm.protocol.messages.worker import RowLogprobs, StepResult
 
 pytestmark = pytest.mark.anyio
 

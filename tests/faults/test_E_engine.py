@@ -8,10 +8,10 @@ from canary import under_attack
 from meddler import MARKER, Seats, changed
 from serving import eventually, running_server
 
-from troupellm.actors.mailbox import Mailbox
-from troupellm.actors.tables import SUPERVISION
+from troupellm.actors.engine.edges import SUPERVISION
+from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, WorkerCrashed
-from troupellm.protocol.worker import RowError, StepPlan, StepResult
+from troupellm.protocol.messages.worker import RowError, StepPlan, StepResult
 
 pytestmark = pytest.mark.anyio
 
@@ -285,7 +285,7 @@ async def test_readiness_tells_the_truth_while_the_worker_restarts(tiny_engine, 
 
 
 async def test_E8_a_lost_wake_up_is_noticed_and_mended(tiny_engine, caplog, monkeypatch):
-    monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine, under_attack(engine):
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
         box = engine._running.system.worker
@@ -318,7 +318,7 @@ async def test_E8_a_lost_wake_up_is_noticed_and_mended(tiny_engine, caplog, monk
 
 async def test_E8_a_plan_that_is_lost_is_sent_again(tiny_engine, monkeypatch):
     """It may be the canaries' own."""
-    monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine, under_attack(engine):
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
         box = engine._running.system.worker
@@ -340,7 +340,7 @@ async def test_E8_a_plan_that_is_lost_is_sent_again(tiny_engine, monkeypatch):
 
 async def test_E8_a_deaf_scheduler_ends_the_engine_with_the_reason(tiny_engine, monkeypatch):
     """Which no canary would survive."""
-    monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine:
         box = engine._running.system.scheduler
         wake = Mailbox._wake_consumer
@@ -353,7 +353,7 @@ async def test_E8_a_deaf_scheduler_ends_the_engine_with_the_reason(tiny_engine, 
 
 
 async def test_an_idle_engine_and_a_long_step_raise_no_alarm(tiny_engine, monkeypatch):
-    monkeypatch.setattr("troupellm.actors.watchdog.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.01)
     seats = Seats()
     async with tiny_engine(worker=seats, watchdog_timeout=0.02) as engine:
         system = engine._running.system

@@ -25,7 +25,7 @@ from tiny_model import write_tiny_model
 
 import troupellm
 from troupellm import Engine
-from troupellm.actors.processes import SystemProcesses
+from troupellm.actors.runtime.processes import SystemProcesses
 
 pytestmark = pytest.mark.anyio
 
@@ -138,7 +138,7 @@ async def test_E1_without_a_spare_and_while_idle(checkpoint, solo):
 @pytest.mark.parametrize("attempt", TWENTY)
 async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt, monkeypatch):
     if not attempt:
-        monkeypatch.setattr("troupellm.actors.worker.LOOK_SECONDS", 0.1)
+        monkeypatch.setattr("troupellm.actors.worker.actor.LOOK_SECONDS", 0.1)
     async with Engine(checkpoint, **PROCESS) as engine, under_attack(engine):
         await with_spare(engine)
 
@@ -277,7 +277,7 @@ def descriptors() -> set[str]:
 
 def workers():
     """Worker processes of this one; a process that compiles guides may stand beside them."""
-    return [child for child in psutil.Process().children() if "troupellm.models.worker_main" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "troupellm.models.worker.main" in child.cmdline()]
 
 
 async def test_starting_and_stopping_leaves_nothing(checkpoint, tmp_path, strangers):

@@ -5,10 +5,10 @@ import pytest
 from meddler import Seats
 from serving import eventually
 
-from troupellm.actors.worker_seat import WorkerGone
+from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.sampling_extras import RepetitionDetection, ThinkingMarks
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.worker import StepPlan
+from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 
 pytestmark = pytest.mark.anyio
 

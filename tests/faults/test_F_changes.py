@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
-from troupellm.models import checkpoint as reading
-from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.weight_files import INDEX, SINGLE
+from troupellm.models.checkpoint import safetensors as reading
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.hub.weight_files import INDEX, SINGLE
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from refusals import Change, config, content, engine_of, refused
 from serving import running_server
 from tiny_model import write_tiny_model
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import translate
 
@@ -182,7 +182,7 @@ async def test_F3_configurations_that_cannot_be(folder, change):
 WITHOUT_ASSERTS = """
 import json, sys
 import anyio
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ModelLoadError
 
 async def refusal(folder, settings):

@@ -16,13 +16,13 @@ from engines import SETTINGS
 from refusals import engine_of, refused
 from tiny_model import write_tiny_model
 
-from troupellm.models.model_folder import check_file, check_for_tokenizers
+from troupellm.models.hub.model_folder import check_file, check_for_tokenizers
 from troupellm.models.transformers_backend.describe import hf_config
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.protocol.rest import EMPTY, SleepWorker, WakeWorker
-from troupellm.protocol.structured_outputs import StructuredOutputsParams
+from troupellm.protocol.messages.sleep import EMPTY, SleepWorker, WakeWorker
+from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 
 pytestmark = pytest.mark.anyio
 

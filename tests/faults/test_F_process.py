@@ -12,7 +12,7 @@ from refusals import Change, config, content
 from safetensors.numpy import load_file, save_file
 from tiny_model import write_tiny_model
 
-from troupellm.server.exit_codes import EXIT_MODEL
+from troupellm.server.base.exit_codes import EXIT_MODEL
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

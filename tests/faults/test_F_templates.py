@@ -3,7 +3,7 @@
 import pytest
 from canary import under_many as under_attack
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ModelLoadError
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ from serving import running_server
 from tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
 from tokenizers import Tokenizer as Backend, models, pre_tokenizers
 
-from troupellm.actors.intake import INLINE_CHARACTERS
-from troupellm.models.served_tokenizer import fit_notes
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.actors.input.actor import INLINE_CHARACTERS
+from troupellm.models.tokenizer.served import fit_notes
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import RequestFailed
 
 pytestmark = pytest.mark.anyio

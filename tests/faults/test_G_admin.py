@@ -7,11 +7,11 @@ import pytest
 from canary import under_many as under_attack
 from serving import server_config
 
-from troupellm.protocol.config import ServerConfig
-from troupellm.server.admin.actions import ACTIONS
-from troupellm.server.app import App
-from troupellm.server.host import EngineHost
-from troupellm.server.listener import bind_unix
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.app.app import App
+from troupellm.server.host.admin_actions import ACTIONS
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.http.listener import bind_unix
 
 pytestmark = pytest.mark.anyio
 

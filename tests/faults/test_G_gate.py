@@ -10,8 +10,8 @@ import pytest
 from canary import under_many as under_attack
 from serving import server_config
 
-from troupellm.server.auth import Gate
-from troupellm.server.errors import HttpError
+from troupellm.server.access.auth import Gate
+from troupellm.server.base.errors import HttpError
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import psutil
 import pytest
 from serving import running_server, server_config
 
-from troupellm.server import tokens
-from troupellm.server.keys import read_keys
+from troupellm.server.access.keys import read_keys
+from troupellm.server.openai import tokenize
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +43,7 @@ async def test_G9_keys_are_in_no_answer_and_no_line_of_the_log_nor_in_that_of_a_
     async def crash(*_: Any) -> None:
         raise RuntimeError("injected")
 
-    monkeypatch.setattr(tokens, "tokenize", crash)
+    monkeypatch.setattr(tokenize, "tokenize", crash)
     caplog.set_level(logging.DEBUG, logger="troupellm")
     file = tmp_path / "keys.toml"
     file.write_text(f'[[keys]]\nname = "alice"\nkey = "{NAMED}"\n')

@@ -9,7 +9,7 @@ import anyio.lowlevel
 import pytest
 from canary import under_attack
 
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.params.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from oracle import Harness, make_core, submission
 from recording import RecordingWorker, recording
 from serving import server_config
 
-from troupellm.actors.prefix_keys import PrefixHasher, namespace, split_keys
+from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace, split_keys
 
 STEP_TOKENS = 128
 FIXED_BUDGET = {"max_num_prefill_tokens": STEP_TOKENS, "itl_target_ms": 0, "scheduling_policy": "fcfs"}
@@ -157,7 +157,7 @@ def test_H3_a_salt_that_imitates_a_block_names_none():
 
 def test_H3_the_secret_is_drawn_anew_for_every_engine(tiny_engine):
     """Without the secret a key cannot be computed; a fixed seed does not fix it."""
-    from troupellm.actors.ports import SeededRandomness, SystemRandomness
+    from troupellm.actors.runtime.ports import SeededRandomness, SystemRandomness
 
     drawn = {source.token(32) for source in (SeededRandomness(1), SeededRandomness(1), SystemRandomness())}
     assert len(drawn) == 3

@@ -5,7 +5,7 @@ import pytest
 from canary import under_attack
 from serving import eventually, server_config
 
-from troupellm.server.keys import read_keys
+from troupellm.server.access.keys import read_keys
 
 pytestmark = pytest.mark.anyio
 

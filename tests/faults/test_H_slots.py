@@ -13,11 +13,11 @@ from typing import Any
 import anyio
 import pytest
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.outputs import Completion
-from troupellm.protocol.sampling import SamplingParams
-from troupellm.protocol.structured_outputs import StructuredOutputsParams
+from troupellm.protocol.params.outputs import Completion
+from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 
 pytestmark = pytest.mark.anyio
 

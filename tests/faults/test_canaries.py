@@ -10,7 +10,7 @@ from canary import TOLERANCE, Attacked, rounds, under_attack
 from meddler import Seats, changed
 from serving import eventually, http_request
 
-from troupellm.protocol.worker import RowLogprobs, StepResult
+from troupellm.protocol.messages.worker import RowLogprobs, StepResult
 
 pytestmark = pytest.mark.anyio
 

@@ -8,24 +8,24 @@ import torch
 from compiled_code import needs_compiled_code
 from torch.nn import functional
 
-from troupellm.kernels.kv_write import kv_rows
-from troupellm.kernels.linear import gated_linear, linear, linear_add, native as products, norm_linear, pack
-from troupellm.kernels.paged_attention import native as attention
+from troupellm.kernels.linear import cpu as products, gated_linear, linear, linear_add, norm_linear, pack
+from troupellm.kernels.paged_attention import cpu as attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
-from troupellm.kernels.quantized import Int4Group, Int8Channel, QuantizedWeight, coded_cpu, int8_cpu
-from troupellm.kernels.sampling import draw, native as sampling
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_codes, cpu_int8
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows
+from troupellm.kernels.sampling import cpu as sampling, draw
 from troupellm.kernels.sampling.adjust import keep_bits, unpacked
-from troupellm.kernels.sampling.native import Columns
+from troupellm.kernels.sampling.cpu import Columns
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
 
 CPU = torch.device("cpu")
 BINDINGS = {
     "products": products.load,
     "attention": attention.load,
-    "int8 inputs": int8_cpu.row_quantizer,
-    "int8 products": int8_cpu.compiled,
-    "products with codes": coded_cpu.load,
+    "int8 inputs": cpu_int8.row_quantizer,
+    "int8 products": cpu_int8.compiled,
+    "products with codes": cpu_codes.load,
     "sampling": sampling.compiled,
 }
 

@@ -3,17 +3,19 @@
 import pytest
 import torch
 
-from troupellm.kernels.gelu_mul import cases as gelu_mul_cases, gelu_mul
-from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
-from troupellm.kernels.kv_write import cases as kv_write_cases, kv_rows, kv_write
+from troupellm.kernels.gated_act import gelu_cases as gelu_mul_cases, silu_cases as silu_mul_cases
+from troupellm.kernels.gated_act.gelu import gelu_mul
+from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
+from troupellm.kernels.gated_act.silu import silu_mul
+from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
 from troupellm.kernels.linear import PackedLinear, cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.rms_norm import add_rms_norm, cases as rms_norm_cases, rms_norm
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
-from troupellm.kernels.rope import cases as rope_cases, rope
-from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.silu_mul import cases as silu_mul_cases, silu_mul
-from troupellm.kernels.silu_mul.reference import silu_mul_reference
+from troupellm.kernels.rope_kv_write import kv_write_cases, rope_cases
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows, kv_write
+from troupellm.kernels.rope_kv_write.rope import rope
+from troupellm.kernels.rope_kv_write.rope_reference import rope_reference
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from troupellm.actors import engine
+from troupellm.actors.engine import engine
 from troupellm.load_tests import cli
 from troupellm.load_tests.serve.flags import SAMPLING
 

@@ -25,9 +25,9 @@ from troupellm.load_tests.kernels.checks import check
 from troupellm.load_tests.kernels.command import ceiling_text
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.load_tests.roofline import SIZES, ModelSize
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.registry import describe_decoder
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.families.registry import describe_decoder
+from troupellm.protocol.config.engine import EngineConfig
 
 
 def test_every_goal_is_measured() -> None:

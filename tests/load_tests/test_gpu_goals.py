@@ -31,10 +31,10 @@ from troupellm.load_tests.gpu.engine import Found, Models
 from troupellm.load_tests.offload.throughput import Load
 from troupellm.load_tests.peers.servers import ServerPlan
 from troupellm.load_tests.roofline import SIZES
-from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import StepPlan
+from troupellm.models.gpu.launched_step import LaunchedPlan
+from troupellm.models.gpu.runner import CudaRunner
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import StepPlan
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
 
 SIZES_OF_GRAPHS = (1, 2, 4)

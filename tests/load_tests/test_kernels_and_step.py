@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from troupellm.kernels import native
+from troupellm.kernels import cpp
 from troupellm.load_tests import cli
 from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
@@ -31,7 +31,7 @@ from troupellm.load_tests.step.above import steady_step_seconds
 from troupellm.load_tests.step.bare import BareWorker
 from troupellm.load_tests.step.command import Row, line
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of_steps, recorded_steps
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config.engine import EngineConfig
 
 CPU = torch.device("cpu")
 
@@ -168,7 +168,7 @@ def event(time: float, parts: list[float]) -> Any:
 
 def test_what_stands_for_an_operator_counts_as_one(bare: BareWorker) -> None:
     bare.fill(3, 20, 30)
-    steps, compiled = recorded_steps(bare.decode), native.load() is not None
+    steps, compiled = recorded_steps(bare.decode), cpp.load() is not None
     assert len(steps) == PROFILED_STEPS
     for step in steps:
         names = [part.name for part in step.cpu_children]

@@ -36,7 +36,7 @@ def test_the_archives_hold_what_is_needed_and_no_more(archives: dict[str, Path])
         assert f"troupellm/models/builtin/drafters/{drafter}/model.safetensors" in names
         assert any(name.endswith(f"drafters/{drafter}/model.safetensors") for name in sources)
     assert "troupellm/models/builtin/drafters/draft_model/tokenizer.json" in names
-    for data in ("py.typed", "kernels/native/attention.cpp", "kernels/native/tile.h", "server/static/docs.html"):
+    for data in ("py.typed", "kernels/cpp/attention.cpp", "kernels/cpp/float_tile.h", "server/openapi/docs.html"):
         assert f"troupellm/{data}" in names
         assert any(name.split("/", 1)[-1] == data for name in sources), data
     assert {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")} == {"troupellm"}

@@ -12,13 +12,13 @@ import torch
 import transformers
 from torch.nn import functional
 
-from troupellm.models.encoder_runner import EncoderRunner
-from troupellm.models.encoder_worker import LoadedEncoder
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.pooling import PoolingParams, PoolingState
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.runner.encoder_runner import EncoderRunner
+from troupellm.models.worker.load_encoder import LoadedEncoder
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.protocol.params.pooling import PoolingParams, PoolingState
 
 TOLERANCE = 1e-4
 LENGTHS = (1, 2, 2, 3, 7, 8, 8, 9, 20, 31, 31, 40, 64, 64, 77, 90)

@@ -16,10 +16,10 @@ from small_configs import small
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.transformers_backend.describe import describe
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 
 pytestmark = pytest.mark.slow

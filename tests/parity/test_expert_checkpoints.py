@@ -10,11 +10,11 @@ from decoder_pairs import FAMILIES, MAX_LEN, TOLERANCE, Driver, Pair, make_promp
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from troupellm.models.architecture import describe_model
-from troupellm.models.checkpoint import Checkpoint, RandomWeights
-from troupellm.models.decoder import Decoder
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.checkpoint.safetensors import Checkpoint, RandomWeights
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.experts import Experts
+from troupellm.models.load.architecture import describe_model
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import QuantizeOnLoad

@@ -9,9 +9,9 @@ import torch
 from decoder_pairs import FAMILIES, LIKELIEST, TOLERANCE, Driver, Pair, assert_close_call, make_prompt
 from watched_logits import watched_logits
 
-from troupellm.models import runner as runner_module
-from troupellm.models.source import resolve_model
-from troupellm.protocol.config import ModelConfig
+from troupellm.models.hub.source import resolve_model
+from troupellm.models.runner import runner as runner_module
+from troupellm.protocol.config.engine import ModelConfig
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from decoder_pairs import FAMILIES, TOLERANCE, Driver, Pair, make_prompt
 
-from troupellm.models.decoder_config import LayerNorms, RopeConfig
+from troupellm.models.config.decoder_config import LayerNorms, RopeConfig
 
 LENGTH = 45
 CLEAR = 0.01

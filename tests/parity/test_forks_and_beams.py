@@ -11,11 +11,11 @@ from tiny_model import LOGITS_WIDTH, write_tiny_model
 from transformers import LlamaForCausalLM
 
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.output import StepOutput
-from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest
-from troupellm.protocol.worker import SamplingState, StepPlan, WorkerReady
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.output import StepOutput
+from troupellm.protocol.messages.scheduler import BeamSettings, SequenceSpec, SubmitRequest
+from troupellm.protocol.messages.worker import SamplingState, StepPlan, WorkerReady
 
 PROMPT = [(7 * index * index + 3 * index) % 250 for index in range(37)]
 EOS = frozenset(range(0, 60, 2))

@@ -11,9 +11,9 @@ import torch
 import transformers
 from decoder_pairs import IMAGES, TOLERANCE, Pair, make_prompt
 
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.registry import describe_decoder
-from troupellm.models.rope import rope_frequencies
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.families.registry import describe_decoder
+from troupellm.models.layers.rope import rope_frequencies
 from troupellm.protocol.errors import ModelLoadError
 
 LENGTH = 60

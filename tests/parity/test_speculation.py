@@ -14,10 +14,10 @@ from meddler import Seats
 from plain_heads import write_drafters
 from serving import eventually
 
-from troupellm.actors.worker_seat import WorkerGone
-from troupellm.protocol.sampling_extras import ThinkingMarks
-from troupellm.protocol.structured_outputs import StructuredOutputsParams
-from troupellm.protocol.worker import StepPlan
+from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.protocol.messages.worker import StepPlan
+from troupellm.protocol.params.sampling_checks import ThinkingMarks
+from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 
 __all__ = ["checkpoint", "tiny_engine"]
 pytestmark = pytest.mark.anyio
@@ -103,7 +103,7 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 async def solo(anyio_backend: object, checkpoint: Any) -> dict[str, Any]:
     from engines import SETTINGS
 
-    from troupellm.actors.engine import Engine
+    from troupellm.actors.engine.engine import Engine
 
     async with Engine(str(checkpoint), **SETTINGS) as engine:
         return {name: await streamed(engine, number, ASKS[name]) for number, name in enumerate(ASKS)}

@@ -9,7 +9,7 @@ from engines import anyio_backend, checkpoint, tiny_engine
 from meddler import Seats
 
 from troupellm.protocol.errors import RequestFailed
-from troupellm.protocol.structured_outputs import StructuredOutputsParams
+from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 
 __all__ = ["anyio_backend", "checkpoint", "tiny_engine"]
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ import transformers
 from decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
 
 import troupellm
-from troupellm.models.source import resolve_model
-from troupellm.protocol.config import ModelConfig
+from troupellm.models.hub.source import resolve_model
+from troupellm.protocol.config.engine import ModelConfig
 
 COMMON = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

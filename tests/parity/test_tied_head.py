@@ -10,10 +10,10 @@ import transformers
 from decoder_pairs import FAMILIES, SIZES, Pair, make_prompt
 from safetensors.torch import load_file, save_file
 
-from troupellm.models import checkpoint
-from troupellm.models.architecture import describe_model
-from troupellm.models.tied_head import settle_head
-from troupellm.protocol.worker import LoadProgress
+from troupellm.models.checkpoint import safetensors
+from troupellm.models.load.architecture import describe_model
+from troupellm.models.load.tied_head import settle_head
+from troupellm.protocol.messages.worker import LoadProgress
 
 NAMES = ("model.embed_tokens.weight", "lm_head.weight")
 
@@ -50,7 +50,7 @@ def test_it_is_said_and_counted(tmp_path: Path) -> None:
 
 def test_one_that_is_the_embedding_is_stored_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last row counts, too."""
-    monkeypatch.setattr(checkpoint, "_COMPARED_ROWS", 7)
+    monkeypatch.setattr(safetensors, "_COMPARED_ROWS", 7)
     Pair(tmp_path, transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}))
     tensors = load_file(tmp_path / "model.safetensors")
     for changed in (False, True):

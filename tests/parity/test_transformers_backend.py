@@ -13,18 +13,18 @@ from decoder_pairs import MAX_LEN, SIZES, TOLERANCE, Driver, Pair, make_prompt, 
 from safetensors.torch import load_file, save_file
 
 import troupellm
-from troupellm.models import runner as runner_module
-from troupellm.models.forward_batch import ForwardBatch
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.kv_cache import KVCache
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.runner import runner as runner_module
 from troupellm.models.transformers_backend import attention
-from troupellm.models.transformers_backend.check import check_decoder
 from troupellm.models.transformers_backend.decoder import TransformersDecoder, read_model
 from troupellm.models.transformers_backend.describe import describe
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.worker.check_transformers import check_decoder
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
-from troupellm.protocol.worker import LoadProgress
+from troupellm.protocol.messages.worker import LoadProgress
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {

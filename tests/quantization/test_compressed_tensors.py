@@ -16,8 +16,8 @@ from quantized_llama import (
     write_model,
 )  # fmt: skip
 
-from troupellm.kernels.quantized import QuantizedWeight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import QuantizedWeight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 

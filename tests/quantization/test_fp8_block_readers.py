@@ -10,8 +10,8 @@ from fp8_blocks import blocks
 from quantized_llama import check_tokens, linears, load, tiny_llama, tokens_of, write_model
 from safetensors.torch import load_file
 
-from troupellm.kernels.quantized import Fp8
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import Fp8
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 

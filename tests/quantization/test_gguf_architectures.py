@@ -16,13 +16,13 @@ from logprob_check import check_logprobs
 from quantized_llama import load
 from transformers import PreTrainedModel
 
-from troupellm.models.decoder import Decoder
-from troupellm.models.gguf.architectures import ARCHITECTURES
-from troupellm.models.gguf.config import model_config
-from troupellm.models.gguf.header import Header, StoredTensor, read_header
-from troupellm.models.gguf.metadata import EMBEDDING
-from troupellm.models.served_tokenizer import check_fit
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.config.gguf_architectures import ARCHITECTURES
+from troupellm.models.config.gguf_config import model_config
+from troupellm.models.config.gguf_metadata import EMBEDDING
+from troupellm.models.hub.gguf_header import Header, StoredTensor, read_header
+from troupellm.models.layers.decoder import Decoder
+from troupellm.models.tokenizer.served import check_fit
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
 
 ONE_TABLE = {"disable_hybrid_kv_cache_manager": True}

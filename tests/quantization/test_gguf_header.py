@@ -7,8 +7,8 @@ from pathlib import Path
 import gguf
 import pytest
 
-from troupellm.kernels.quantized.gguf import LAYOUTS
-from troupellm.models.gguf.header import REFUSED, TYPES, read_header
+from troupellm.kernels.quantized_linear.gguf import LAYOUTS
+from troupellm.models.hub.gguf_header import REFUSED, TYPES, read_header
 from troupellm.protocol.errors import ModelLoadError
 
 FILE_TYPES = {

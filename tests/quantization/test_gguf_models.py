@@ -15,12 +15,12 @@ from gguf_llama import SIZES, Kind, Written
 from quantized_llama import check_tokens, linears, load, quantize_inputs, tokens_of
 
 import troupellm
-from troupellm.kernels.quantized import Int8Channel
+from troupellm.kernels.quantized_linear import Int8Channel
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.families.registry import describe_decoder
 from troupellm.models.gguf.weights import GgufWeights
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.registry import describe_decoder
-from troupellm.models.source import resolve_model, served_names
-from troupellm.protocol.config import ModelConfig
+from troupellm.models.hub.source import resolve_model, served_names
+from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -7,8 +7,8 @@ import pytest
 from awkward_texts import TEXTS
 from gguf_vocabulary import stored, write_vocabulary
 
-from troupellm.models.gguf.pre_tokenizers import PRE_TOKENIZERS
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 
 STORED = stored()
 

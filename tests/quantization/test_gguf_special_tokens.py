@@ -9,12 +9,12 @@ import gguf
 import pytest
 from gguf_vocabulary import stored, write_vocabulary
 
-from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.gguf.header import Header
-from troupellm.models.gguf.pre_tokenizers import pre_tokenizer
-from troupellm.models.gguf.special_tokens import end_ids, special_id, tokenizer_config
-from troupellm.models.hf_config import ConfigReader
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.config.gguf_special_tokens import end_ids, special_id, tokenizer_config
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.hub.gguf_header import Header
+from troupellm.models.tokenizer.gguf_pre_tokenizers import pre_tokenizer
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
 
 VOCABULARIES = stored()["vocabularies"]

@@ -12,11 +12,11 @@ import transformers
 from gguf_llama import SPECIAL, TEMPLATE, TEXT, add_byte_level, byte_level
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.generation_config import load_generation_defaults
-from troupellm.models.gguf.word_models import merges_of
-from troupellm.models.model_documents import read_json
-from troupellm.models.tokenizer import Tokenizer as Ours
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.config.generation_config import load_generation_defaults
+from troupellm.models.config.model_documents import read_json
+from troupellm.models.tokenizer.gguf_word_models import merges_of
+from troupellm.models.tokenizer.tokenizer import Tokenizer as Ours
 from troupellm.protocol.errors import ModelLoadError
 
 TEXTS = (

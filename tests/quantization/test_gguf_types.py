@@ -8,10 +8,10 @@ from gguf_llama import SIZES, Kind, Written
 from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers import LlamaConfig
 
-from troupellm.models.generation_config import load_generation_defaults
-from troupellm.models.gguf.documents import document
-from troupellm.models.gguf.header import read_header
-from troupellm.models.gguf.tokenizer import gguf_tokenizer
+from troupellm.models.config.generation_config import load_generation_defaults
+from troupellm.models.config.gguf_documents import document
+from troupellm.models.hub.gguf_header import read_header
+from troupellm.models.tokenizer.gguf_tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import ModelLoadError
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],

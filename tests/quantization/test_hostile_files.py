@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
 
-from troupellm.models.gguf.documents import document
-from troupellm.models.gguf.header import read_header
-from troupellm.models.gguf.tokenizer import gguf_tokenizer
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.config.gguf_documents import document
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.hub.gguf_header import read_header
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import METHODS, read_format
-from troupellm.models.quantization.names import Names, safe_pattern
+from troupellm.models.quantization.layer_patterns import Names, safe_pattern
+from troupellm.models.tokenizer.gguf_tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import ModelLoadError
 
 FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -20,8 +20,8 @@ from quantized_llama import (
 )  # fmt: skip
 from safetensors.torch import load_file, save_file
 
-from troupellm.kernels.quantized import QuantizedWeight
-from troupellm.models.hf_config import ConfigReader
+from troupellm.kernels.quantized_linear import QuantizedWeight
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.protocol.errors import ModelLoadError

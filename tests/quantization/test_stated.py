@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from troupellm.models.hf_config import ConfigReader
+from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.stated import settle_quantization
-from troupellm.protocol.config import EngineConfig
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.config.setting_types import STORED_AS, on_load_mode
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.setting_types import STORED_AS, on_load_mode
 
 
 def settled(stored: str | None, wanted: str | None) -> Any:

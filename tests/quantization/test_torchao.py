@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from troupellm.kernels.linear import linear, pack
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
+from troupellm.kernels.quantized_linear import Fp8, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
 from troupellm.models.quantization.on_load import QUANTIZE
-from troupellm.protocol.setting_types import OnLoad
+from troupellm.protocol.config.setting_types import OnLoad
 
 pytestmark = pytest.mark.slow
 

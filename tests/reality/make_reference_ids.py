@@ -21,7 +21,7 @@ import llama_cpp
 from awkward_texts import SPECIAL as WITH_SPECIAL, TEXTS, WORDS
 from gguf_vocabulary import STORED, write_vocabulary
 
-from troupellm.models.gguf.pre_tokenizers import PRE_TOKENIZERS
+from troupellm.models.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
 
 COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen", "megrez", "qwen35", "command-r"})
 """The models' own tokenizers normalize to NFC; llama.cpp does not, so it is given composed texts."""

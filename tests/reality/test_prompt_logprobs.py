@@ -27,8 +27,8 @@ its inputs to the next of 255 values: one value of 335 requests was seen 0.2001 
 EMBEDDED = """
 import json, sys
 from troupellm import LLM, SamplingParams
-from troupellm.kernels import native
-from troupellm.kernels.native import guard
+from troupellm.kernels import cpp as native
+from troupellm.kernels.cpp import guard
 
 assert guard.ON and native.load() is not None
 text, alone, together, quantization = json.loads(sys.argv[1])

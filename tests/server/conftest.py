@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from troupellm.server.exchange import Exchange
+from troupellm.server.base.exchange import Exchange
 
 
 class Wire:

@@ -30,46 +30,48 @@ class Mutation(NamedTuple):
 
 MUTATIONS: Final[dict[str, Mutation]] = {
     "a block is never given back": Mutation(
-        "actors.scheduler.block_pool",
+        "actors.kv_cache.block_pool",
         "            if references == 0:\n                if",
         "            if references == 0 and block != 2:\n                if",
     ),
     "an evicted block is still found": Mutation(
-        "actors.scheduler.block_pool", "            del self._block_of[key]\n", "            pass\n"
+        "actors.kv_cache.block_pool", "            del self._block_of[key]\n", "            pass\n"
     ),
     "a block is found before it is full": Mutation(
-        "actors.scheduler.block_tables",
+        "actors.kv_cache.block_tables",
         "num_full = sequence.num_confirmed // size",
         "num_full = (sequence.num_confirmed + 1) // size",
     ),
     "a block that a window still shows is given back": Mutation(
-        "actors.scheduler.block_tables",
+        "actors.kv_cache.block_tables",
         "max(0, position - window) // self.block_size",
         "max(0, position - window + 2) // self.block_size",
     ),
     "a prefix is found though its window has a hole": Mutation(
-        "actors.scheduler.prefix_search",
+        "actors.kv_cache.prefix_search",
         "            if self._found[index] is None:\n                most = index\n",
         "            if self._found[index] is None and index % 2:\n                most = index\n",
     ),
     "blocks are free while a plan may write them": Mutation(
-        "actors.scheduler.residents",
+        "actors.scheduler.running_set",
         "        if sequence.last_step <= self._flights.last_returned and not transfers:\n",
         "        if not transfers:\n",
     ),
-    "a preempted sequence keeps its epoch": Mutation("actors.scheduler.sequence", "        self.epoch += 1\n", ""),
-    "the last come is the first served": Mutation("actors.scheduler.policy", ", ordinal, index)", ", -ordinal, index)"),
+    "a preempted sequence keeps its epoch": Mutation("actors.sequences.sequence", "        self.epoch += 1\n", ""),
+    "the last come is the first served": Mutation(
+        "actors.scheduler.waiting_queue", ", ordinal, index)", ", -ordinal, index)"
+    ),
     "an answer is one token too long": Mutation(
-        "actors.scheduler.results", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
+        "actors.scheduler.check_result", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
     ),
     "a reader who reads again is forgotten": Mutation(
-        "actors.outbox", "self._undelivered <= self._budget / 2", "self._undelivered < self._budget / 2 - 1"
+        "actors.output.outbox", "self._undelivered <= self._budget / 2", "self._undelivered < self._budget / 2 - 1"
     ),
     "a crash leaves those who waited alone": Mutation(
-        "actors.supervise", "                child.on_crash(causes[0], owed)\n", ""
+        "actors.runtime.supervise", "                child.on_crash(causes[0], owed)\n", ""
     ),
     "an actor that was cancelled stays deaf": Mutation(
-        "actors.supervise", "if self._stopping or all(", "if True or all("
+        "actors.runtime.supervise", "if self._stopping or all(", "if True or all("
     ),
     "plans after a loss go under the old epoch": Mutation(
         "actors.scheduler.replay", "        self._planner.engine_epoch += 1\n", ""
@@ -78,130 +80,132 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "one death is enough for a conviction": Mutation(
         "actors.scheduler.quarantine", "DEATHS_TO_CONVICT = 2", "DEATHS_TO_CONVICT = 1"
     ),
-    "the watchdog looks on": Mutation("actors.system", "            mailbox.nudge()\n", "            pass\n"),
+    "the watchdog looks on": Mutation("actors.engine.system", "            mailbox.nudge()\n", "            pass\n"),
     "the tenant that was served most is next": Mutation(
-        "actors.scheduler.shares", "served = self._served.get(tenant, 0.0)", "served = -self._served.get(tenant, 0.0)"
+        "actors.scheduler.fair_share",
+        "served = self._served.get(tenant, 0.0)",
+        "served = -self._served.get(tenant, 0.0)",
     ),
     "newcomers go behind everybody": Mutation(
-        "actors.scheduler.shares", "min(others) - _HEAD_START", "max(others) + _HEAD_START"
+        "actors.scheduler.fair_share", "min(others) - _HEAD_START", "max(others) + _HEAD_START"
     ),
     "priorities of tenants do not count": Mutation(
         "actors.scheduler.core", "known.priority * _PRIORITY_SPAN", "0 * _PRIORITY_SPAN"
     ),
     "a beam writes where its sibling reads": Mutation(
-        "actors.scheduler.block_tables",
+        "actors.kv_cache.block_tables",
         "if all(pool.references(table[last]) == 1",
         "if True or all(pool.references(table[last]) == 1",
     ),
     "a beam goes on from itself": Mutation(
-        "actors.scheduler.beam_search", "Step(place, beam.place, token)", "Step(place, place, token)"
+        "actors.sequences.beam_search", "Step(place, beam.place, token)", "Step(place, place, token)"
     ),
     "a fork begins behind a copy that is not made": Mutation(
-        "actors.scheduler.block_tables", "if num_copied and beginnings[group] != fresh[0]:", "if False:"
+        "actors.kv_cache.block_tables", "if num_copied and beginnings[group] != fresh[0]:", "if False:"
     ),
     "forks give back one place": Mutation(
-        "actors.admission",
+        "actors.admission.admission",
         "        self._give_back(tenant, sequences, tokens)\n        self._serve()",
         "        self._give_back(tenant, 1, tokens)\n        self._serve()",
     ),
     "who stands in line is not called": Mutation(
-        "actors.admission",
+        "actors.admission.admission",
         "        self._give_back(tenant, sequences, tokens)\n        self._serve()",
         "        self._give_back(tenant, sequences, tokens)",
     ),
     "a tenant's sequences leave one by one": Mutation(
-        "actors.quotas", "account.inside -= sequences", "account.inside -= 1"
+        "actors.admission.quotas", "account.inside -= sequences", "account.inside -= 1"
     ),
     "kills from outside are held against the request": Mutation(
-        "actors.process_seat", "fault=not outside", "fault=True"
+        "actors.worker.process_host", "fault=not outside", "fault=True"
     ),
     "the spare process is left behind": Mutation(
-        "actors.process_seat", "for worker in (self._worker, self._spare) if", "for worker in (self._worker,) if"
+        "actors.worker.process_host", "for worker in (self._worker, self._spare) if", "for worker in (self._worker,) if"
     ),
     "some ends are not counted": Mutation(
-        "actors.scheduler.ledger",
+        "actors.scheduler.open_requests",
         "        self.stats.append(_request_stats(",
         "        request.error or self.stats.append(_request_stats(",
     ),
     "where accepted drafts lead is forgotten, when tokens are forced": Mutation(
-        "actors.scheduler.elastic",
+        "actors.scheduler.speculative_rows",
         "sequence.num_computed = len(sequence.tokens) + accepted + ahead",
         "sequence.num_computed = len(sequence.tokens) + ahead",
     ),
     "where accepted drafts lead is forgotten": Mutation(
-        "actors.scheduler.acceptance",
+        "actors.scheduler.append_tokens",
         "sequence.num_computed = len(known) + count - 1 + ahead",
         "sequence.num_computed = len(known) + ahead",
     ),
     "a forced token counts as computed at once": Mutation(
-        "actors.scheduler.acceptance",
+        "actors.scheduler.append_tokens",
         "sequence.forced = max(0, len(sequence.tokens) - 1 - confirmed)",
         "sequence.forced = 0",
     ),
     "only one of two plans in flight has blocks for its drafts": Mutation(
-        "actors.scheduler.elastic",
+        "actors.scheduler.speculative_rows",
         "if reserved + width <= sequence.fence and",
         "if start + 1 <= sequence.fence and",
     ),
     "what refused drafts had reserved is kept": Mutation(
-        "actors.scheduler.acceptance", "                    sequence.slack -= limit\n", "                    pass\n"
+        "actors.scheduler.append_tokens", "                    sequence.slack -= limit\n", "                    pass\n"
     ),
     "every row drafts as if it were alone": Mutation(
-        "actors.scheduler.elastic",
+        "actors.scheduler.speculative_rows",
         "return wanted if wanted * num_rows <= spare else max(0, spare // num_rows)",
         "return max(0, min(wanted, spare))",
     ),
     "a block is given away while a load writes it": Mutation(
-        "actors.scheduler.offload.loads", "        return loading.pending\n", "        return set()\n"
+        "actors.kv_offload.loads", "        return loading.pending\n", "        return set()\n"
     ),
     "a place is given away while it is read": Mutation(
-        "actors.scheduler.offload.host", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
+        "actors.kv_offload.host_places", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
     ),
     "a load that ends late is taken for its successor's": Mutation(
-        "actors.scheduler.offload.loads", "        if sequence.loading is not loading:\n", "        if False:\n"
+        "actors.kv_offload.loads", "        if sequence.loading is not loading:\n", "        if False:\n"
     ),
     "a transfer that ends late keeps its place": Mutation(
-        "actors.scheduler.offload.traffic",
+        "actors.kv_offload.traffic",
         "            done(answer)\n",
         "            if self._load[edge] or answer.ok:\n                done(answer)\n",
     ),
     "a transfer that fails keeps its credit": Mutation(
-        "actors.scheduler.offload.traffic", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
+        "actors.kv_offload.traffic", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
     ),
     "a block is found in host memory before it is there": Mutation(
-        "actors.scheduler.offload.host", "if block is not None and block.ready else", "if block is not None else"
+        "actors.kv_offload.host_places", "if block is not None and block.ready else", "if block is not None else"
     ),
     "a block is found on the device though its load failed": Mutation(
-        "actors.scheduler.offload.loads",
+        "actors.kv_offload.loads",
         "        if answer.ok:\n            self._cost",
         "        if True:\n            self._cost",
     ),
     "a failed load is taken for a good one": Mutation(
-        "actors.scheduler.offload.loads",
+        "actors.kv_offload.loads",
         "            loading.failed = True\n            sequence.gave_up",
         "            loading.failed = False\n            sequence.gave_up",
     ),
     "host memory is believed to survive the worker": Mutation(
-        "actors.scheduler.offload.manager", "        if keep_host:\n", "        if True:\n"
+        "actors.scheduler.kv_offload", "        if keep_host:\n", "        if True:\n"
     ),
     "what was being fetched is found though it did not come": Mutation(
-        "actors.scheduler.offload.host",
+        "actors.kv_offload.host_places",
         "            self._drop(block)\n        elif",
         "            block.ready = True\n        elif",
     ),
     "requests of a front that fell run on": Mutation(
-        "actors.front_session",
+        "actors.engine.api_process_session",
         "                outbox.abort()\n            await open_outboxes[0]",
         "                pass\n            await open_outboxes[0]",
     ),
     "a place that a front did not use is kept": Mutation(
-        "actors.front_session", "            if not handed_over:\n", "            if False:\n"
+        "actors.engine.api_process_session", "            if not handed_over:\n", "            if False:\n"
     ),
     "a reader behind a front who reads again is forgotten": Mutation(
-        "actors.front_session", "            if not held:\n", "            if held:\n"
+        "actors.engine.api_process_session", "            if not held:\n", "            if held:\n"
     ),
     "the message in hand is lost in a crash": Mutation(
-        "actors.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
+        "actors.runtime.mailbox", "= [] if self.in_hand is None else [self.in_hand]", "= []"
     ),
 }
 

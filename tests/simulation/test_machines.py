@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.block_pool import BlockPool
+from troupellm.actors.kv_cache.block_pool import BlockPool
 
 SIZE = 3
 """Tokens of a block in the pool's walk."""

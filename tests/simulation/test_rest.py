@@ -16,7 +16,7 @@ from simulator.world import World
 from trio.testing import MockClock
 
 from troupellm.protocol.errors import Conflict, TroupeError
-from troupellm.protocol.rest import StopProfile
+from troupellm.protocol.messages.sleep import StopProfile
 
 SEEDS = 60
 

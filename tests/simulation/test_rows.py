@@ -12,9 +12,9 @@ from simulator.model import ToyGuide
 from simulator.runner import run_scenario
 from simulator.workload import STALL_TIMEOUT, Ask, Scenario, draw_scenario
 
-from troupellm.protocol.guide import GuideSpec
-from troupellm.protocol.intake import TokensPrompt
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.messages.input import TokensPrompt
+from troupellm.protocol.params.guide import GuideSpec
+from troupellm.protocol.params.sampling import SamplingParams
 
 MESSAGES = 12
 """At how many messages each actor crashes."""

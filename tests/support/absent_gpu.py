@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.sampling.noise import token_codes
-from troupellm.models.checkpoint import RandomWeights
-from troupellm.models.cuda.batch import BatchMaker, GroupPlanner
-from troupellm.models.cuda.device import CpuDevice
-from troupellm.models.cuda.dispatcher import Dispatcher
-from troupellm.models.cuda.graphs import DecodeGraphs
-from troupellm.models.cuda.rows import DeviceRows
-from troupellm.models.cuda.staging import Staging
-from troupellm.models.cuda.weights import OnDevice
-from troupellm.models.decoder import Decoder
-from troupellm.models.decoder_config import DecoderConfig, RopeConfig
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.speculation.taps import Taps
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.checkpoint.safetensors import RandomWeights
+from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
+from troupellm.models.gpu.batch import BatchMaker, GroupPlanner
+from troupellm.models.gpu.cuda_graphs import DecodeGraphs
+from troupellm.models.gpu.device import CpuDevice
+from troupellm.models.gpu.graph_dispatch import Dispatcher
+from troupellm.models.gpu.host_transfer import Staging
+from troupellm.models.gpu.row_table import DeviceRows
+from troupellm.models.layers.decoder import Decoder
+from troupellm.models.layers.taps import Taps
+from troupellm.models.load.to_device import OnDevice
 
 VOCAB, BLOCKS, BLOCK_SIZE, LENGTH, ROWS = 300, 9, 8, 64, 4
 META = torch.device("meta")

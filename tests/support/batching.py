@@ -10,9 +10,9 @@ import anyio
 from openai import AsyncOpenAI
 from serving import Served, running_server, server_config
 
-from troupellm.server.app import App, asgi
+from troupellm.server.access.keys import read_keys
+from troupellm.server.app.app import App, asgi
 from troupellm.server.batches.runner import held_folder, running_batches
-from troupellm.server.keys import read_keys
 
 
 def line(number: int, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from own_time import own_time, waited_for_a_core
 from processes import ServerProcess
 from serving import Served, events_of, eventually, guarded_app, running_server, server_config
 
-from troupellm.actors.engine import Engine
-from troupellm.protocol.config import ServerConfig
+from troupellm.actors.engine.engine import Engine
+from troupellm.protocol.config.engine import ServerConfig
 
 PLAIN = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 TOLERANCE = 1e-4
@@ -305,7 +305,8 @@ def _milliseconds(seconds: list[float], share: float) -> float:
 def descriptors_of(process: psutil.Process) -> int:
     """Open descriptors of a process, less the two pipes to each of its template processes.
 
-    These stay for the next chats, up to one for each thread that renders: tests/models/test_template_process.py.
+    These stay for the next chats, up to one for each thread that renders:
+    tests/models/chat_template/test_template_process.py.
     """
     templates = 0
     for child in process.children():

@@ -5,22 +5,23 @@ from contextlib import contextmanager
 
 import pytest
 
-from troupellm.kernels import decoder_layers, native
-from troupellm.kernels.linear import native as products
-from troupellm.kernels.native import build
-from troupellm.kernels.paged_attention import native as attention
-from troupellm.kernels.quantized import coded_cpu, int8_cpu
-from troupellm.kernels.sampling import native as sampling
+from troupellm.kernels import cpp
+from troupellm.kernels.cpp import build
+from troupellm.kernels.fused_decoder import layers
+from troupellm.kernels.linear import cpu as products
+from troupellm.kernels.paged_attention import cpu as attention
+from troupellm.kernels.quantized_linear import cpu_codes, cpu_int8
+from troupellm.kernels.sampling import cpu as sampling
 
 REMEMBERED = (
-    native.load, products.load, attention.load, decoder_layers.load, int8_cpu.compiled, int8_cpu.row_quantizer,
-    int8_cpu.many_rows, coded_cpu.load, sampling.compiled,
+    cpp.load, products.load, attention.load, layers.load, cpu_int8.compiled, cpu_int8.row_quantizer,
+    cpu_int8.many_rows, cpu_codes.load, sampling.compiled,
 )  # fmt: skip
 
 
 def needs_compiled_code() -> None:
     """Skip where nothing was built: without a compiler, with TROUPE_NATIVE=0, after a build that was given up."""
-    if native.load() is None:
+    if cpp.load() is None:
         pytest.skip("no compiled code")
 
 

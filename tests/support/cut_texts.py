@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.dialects.engine import Parser
-from troupellm.models.dialects.offer import Offer
-from troupellm.models.dialects.plan import plan_of
-from troupellm.models.dialects.syntax import Dialect
-from troupellm.protocol.dialect import assemble
+from troupellm.models.chat_parsers.compiled_syntax import plan_of
+from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.parser import Parser
+from troupellm.models.chat_parsers.syntax import Dialect
+from troupellm.protocol.params.chat_events import assemble
 
 
 class Meaning(msgspec.Struct, frozen=True):

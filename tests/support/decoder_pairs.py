@@ -14,14 +14,14 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from watched_logits import watched_logits
 
-from troupellm.models.architecture import describe_model
-from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.decoder import EMBEDDING, Decoder
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.runner import ModelRunner
-from troupellm.models.tied_head import settle_head
-from troupellm.models.weight_names import decoder_weights
-from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.models.load.architecture import describe_model
+from troupellm.models.load.tied_head import settle_head
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 TOLERANCE = 1e-4
 LIKELIEST = 5

@@ -10,11 +10,11 @@ import torch
 from tests.support.decoder_pairs import MAX_LEN, Pair
 from tests.support.plan_script import Script, plain
 from tests.support.tensor_attention import plan_tensors
-from troupellm.models.cuda.device import CpuDevice
-from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.models.kv_cache import KVCache
-from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan, StepResult
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.gpu.device import CpuDevice
+from troupellm.models.gpu.launched_step import LaunchedPlan
+from troupellm.models.gpu.runner import CudaRunner
+from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan, StepResult
 
 NUM_BLOCKS, BLOCK_SIZE = 120, 8
 

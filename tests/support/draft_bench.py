@@ -10,22 +10,22 @@ import torch
 from numpy.typing import NDArray
 
 from troupellm.kernels.sampling.noise import stream_key
-from troupellm.models.architecture import describe_model
-from troupellm.models.cache_layout import with_cache_groups
-from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.decoder import EMBEDDING, Decoder
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.speculation.drafts import Drafts
-from troupellm.models.speculation.needs import Target
-from troupellm.models.speculation.paging import Paging, positions_of
-from troupellm.models.speculation.proposer import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
-from troupellm.models.speculation.registry import MODULES
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.batch.row_drafts import Drafts
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.cache_layout import with_cache_groups
+from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.models.layers.taps import Taps
+from troupellm.models.load.architecture import describe_model
+from troupellm.models.memory.drafter_needs import Target
+from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
+from troupellm.models.proposers.paged_attention import Paging, positions_of
+from troupellm.models.proposers.registry import MODULES
 from troupellm.models.speculation.requirements import drafter_needs, settle
-from troupellm.models.speculation.taps import Taps
-from troupellm.models.weight_names import decoder_weights
-from troupellm.protocol.config import ModelConfig
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.worker import NewRow, SamplingState
+from troupellm.protocol.config.engine import ModelConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.protocol.messages.worker import NewRow, SamplingState
 
 BLOCK, LONGEST = 4, 160
 

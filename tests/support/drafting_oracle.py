@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from oracle import SECRET, Harness, Oracle, ready
 
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.guide import GuideProgram
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.worker import SamplingState, StepPlan, WorkerReady
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.protocol.messages.worker import SamplingState, StepPlan, WorkerReady
+from troupellm.protocol.params.guide import GuideProgram
 
 GUIDED = SamplingState(guide=GuideProgram(backend="none", text=""))
 """A row whose tokens are sometimes forced."""

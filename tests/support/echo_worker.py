@@ -10,9 +10,9 @@ from typing import Any
 from tiny_model import SPECIAL_TOKENS, write_tiny_model
 from tokenizers import AddedToken, Tokenizer
 
-from troupellm.models import tokenizer as text
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import CacheGroup, LoadProgress, ProgressSink, StepPlan, StepResult, WorkerReady
+from troupellm.models.tokenizer import tokenizer as text
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import CacheGroup, LoadProgress, ProgressSink, StepPlan, StepResult, WorkerReady
 
 FACTORY = "echo_worker:EchoWorker"
 BEGIN, END = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_model import write_tiny_model
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 
 SETTINGS = {"kv_cache_memory_bytes": 4 * 2**20, "device": "cpu", "num_threads": 1, "flush_interval": 0.0}
 

@@ -9,8 +9,8 @@ import pytest
 from canary import Attacked
 from serving import server_config
 
-from troupellm.protocol.config import ServerConfig
-from troupellm.server.router import Route
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.base.router import Route
 
 SOME = ("/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/log_level")
 ROUTES = [pytest.param(SOME, id="some"), pytest.param((), id="every", marks=pytest.mark.slow)]

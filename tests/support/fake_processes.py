@@ -3,10 +3,10 @@
 import signal
 from typing import Any
 
-from troupellm.actors.process_seat import MODULE
-from troupellm.protocol.frames import Assembler, Codec
-from troupellm.protocol.worker import LoadProgress, WorkerReady
-from troupellm.protocol.worker_link import HELLO, Load, Loaded, Progress, ToWorker
+from troupellm.actors.worker.process_host import MODULE
+from troupellm.protocol.messages.worker import LoadProgress, WorkerReady
+from troupellm.protocol.wire.frames import Assembler, Codec
+from troupellm.protocol.wire.worker import HELLO, Load, Loaded, Progress, ToWorker
 
 READY = WorkerReady(
     vocab_width=100, max_model_len=64, num_blocks=7, block_size=16, groups=(), dtype="float32", device="cpu",

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.overrides import TorchFunctionMode
 
-from troupellm.models.checkpoint import RandomWeights
-from troupellm.models.cuda.device import CpuDevice
-from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.cuda.staging import Results, Staging
+from troupellm.models.checkpoint.safetensors import RandomWeights
+from troupellm.models.gpu.device import CpuDevice
+from troupellm.models.gpu.host_transfer import Results, Staging
+from troupellm.models.gpu.runner import CudaRunner
 
 CUDA = torch.device("cuda", 0)
 MULTIPROCESSORS = 132
@@ -124,7 +124,7 @@ def absent_gpu(*, answer: bool | None = None) -> Iterator[list[Launch]]:
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
         patch.setattr(Staging, "send", _send)
         patch.setattr(Results, "fetch", lambda self, numbers: numbers)
-        patch.setattr("troupellm.models.cuda.runner.step_result", lambda plan, *_: plan)  # which the host reads
+        patch.setattr("troupellm.models.gpu.runner.step_result", lambda plan, *_: plan)  # which the host reads
         patch.setattr(CudaRunner, "collect", lambda self, ticket: self.flights._tickets.popleft())
         with _Python(mode, answer):
             yield launches

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.worker import NewRow, RowError, RowLogprobs, StepPlan, StepResult
+from troupellm.models.worker.worker import LaunchedStep, ModelWorker
+from troupellm.protocol.messages.worker import NewRow, RowError, RowLogprobs, StepPlan, StepResult
 
 FACTORY: Final = "faulty_worker:FaultyWorker"
 POISON: Final = 33

@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.actors.engine import Engine
-from troupellm.actors.front_client import RemoteEngine
-from troupellm.actors.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
-from troupellm.protocol.fronts import AskMetrics, FromFront, MetricsText, Status, ToFront
+from troupellm.actors.engine.engine import Engine
+from troupellm.actors.remote.client import RemoteEngine
+from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
+from troupellm.protocol.wire.api_process import AskMetrics, FromFront, MetricsText, Status, ToFront
 
 
 class Wire:

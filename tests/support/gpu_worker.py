@@ -21,9 +21,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.support.device_border import CPU, Border, Python, of_host
 from tests.support.faked_gpu import CUDA, MULTIPROCESSORS, Launch
 from tests.support.pretended_gpu import LateEvent
-from troupellm.models.cuda import place
-from troupellm.models.cuda.device import CpuDevice, Event
-from troupellm.models.worker import ModelWorker
+from troupellm.models.gpu import placement as place
+from troupellm.models.gpu.device import CpuDevice, Event
+from troupellm.models.worker.worker import ModelWorker
 
 MEMORY = 2 * 2**30
 
@@ -127,7 +127,7 @@ def absent_gpu_worker(patch: pytest.MonkeyPatch) -> Gpu:
     )
     patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     patch.setattr(torch.cuda, "cudart", lambda: gpu)
-    patch.setattr("troupellm.models.worker.find_device", lambda wanted: gpu)
+    patch.setattr("troupellm.models.worker.worker.find_device", lambda wanted: gpu)
     measured = place.GpuPlace.measured
     patch.setattr(
         place.GpuPlace, "measured",

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from troupellm.models.guides.library import GuideLibrary
-from troupellm.models.guides.rows import GuidedRows
-from troupellm.models.sampler import Sampler
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.guide import GuideProgram
-from troupellm.protocol.worker import SamplingState
+from troupellm.models.sampling.sampler import Sampler
+from troupellm.models.structured_outputs.guided_rows import GuidedRows
+from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.messages.worker import SamplingState
+from troupellm.protocol.params.guide import GuideProgram
 
 VOCAB = 2048
 LOOSE_STEPS = 30

@@ -3,11 +3,11 @@
 from oracle import Harness, ready, submission
 
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.guide import BuildOutcome, GuideProgram
-from troupellm.protocol.guided import BuildGuide
-from troupellm.protocol.scheduler import GuideBuilt, SubmitRequest
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.guide import BuildGuide
+from troupellm.protocol.messages.scheduler import GuideBuilt, SubmitRequest
+from troupellm.protocol.messages.worker import SamplingState
+from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
 
 PROMPT = [1, 2, 3, 4, 5]
 

@@ -4,10 +4,10 @@ import threading
 from collections import defaultdict
 
 from troupellm.load_tests.fake_worker import FakeWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.guide import GuideProgram
-from troupellm.protocol.worker import StepPlan, StepResult, Ticket, WorkerReady
-from troupellm.protocol.worker_abilities import Wait
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket, WorkerReady
+from troupellm.protocol.messages.worker_abilities import Wait
+from troupellm.protocol.params.guide import GuideProgram
 
 PATIENCE = 30.0
 """Seconds after which what a test waits for does not come any more."""

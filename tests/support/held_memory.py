@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from troupellm.models.decoder import Decoder
+from troupellm.models.layers.decoder import Decoder
 
 
 def held_by(decoder: Decoder) -> int:

@@ -46,7 +46,7 @@ async def late(model: str) -> dict[str, Any]:
     """Facts of the class that the loop finds before the engine is imported."""
     late_class = troupellm.Engine
     engine = late_class(model, worker=ECHO)
-    before = isinstance(engine, late_class), "troupellm.actors.engine" in sys.modules
+    before = isinstance(engine, late_class), "troupellm.actors.engine.engine" in sys.modules
     async with engine as entered:
         same = entered is engine
         text = (await engine.generate("hello", max_tokens=2)).usage is not None

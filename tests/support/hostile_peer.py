@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from troupellm.models.connectors.tcp_peer import wire
-from troupellm.models.prefix_secret import derived_key, read_secret
+from troupellm.models.hub.secret import derived_key, read_secret
+from troupellm.models.kv_connectors import tcp_wire
 
 Ill = Callable[["HostilePeer", socket.socket, bytes], None]
 
@@ -67,18 +67,20 @@ class HostilePeer:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError, EOFError):
-            greeting = wire.GREETING.pack(wire.MAGIC, wire.VERSION, secrets.token_bytes(wire.CHALLENGE_BYTES))
+            greeting = tcp_wire.GREETING.pack(
+                tcp_wire.MAGIC, tcp_wire.VERSION, secrets.token_bytes(tcp_wire.CHALLENGE_BYTES)
+            )
             connection.sendall(greeting)
-            claim = _exactly(connection, wire.CLAIM.size)
-            _exactly(connection, wire.PROOF_BYTES)
-            proof = wire.proof(self._key, b"server", greeting, claim)
-            connection.sendall(wire.VERDICT.pack(wire.ACCEPTED, proof))
+            claim = _exactly(connection, tcp_wire.CLAIM.size)
+            _exactly(connection, tcp_wire.PROOF_BYTES)
+            proof = tcp_wire.proof(self._key, b"server", greeting, claim)
+            connection.sendall(tcp_wire.VERDICT.pack(tcp_wire.ACCEPTED, proof))
             while True:
-                what, count, size = wire.read_question(_exactly(connection, wire.QUESTION.size))
-                keys = wire.read_keys(_exactly(connection, size), count)
-                if what == wire.CONTAINS:
+                what, count, size = tcp_wire.read_question(_exactly(connection, tcp_wire.QUESTION.size))
+                keys = tcp_wire.read_keys(_exactly(connection, size), count)
+                if what == tcp_wire.CONTAINS:
                     has = next((index for index, key in enumerate(keys) if key not in self._frames), len(keys))
-                    connection.sendall(wire.COUNT.pack(has))
+                    connection.sendall(tcp_wire.COUNT.pack(has))
                 else:
                     self._hand_over(connection, keys)
         self._connections.discard(connection)

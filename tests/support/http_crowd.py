@@ -11,7 +11,7 @@ from engines import SETTINGS
 from processes import START_SECONDS, ServerProcess
 from serving import eventually
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 
 STREAMS = 32
 KINDS = 8

@@ -7,15 +7,15 @@ import anyio
 import pytest
 import text_models
 
-from troupellm.actors.intake import Intake
-from troupellm.actors.mailbox import Mailbox
-from troupellm.actors.ports import SystemClock
-from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.tokenizer import Tokenizer
+from troupellm.actors.input.actor import Intake
+from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.actors.runtime.ports import SystemClock
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.intake import PrepareRequest
-from troupellm.protocol.sampling import Limits, SamplingParams
-from troupellm.protocol.worker import CacheGroup, WorkerReady
+from troupellm.protocol.messages.input import PrepareRequest
+from troupellm.protocol.messages.worker import CacheGroup, WorkerReady
+from troupellm.protocol.params.sampling import Limits, SamplingParams
 
 VOCAB_WIDTH = 400
 CONTEXT = 64

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from troupellm.kernels.triton_support import as_on_a_gpu
+from troupellm.kernels.common.triton import as_on_a_gpu
 
 META = torch.device("meta")
 ALLOCATIONS = ("aten::empty", "aten::new_empty")

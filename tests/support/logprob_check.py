@@ -4,8 +4,8 @@ import numpy as np
 import torch
 import transformers
 
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.worker import NewRow, RowLogprobs, SamplingState, StepPlan
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.messages.worker import NewRow, RowLogprobs, SamplingState, StepPlan
 
 PROMPT = (5, 17, 120, 3, 44, 9, 201, 8, 77, 30, 41, 2, 250, 66, 19, 180, 99, 23, 7, 140, 88, 212, 35, 11)
 CUTS = ((0, 13), (13, len(PROMPT) - 13))

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import ProgressSink, StepPlan, StepResult, WorkerReady
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import ProgressSink, StepPlan, StepResult, WorkerReady
 
 MARKER = [11, 7, 11, 7, 11]
 """A prompt that begins so is the attacker's."""

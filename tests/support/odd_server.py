@@ -40,12 +40,12 @@ def main() -> int:
 
 def seat_the_worker(factory: str) -> None:
     """The seat of a model worker, in every arrangement."""
-    from troupellm.actors import engine_start
-    from troupellm.models.preload import import_beside
-    from troupellm.protocol.worker_link import resolve
+    from troupellm.actors.engine import start as engine_start
+    from troupellm.models.processes.preload_torch import import_beside
+    from troupellm.protocol.wire.worker import resolve
 
     def make(machinery, folder):
-        _, machinery._frozen = import_beside("troupellm.models.worker")
+        _, machinery._frozen = import_beside("troupellm.models.worker.worker")
         return resolve(factory)(folder)
 
     assert callable(engine_start.Machinery._model_worker)
@@ -67,8 +67,8 @@ def bound_the_losses() -> None:
     if losses := os.environ.get("ODD_LOSSES"):
         import msgspec
 
-        from troupellm.actors.intensity import Intensity
-        from troupellm.actors.tables import SUPERVISION
+        from troupellm.actors.engine.edges import SUPERVISION
+        from troupellm.actors.runtime.restart_intensity import Intensity
 
         intensity = Intensity(restarts=int(losses), seconds=3600.0)
         SUPERVISION["worker"] = msgspec.structs.replace(SUPERVISION["worker"], intensity=intensity)
@@ -82,7 +82,7 @@ def set_the_clock() -> None:
 
 def narrow_the_log() -> None:
     if lines := os.environ.get("ODD_LOG_LINES"):
-        from troupellm.server.log_writer import LogWriter
+        from troupellm.server.observe.log_writer import LogWriter
 
         LogWriter.__init__ = partialmethod(LogWriter.__init__, capacity=int(lines))
 
@@ -91,7 +91,7 @@ def break_actors() -> None:
     broken, name, lost = (os.environ.get(f"ODD_{name}") for name in ("BREAK_WHEN", "BREAK", "LOSE_WHEN"))
     if not broken and not lost:
         return
-    from troupellm.actors.mailbox import Mailbox
+    from troupellm.actors.runtime.mailbox import Mailbox
 
     take, wake, nudge = Mailbox.take, Mailbox._wake_consumer, Mailbox.nudge
 

@@ -6,9 +6,9 @@ import os
 import time
 from pathlib import Path
 
-from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import ProgressSink, StepPlan, WorkerReady
+from troupellm.models.worker.worker import LaunchedStep, ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import ProgressSink, StepPlan, WorkerReady
 
 POLL_SECONDS = 0.01
 

@@ -13,11 +13,10 @@ from plain_beams import VOCAB, candidates, next_token
 from reader import Reader
 
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.output import StepOutput
-from troupellm.protocol.pooling import PoolingState
-from troupellm.protocol.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
-from troupellm.protocol.worker import (
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.output import StepOutput
+from troupellm.protocol.messages.scheduler import BeamSettings, SequenceSpec, SubmitRequest, WorkerLost
+from troupellm.protocol.messages.worker import (
     CacheGroup,
     NewRow,
     RowError,
@@ -28,6 +27,7 @@ from troupellm.protocol.worker import (
     StepResult,
     WorkerReady,
 )
+from troupellm.protocol.params.pooling import PoolingState
 
 EOS = 0
 SECRET = b"a secret of the tests"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import text_models
 
-from troupellm.actors.detokenizer import TextTables
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.output import OpenRequest, RequestClosed, StepOutput
-from troupellm.protocol.outputs import Usage
-from troupellm.protocol.worker import RowLogprobs
+from troupellm.actors.output.detokenizer import TextTables
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.messages.output import OpenRequest, RequestClosed, StepOutput
+from troupellm.protocol.messages.worker import RowLogprobs
+from troupellm.protocol.params.outputs import Usage
 
 with tempfile.TemporaryDirectory() as _folder:
     TOKENIZER = Tokenizer.load(text_models.byte_level(Path(_folder)))

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from troupellm.models.runner import ModelRunner
-from troupellm.protocol.worker import (
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.protocol.messages.worker import (
     BlockCopy,
     NewRow,
     RowChange,

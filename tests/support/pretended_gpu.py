@@ -3,9 +3,9 @@
 import pytest
 
 from tests.support.tensor_attention import plan_tensors
-from troupellm.models.cuda import place
-from troupellm.models.cuda.device import CpuDevice, CpuEvent, Event
-from troupellm.models.cuda.runner import CudaRunner
+from troupellm.models.gpu import placement
+from troupellm.models.gpu.device import CpuDevice, CpuEvent, Event
+from troupellm.models.gpu.runner import CudaRunner
 
 MEMORY = 2 * 2**30
 
@@ -31,16 +31,16 @@ class PretendedGpu(CpuDevice):
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] | None = None) -> None:
     """Workers find one from now on. sizes: of its graphs; None: its attention is such that it has none."""
-    monkeypatch.setattr("troupellm.models.worker.find_device", lambda wanted: PretendedGpu())
-    monkeypatch.setattr(place, "host_planner", lambda planner: plan_tensors)
-    measured = place.GpuPlace.measured
+    monkeypatch.setattr("troupellm.models.worker.worker.find_device", lambda wanted: PretendedGpu())
+    monkeypatch.setattr(placement, "host_planner", lambda planner: plan_tensors)
+    measured = placement.GpuPlace.measured
     monkeypatch.setattr(
-        place.GpuPlace, "measured",
+        placement.GpuPlace, "measured",
         lambda self, budget, decoder, dtype, **more: measured(
             self, budget, decoder, dtype, lambda: None, lambda: 0, **more
         ),
     )  # fmt: skip
     if sizes is not None:
         monkeypatch.setattr(
-            place, "CudaRunner", lambda *args, **more: CudaRunner(*args, **{**more, "capture_sizes": sizes})
+            placement, "CudaRunner", lambda *args, **more: CudaRunner(*args, **{**more, "capture_sizes": sizes})
         )

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from troupellm.models.speculation.drafts import Drafts
-from troupellm.models.speculation.proposer import ProposalBatch, Proposer, RowDraws
-from troupellm.protocol.worker import NewRow, SamplingState
+from troupellm.models.batch.row_drafts import Drafts
+from troupellm.models.proposers.base import ProposalBatch, Proposer, RowDraws
+from troupellm.protocol.messages.worker import NewRow, SamplingState
 
 WIDTH = 600
 

@@ -14,11 +14,11 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from troupellm.kernels.quantized import QuantizedWeight, Weight
+from troupellm.kernels.quantized_linear import QuantizedWeight, Weight
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import LoadProgress, NewRow, SamplingState, StepPlan
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import LoadProgress, NewRow, SamplingState, StepPlan
 
 Stored = tuple[dict[str, Tensor], Tensor]
 Store = Callable[[str, Tensor], Stored]

@@ -2,7 +2,15 @@
 
 import torch
 
-from troupellm.kernels.quantized import Fp8, GgufBlocks, Int4Group, Int8Channel, Int8WeightOnly, Mx, QuantizedWeight
+from troupellm.kernels.quantized_linear import (
+    Fp8,
+    GgufBlocks,
+    Int4Group,
+    Int8Channel,
+    Int8WeightOnly,
+    Mx,
+    QuantizedWeight,
+)
 
 ROWS, COLUMNS = 96, 256
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from troupellm.kernels.act_quant.reference import quantize_rows
 from troupellm.kernels.linear import PackedLinear, pack
-from troupellm.kernels.linear.native import NativeWeight
-from troupellm.kernels.quantized import Int4Group, Int8Channel, QuantizedWeight, coded_cpu, int8_cpu
-from troupellm.kernels.quantized.coded import coded
-from troupellm.kernels.quantized.few_rows_cpu import ToldWeight
-from troupellm.kernels.quantized.grouped import Int8WeightOnly
-from troupellm.kernels.row_codes.reference import quantize_rows
-from troupellm.kernels.sampling import native as sampling
+from troupellm.kernels.linear.cpu import NativeWeight
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_codes, cpu_int8
+from troupellm.kernels.quantized_linear.cpu_rows import ToldWeight
+from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
+from troupellm.kernels.quantized_linear.packed_codes import coded
+from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.adjust import unpacked
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
 
@@ -71,7 +71,7 @@ def int8_weight(random: Random) -> Weight:
     outs = outs // 32 * 32 or outs if random.random() < 0.5 else outs
     weight = Int8Channel.quantize(floats(random, outs, depth))
     bias = floats(random, outs) if random.random() < 0.5 else None
-    product = int8_cpu.Int8Product(weight, bias)
+    product = cpu_int8.Int8Product(weight, bias)
     assert product.native is not None
     return product.native, lambda x: weight.product(x, bias), 0.02
 
@@ -83,11 +83,11 @@ def coded_weight(random: Random) -> Weight:
     weight: QuantizedWeight = Int4Group.quantize(plain, 32)
     if random.random() < 0.5:
         weight = Int8WeightOnly.quantize(plain)
-    codes, functions = coded(weight), coded_cpu.load()
+    codes, functions = coded(weight), cpu_codes.load()
     assert codes is not None
     assert functions is not None
     bias = floats(random, outs) if random.random() < 0.5 else None
-    return coded_cpu.CodedProduct(functions, codes, weight.shape, bias), lambda x: weight.product(x, bias), 1e-4
+    return cpu_codes.CodedProduct(functions, codes, weight.shape, bias), lambda x: weight.product(x, bias), 1e-4
 
 
 def a_product(random: Random, weight: Weight) -> None:
@@ -117,17 +117,17 @@ def tanh_gelu(x: Tensor) -> Tensor:
 def decoded(random: Random, weight: Weight) -> None:
     """More rows than the compiled product takes: pieces of the weight are decoded."""
     native, reference, tolerance = weight
-    assert isinstance(native, coded_cpu.CodedProduct)
-    x = floats(random, int(random.integers(coded_cpu.MOST_ROWS + 1, MOST_ROWS + 1)), native.in_features)
+    assert isinstance(native, cpu_codes.CodedProduct)
+    x = floats(random, int(random.integers(cpu_codes.MOST_ROWS + 1, MOST_ROWS + 1)), native.in_features)
     near(native(x), reference(x), tolerance)
 
 
 def quantized_rows(random: Random) -> None:
     rows, size = int(random.integers(0, MOST_ROWS + 1)), int(random.integers(1, 300))
     x = apart(random, floats(random, rows, size))
-    values, scale = int8_cpu.quantize_unsigned(x)
+    values, scale = cpu_int8.quantize_unsigned(x)
     wanted, wanted_scale = quantize_rows(x)
-    assert torch.equal(values.int() - int8_cpu.ZERO, wanted.int())
+    assert torch.equal(values.int() - cpu_int8.ZERO, wanted.int())
     assert torch.equal(scale, wanted_scale)
 
 

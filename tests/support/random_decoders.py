@@ -9,16 +9,17 @@ from random_calls import MOST_ROWS, Calls, Random, each, floats, near, options, 
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels import decode_step, decoder_layers, kv_codes
-from troupellm.kernels.decoder_layers import DecoderLayers, LayerParts
-from troupellm.kernels.kv_write import kv_rows, kv_write
-from troupellm.kernels.paged_attention import native
-from troupellm.kernels.paged_attention.native import CELLS, NativeAttention, Turn
+from troupellm.kernels import kv_quant
+from troupellm.kernels.fused_decoder import layers as decoder_layers, step as decode_step
+from troupellm.kernels.fused_decoder.layers import DecoderLayers, LayerParts
+from troupellm.kernels.paged_attention import cpu
+from troupellm.kernels.paged_attention.cpu import CELLS, NativeAttention, Turn
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
-from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.sampling import native as sampling
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows, kv_write
+from troupellm.kernels.rope_kv_write.rope_reference import rope_reference
+from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.noise import token_codes
 
 CHECKED = 3
@@ -108,7 +109,7 @@ def reference(
 
 def attended(random: Random) -> None:
     """`attend`, of heads up to the widest latent vectors, with windows, trees, sinks and soft caps."""
-    function = native.load()
+    function = cpu.load()
     assert function is not None
     batch, kv_heads, size = a_batch(random), int(random.integers(1, 4)), 16 * int(random.integers(1, 17))
     if random.random() < 0.25:
@@ -119,7 +120,7 @@ def attended(random: Random) -> None:
     sinks = floats(random, heads) if random.random() < 0.3 else None
     softcap = 0.8 if random.random() < 0.3 else 0.0
     caches = tuple(
-        kv_codes.encode(floats(random, batch.num_blocks, kv_heads, batch.block_size, size), kind) for _ in range(2)
+        kv_quant.encode(floats(random, batch.num_blocks, kv_heads, batch.block_size, size), kind) for _ in range(2)
     )
     tokens = batch.positions.size
     query = floats(random, tokens, heads + int(random.integers(0, 2)), size)[:, :heads]
@@ -128,12 +129,12 @@ def attended(random: Random) -> None:
     found = layer.attend(query, (caches[0], caches[1]), plan)
     rule = {"scale": size**-0.5, "softcap": softcap, "sinks": sinks}
     places, expected = reference(query, (caches[0], caches[1]), batch, window, tree, random, rule)
-    near(found[places], expected, 1e-4 if kind == torch.float32 else native.ROUNDED)
+    near(found[places], expected, 1e-4 if kind == torch.float32 else cpu.ROUNDED)
 
 
 def written_and_attended(random: Random) -> None:
     """`write_and_attend`, with norms and rotations."""
-    function = native.load()
+    function = cpu.load()
     assert function is not None
     batch, kv_heads, size = a_batch(random), int(random.integers(1, 4)), 16 * int(random.integers(1, 17))
     heads, kind = kv_heads * int(random.integers(1, 10)), list(CELLS)[int(random.integers(0, len(CELLS)))]
@@ -143,7 +144,7 @@ def written_and_attended(random: Random) -> None:
     layer = NativeAttention(function, heads, kv_heads, size, size**-0.5, turn=Turn(norms, 1e-5, 2 * half))
     angles = (floats(random, tokens, 1, half), floats(random, tokens, 1, half)) if half else None
     first, second = (
-        kv_codes.encode(floats(random, batch.num_blocks, kv_heads, batch.block_size, size), kind) for _ in range(2)
+        kv_quant.encode(floats(random, batch.num_blocks, kv_heads, batch.block_size, size), kind) for _ in range(2)
     )
     expected, rows = (first.clone(), second.clone()), batch.rows(kv_heads)
     projected = floats(random, tokens, (heads + 2 * kv_heads) * size)
@@ -155,17 +156,17 @@ def written_and_attended(random: Random) -> None:
     kv_write(key, value, *expected, rows)
     plan = batch.plan(kv_heads, window, by_token=bool(random.random() < 0.2))
     found = layer.write_and_attend(projected, (first, second), plan, rows, angles)
-    near(kv_codes.decode(second, torch.float32), kv_codes.decode(expected[1], torch.float32), 1e-6)
+    near(kv_quant.decode(second, torch.float32), kv_quant.decode(expected[1], torch.float32), 1e-6)
     rule = {"scale": size**-0.5}
     places, wanted = reference(query, (first, second), batch, window, None, random, rule)
-    near(found.view(tokens, heads, size)[places], wanted, 1e-4 if kind == torch.float32 else native.ROUNDED)
+    near(found.view(tokens, heads, size)[places], wanted, 1e-4 if kind == torch.float32 else cpu.ROUNDED)
 
 
 class Model:
     """Layers of random sizes, with what a decode step needs."""
 
     def __init__(self, random: Random) -> None:
-        function = native.load()
+        function = cpu.load()
         assert function is not None
         self.kv_heads, self.size = int(random.integers(1, 4)), 16 * int(random.integers(1, 17))
         self.heads, self.hidden = self.kv_heads * int(random.integers(1, 5)), int(random.integers(1, 100))
@@ -207,7 +208,7 @@ class Model:
         kind = list(CELLS)[int(random.integers(0, len(CELLS)))]
         shape = (batch.num_blocks, self.kv_heads, batch.block_size, self.size)
         return [
-            (kv_codes.encode(floats(random, *shape), kind), kv_codes.encode(floats(random, *shape), kind))
+            (kv_quant.encode(floats(random, *shape), kind), kv_quant.encode(floats(random, *shape), kind))
             for _ in self.parts
         ]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from troupellm.protocol.output import RequestClosed, RowFinished, StepOutput
+from troupellm.protocol.messages.output import RequestClosed, RowFinished, StepOutput
 
 
 @dataclass

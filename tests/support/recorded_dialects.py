@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.protocol.outputs import ToolCall
+from troupellm.protocol.params.outputs import ToolCall
 
 TOOLS: list[dict[str, Any]] = [
     {

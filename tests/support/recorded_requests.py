@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from troupellm.server.exchange import PIECES, Asgi, Message, Receive, Scope, Send
+from troupellm.server.base.exchange import PIECES, Asgi, Message, Receive, Scope, Send
 
 FIELDS = ("messages", "input")
 """Of the bodies, which hold the conversation."""

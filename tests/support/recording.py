@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.worker import StepPlan
+from troupellm.models.worker.worker import LaunchedStep, ModelWorker
+from troupellm.protocol.messages.worker import StepPlan
 
 
 class RecordingWorker(ModelWorker):

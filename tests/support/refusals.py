@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engines import SETTINGS
 
-from troupellm.actors.engine import Engine
+from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ModelLoadError
 
 Change = Callable[[Path], object]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from troupellm.models.early_check import check_before_weights
-from troupellm.models.source import resolve_model
-from troupellm.models.template_process import Renderer, TemplateProcesses
-from troupellm.protocol.config import ModelConfig
+from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
+from troupellm.models.hub.source import resolve_model
+from troupellm.models.load.early_check import check_before_weights
+from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.protocol.worker import LoadProgress
+from troupellm.protocol.messages.worker import LoadProgress
 
 
 def answer(line: str, renderer: Renderer) -> dict[str, object]:

@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = ("libasan.so", "libstdc++.so.6")
 """In this order: what takes the place of malloc comes first, and it looks for C++'s exceptions when it starts."""
 TESTS = (
-    "tests/kernels", "--ignore=tests/kernels/triton", "--ignore=tests/kernels/test_native.py",
-    "tests/models/test_decoder_layers.py", "tests/models/test_compiled_decode.py", "tests/parity/test_families.py",
+    "tests/kernels", "--ignore=tests/kernels/triton", "--ignore=tests/kernels/cpp/test_native.py",
+    "tests/models/layers/test_decoder_layers.py", "tests/models/runner/test_compiled_decode.py",
+    "tests/parity/test_families.py",
     "-m", "not slow",
 )  # fmt: skip
 """All that calls compiled code; not what builds it again."""
@@ -42,7 +43,7 @@ def environment() -> dict[str, str]:
 
 def build() -> None:
     """Compile without the runtimes: compilers need a multiple of their memory with them."""
-    code = "from troupellm.kernels.native import build\nassert build.library() is not None"
+    code = "from troupellm.kernels.cpp import build\nassert build.library() is not None"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "TROUPE_NATIVE": "asan"}, check=True)
 
 

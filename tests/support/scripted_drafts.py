@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.drafts import ROOT, Drafts
-from troupellm.models.speculation.proposer import Observation, ProposalBatch
-from troupellm.models.speculation.taps import NO_TAPS, Taps
-from troupellm.protocol.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.models.batch.row_drafts import ROOT, Drafts
+from troupellm.models.layers.taps import NO_TAPS, Taps
+from troupellm.models.proposers.base import Observation, ProposalBatch
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 Key = tuple[tuple[int, ...], int, int]
 """Prompt, seed and fork of a row."""

@@ -13,7 +13,7 @@ from client_scripts import answer_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from troupellm.models.logits_processors import LogitsProcessor
+from troupellm.models.sampling.logits_processors import LogitsProcessor
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = 131_072

@@ -10,15 +10,15 @@ import anyio.abc
 import httpx
 from plain_http import NO_TLS
 
-from troupellm.actors.engine import Engine
-from troupellm.protocol.config import ServerConfig
-from troupellm.server.app import App, admin_access, asgi
-from troupellm.server.exchange import Asgi
-from troupellm.server.front import HttpFront
-from troupellm.server.guard import guard_of
-from troupellm.server.host import EngineHost
-from troupellm.server.keys import read_keys
-from troupellm.server.listener import bind
+from troupellm.actors.engine.engine import Engine
+from troupellm.protocol.config.engine import ServerConfig
+from troupellm.server.access.host_and_origin import guard_of
+from troupellm.server.access.keys import read_keys
+from troupellm.server.app.app import App, admin_access, asgi
+from troupellm.server.base.exchange import Asgi
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.http.listener import bind
+from troupellm.server.http.server import HttpFront
 
 SPARE_SECONDS = 60.0
 """Another interpreter that imports torch, on a busy machine."""

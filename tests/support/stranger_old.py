@@ -3,7 +3,7 @@
 import socket
 import sys
 
-from troupellm.protocol.frames import Codec, Hello
+from troupellm.protocol.wire.frames import Codec, Hello
 
 with socket.socket(fileno=int(sys.argv[1])) as engine:
     engine.sendall(Codec[Hello]().encode(Hello(link="worker", version="0.0.0/0")))

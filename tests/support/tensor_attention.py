@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from troupellm.kernels.kv_codes import decode
+from troupellm.kernels.kv_quant import decode
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.backends import Planned
-from troupellm.models.cuda.batch import DeviceSpans
+from troupellm.models.gpu.batch import DeviceSpans
 
 
 @dataclass(frozen=True, slots=True)

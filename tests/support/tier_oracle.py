@@ -11,10 +11,10 @@ from oracle import SECRET, Harness, Oracle, ready
 from toy_tiers import Content, ToyTiers
 
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.transfers import BlockTransfer, TierInfo, TierLookup, TierReport
-from troupellm.protocol.worker import StepPlan, WorkerReady
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo, TierLookup, TierReport
+from troupellm.protocol.messages.worker import StepPlan, WorkerReady
 
 ERRORS = ("miss", "corrupt", "busy", "disabled", "an I/O error")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TransferDone
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.kv_transfers import BlockTransfer, LookupDone, TierLookup, TransferDone
+from troupellm.protocol.messages.worker import StepPlan
 
 Content = tuple[object, ...]
 """The contents of each position of a block: (group, all tokens up to it in some form)."""

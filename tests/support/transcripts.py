@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.chat_template import ChatTemplate
-from troupellm.protocol.anthropic import MessagesRequest
-from troupellm.protocol.openai import ChatRequest
-from troupellm.protocol.responses import ResponsesRequest
-from troupellm.server.history import tool_use_of
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.protocol.api.anthropic import MessagesRequest
+from troupellm.protocol.api.chat import ChatRequest
+from troupellm.protocol.api.responses import ResponsesRequest
 from troupellm.server.messages.translate import translate as translate_messages
-from troupellm.server.past_messages import plain_messages
+from troupellm.server.openai.messages import tool_use_of
+from troupellm.server.openai.past_messages import plain_messages
 from troupellm.server.responses.items import as_items
+from troupellm.server.responses.sealed import sealed
 from troupellm.server.responses.translate import translate as translate_response
-from troupellm.server.sealed import sealed
 
 Entries = list[dict[str, Any]]
 TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}

@@ -3,10 +3,17 @@
 import itertools
 from collections.abc import Sequence
 
-from troupellm.models.offload.engine import TransferEngine
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TierReport, TransferDone, TransferKind
-from troupellm.protocol.worker import StepPlan
+from troupellm.models.kv_offload.transfers import TransferEngine
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.messages.kv_transfers import (
+    BlockTransfer,
+    LookupDone,
+    TierLookup,
+    TierReport,
+    TransferDone,
+    TransferKind,
+)
+from troupellm.protocol.messages.worker import StepPlan
 
 _numbers = itertools.count(1)
 

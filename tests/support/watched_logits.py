@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
-from troupellm.models.runner import ModelRunner
-from troupellm.protocol.worker import StepPlan, StepResult
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.protocol.messages.worker import StepPlan, StepResult
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.models.dialects.catalog import TOOL_PARSERS
+from troupellm.models.chat_parsers.catalog import TOOL_PARSERS
 
 DISTINCT_PARSERS = sorted({id(found): name for name, found in sorted(TOOL_PARSERS.items(), reverse=True)}.values())
 """One name for each description of calls."""

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, stream_of, submission
 
-from troupellm.actors.scheduler.flight import BrokenResult
-from troupellm.protocol.worker import RowLogprobs, StepResult
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.protocol.messages.worker import RowLogprobs, StepResult
 
 PROMPT = [1, 2, 3, 4, 5]
 WIDTH = 50

@@ -3,9 +3,9 @@
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.protocol.cache_groups import NO_LIMIT, count_blocks, longest_sequence, window_blocks
 from troupellm.protocol.errors import ContextLengthExceeded
-from troupellm.protocol.worker import NULL_BLOCK, WorkerReady
+from troupellm.protocol.messages.cache_groups import NO_LIMIT, count_blocks, longest_sequence, window_blocks
+from troupellm.protocol.messages.worker import NULL_BLOCK, WorkerReady
 
 WINDOW = 10
 NEVER: frozenset[int] = frozenset()

@@ -4,9 +4,9 @@ import pytest
 from drafting_oracle import GUIDED, drafting_harness
 from oracle import Harness, ready, stream_of, submission
 
-from troupellm.actors.scheduler.flight import BrokenResult
-from troupellm.protocol.metrics import StepStats
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.protocol.messages.metrics import StepStats
+from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
 
 PROMPT = [1, 2, 3, 4, 5]
 

@@ -12,7 +12,7 @@ from drafting_oracle import GUIDED, drafting_harness
 from oracle import EOS, Harness, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.messages.worker import SamplingState
 
 STOPS = frozenset({EOS, 1})
 PREFIXES = ([], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9])

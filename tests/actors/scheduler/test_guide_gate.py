@@ -6,7 +6,7 @@ from oracle import Harness, stream_of, submission
 
 from troupellm.actors.scheduler.guide_gate import MOST_READY
 from troupellm.protocol.errors import GUIDE_SPENT, INVALID_GUIDE, EngineStopped, InvalidRequest
-from troupellm.protocol.guide import MOST_PROGRAMS, BuildOutcome
+from troupellm.protocol.params.guide import MOST_PROGRAMS, BuildOutcome
 
 SPENT = ("structured_outputs: its lexer is used up", GUIDE_SPENT)
 WHOLE = stream_of(PROMPT, 0, 8, frozenset())

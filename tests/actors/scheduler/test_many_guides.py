@@ -6,13 +6,13 @@ from collections import OrderedDict
 from guided_requests import answer, guided, harness_of
 from oracle import Harness, ready, submission
 
-from troupellm.actors.guide_turns import SMALL_BYTES
+from troupellm.actors.guide.fair_queue import SMALL_BYTES
 from troupellm.actors.scheduler.build_queue import MOST_OPEN, BuildQueue, program_key
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.sequence import Sequence
-from troupellm.protocol.config import SchedulerConfig
-from troupellm.protocol.guide import MOST_PROGRAMS, GuideProgram
-from troupellm.protocol.guided import BuildGuide
+from troupellm.actors.sequences.sequence import Sequence
+from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.messages.guide import BuildGuide
+from troupellm.protocol.params.guide import MOST_PROGRAMS, GuideProgram
 
 
 def program(text: str) -> GuideProgram:

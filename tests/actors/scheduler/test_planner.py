@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.draft import MOST_NEW_BYTES
+from troupellm.actors.scheduler.plan_draft import MOST_NEW_BYTES
 from troupellm.actors.scheduler.planner import SchedulerFrozen
-from troupellm.protocol.frames import MAX_FRAME_BYTES
-from troupellm.protocol.guide import GuideProgram
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.messages.worker import SamplingState
+from troupellm.protocol.params.guide import GuideProgram
+from troupellm.protocol.wire.frames import MAX_FRAME_BYTES
 
 
 def prompt(length: int, first: int = 1) -> list[int]:

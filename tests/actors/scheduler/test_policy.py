@@ -6,10 +6,10 @@ from random import Random
 import pytest
 from oracle import submission
 
-from troupellm.actors.scheduler.policy import WaitingRoom, arrival_key
-from troupellm.actors.scheduler.sequence import Request, Sequence
-from troupellm.actors.scheduler.shares import Shares
-from troupellm.protocol.worker import SamplingState
+from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.waiting_queue import WaitingRoom, arrival_key
+from troupellm.actors.sequences.sequence import Request, Sequence
+from troupellm.protocol.messages.worker import SamplingState
 
 
 def waiting(policy: str, priority: int, ordinal: int, index: int = 0, tenant: str = "") -> Sequence:

@@ -1,8 +1,8 @@
 """How who drafts stands: counts go on when another one takes its place, what is held does not."""
 
-from troupellm.actors.scheduler.proposer_counts import ProposerCounts
-from troupellm.protocol.proposer_report import ProposerReport
-from troupellm.protocol.snapshot import ProposerSnapshot
+from troupellm.actors.scheduler.proposer_stats import ProposerCounts
+from troupellm.protocol.messages.proposer_report import ProposerReport
+from troupellm.protocol.messages.snapshot import ProposerSnapshot
 
 
 def told(life: int, *, failures: int = 0, evictions: int = 0, outputs: int = 0) -> ProposerReport:

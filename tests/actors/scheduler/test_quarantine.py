@@ -5,11 +5,11 @@ from math import ceil, log2
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
+from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.scheduler.kills import KILLS_TO_SUSPECT
 from troupellm.actors.scheduler.quarantine import PAROLE_TOKENS
-from troupellm.actors.tables import SUPERVISION
 from troupellm.protocol.errors import EngineStopped, RequestFailed
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.worker import StepPlan
 
 NO_STOPS: frozenset[int] = frozenset()
 

@@ -5,9 +5,9 @@ import pytest
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import RequestFailed
-from troupellm.protocol.graph_report import GraphReport
-from troupellm.protocol.scheduler import WorkerLost
-from troupellm.protocol.worker import SamplingState
+from troupellm.protocol.messages.graph_report import GraphReport
+from troupellm.protocol.messages.scheduler import WorkerLost
+from troupellm.protocol.messages.worker import SamplingState
 
 PROMPT = [1, 2, 3, 4, 5]
 NO_STOPS: frozenset[int] = frozenset()

@@ -9,11 +9,11 @@ import pytest
 from anyio.lowlevel import checkpoint
 from oracle import Oracle, Reader, make_core, ready, stream_of, submission
 
-from troupellm.actors.mailbox import Mailbox
+from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.scheduler.actor import Scheduler
-from troupellm.protocol.metrics import MetricsMessage, RequestStats
-from troupellm.protocol.output import OutputMessage, StepOutput
-from troupellm.protocol.scheduler import (
+from troupellm.protocol.messages.metrics import MetricsMessage, RequestStats
+from troupellm.protocol.messages.output import OutputMessage, StepOutput
+from troupellm.protocol.messages.scheduler import (
     AbortRequest,
     ReaderPaused,
     ReaderResumed,
@@ -22,7 +22,7 @@ from troupellm.protocol.scheduler import (
     StepFinished,
     StopStringMet,
 )
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.worker import StepPlan
 
 pytestmark = pytest.mark.anyio
 PROMPT = [1, 2, 3, 4, 5]

@@ -6,10 +6,10 @@ import pytest
 from oracle import Harness, beam_submission, make_core, ready, stream_of, submission
 from plain_beams import beams_of
 
-from troupellm.actors.scheduler.policy import WaitingRoom
-from troupellm.actors.scheduler.residents import SEARCH_STEPS
-from troupellm.actors.scheduler.shares import Shares
-from troupellm.protocol.config import TenantConfig
+from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.running_set import SEARCH_STEPS
+from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.protocol.config.engine import TenantConfig
 
 NEVER = frozenset[int]()
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.flight import BrokenResult
-from troupellm.protocol.metrics import RequestStats, StepStats
-from troupellm.protocol.worker import RowError, RowLogprobs, SamplingState, StepResult
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.protocol.messages.metrics import RequestStats, StepStats
+from troupellm.protocol.messages.worker import RowError, RowLogprobs, SamplingState, StepResult
 
 PROMPT = [1, 2, 3, 4, 5]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hub_processes import LoopbackHub, Resolver, until_written
 
-from troupellm.models.source import resolve_model
-from troupellm.protocol.config import ModelConfig
+from troupellm.models.hub.source import resolve_model
+from troupellm.protocol.config.engine import ModelConfig
 
 REPO = "acme/tiny"
 WEIGHTS = bytes(range(256)) * 1000

@@ -7,12 +7,12 @@ import pytest
 from hub_processes import LoopbackHub
 
 import troupellm
-from troupellm.models.local_names import with_local_names
-from troupellm.models.served_tokenizer import tokenizer_folder
-from troupellm.models.source import BUILTIN_FOLDER
-from troupellm.models.speculation.folder import drafter_folder
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import LoadProgress
+from troupellm.models.hub.source import BUILTIN_FOLDER
+from troupellm.models.proposers.checkpoint_folder import drafter_folder
+from troupellm.models.tokenizer.served import tokenizer_folder
+from troupellm.models.worker.local_names import with_local_names
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import LoadProgress
 
 TOKEN = "hf_secret"
 DRAFTER, WORDS = "acme/drafter", "acme/words"

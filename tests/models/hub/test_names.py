@@ -1,8 +1,8 @@
 import pytest
 
-from troupellm.models.gguf.choice import choose_gguf, label
-from troupellm.models.gguf.config import model_config
-from troupellm.models.gguf.header import Header
+from troupellm.models.config.gguf_config import model_config
+from troupellm.models.hub.gguf_choice import choose_gguf, label
+from troupellm.models.hub.gguf_header import Header
 from troupellm.models.hub.name import HubName, chosen_revision, parse_hub_name
 from troupellm.protocol.errors import ModelLoadError
 

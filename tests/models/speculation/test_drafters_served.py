@@ -12,11 +12,11 @@ from deepseek_mtp import write_deepseek
 from plain_heads import write_drafters
 
 import troupellm
-from troupellm.models.runner import ModelRunner
+from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation import drafter
 from troupellm.models.speculation.speculator import Speculator
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
 
 TOKENS = 40
 SETTINGS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "flush_interval": 0.0, "block_size": 8}

@@ -10,17 +10,17 @@ import pytest
 import torch
 from tiny_model import write_tiny_model
 
-from troupellm.models.architecture import describe_model
-from troupellm.models.decoder_config import MlaConfig
-from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.ngram import NgramProposer
-from troupellm.models.speculation.planning import plan_drafting
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
+from troupellm.models.config.decoder_config import MlaConfig
+from troupellm.models.load.architecture import describe_model
+from troupellm.models.proposers.ngram import NgramProposer
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.models.speculation.plan import plan_drafting
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.proposer_report import ProposerReport
-from troupellm.protocol.rest import SleepWorker, WakeWorker
-from troupellm.protocol.worker import LoadProgress, StepPlan, WorkerReady
+from troupellm.protocol.messages.proposer_report import ProposerReport
+from troupellm.protocol.messages.sleep import SleepWorker, WakeWorker
+from troupellm.protocol.messages.worker import LoadProgress, StepPlan, WorkerReady
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 

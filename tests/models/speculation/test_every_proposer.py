@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from scripted_drafts import ElasticHost
 from toy_models import PROMPT, TOKENS, VOCAB, Toy, histories, toy_deepseek, toy_llama
 
-from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.drafts import RowDrafts
+from troupellm.models.batch.row_drafts import RowDrafts
+from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
-from troupellm.models.speculation.trials import Acceptance
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import StepPlan, StepResult
+from troupellm.models.speculation.verify_batch import Acceptance
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import StepPlan, StepResult
 
 ROWS, FEWER, FEWEST = 34_000, 3_000, 1_000
 """Three tokens of each have drafts to judge."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from troupellm.models.speculation.cost_curve import AskingCosts, CostCurve, StepCosts
-from troupellm.models.speculation.length import DraftLength
+from troupellm.models.speculation.draft_length import DraftLength
 
 Cost = Callable[[int, int], float]
 SMALL_MODEL = {0: 1.0, 1: 1.11, 2: 1.18, 3: 1.25, 4: 1.27, 5: 1.36, 6: 1.6, 7: 1.88, 8: 1.89, 16: 2.61}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from troupellm.models.speculation.length import DraftLength
-from troupellm.models.speculation.stretches import Stretches
+from troupellm.models.speculation.draft_length import DraftLength
+from troupellm.models.speculation.on_off import Stretches
 
 MOST = 4
 

@@ -10,17 +10,17 @@ import torch
 from scripted_drafts import ElasticHost, Key, ScriptedProposer
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
-from troupellm.models.decoder import Decoder
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.runner import ModelRunner
-from troupellm.models.speculation.drafts import DraftError, Drafts, RowDrafts, read_drafts
-from troupellm.models.speculation.proposer import Proposer
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.batch.row_drafts import DraftError, Drafts, RowDrafts, read_drafts
+from troupellm.models.layers.decoder import Decoder
+from troupellm.models.layers.taps import Taps
+from troupellm.models.proposers.base import Proposer
+from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
-from troupellm.models.speculation.synthetic import SyntheticAcceptance
-from troupellm.models.speculation.taps import Taps
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig, ModelConfig
-from troupellm.protocol.worker import StepPlan, ThinkingState
+from troupellm.models.speculation.synthetic_acceptance import SyntheticAcceptance
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig, ModelConfig
+from troupellm.protocol.messages.worker import StepPlan, ThinkingState
 
 TOKENS, LENGTH = 24, 96
 PROMPTS = [np.random.default_rng(seed).integers(0, 256, 3 + 7 * seed).tolist() for seed in range(4)]

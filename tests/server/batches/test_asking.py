@@ -7,12 +7,12 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from troupellm.protocol.caller import Caller
-from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
-from troupellm.server.batches.asking import MOST_ATTEMPTS, ask
-from troupellm.server.batches.governor import Governor, has_room
+from troupellm.protocol.api.caller import Caller
+from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.server.batches.concurrency import Governor, has_room
 from troupellm.server.batches.lines import Bad, Checker, Good, Lines, count_lines
-from troupellm.server.inside import Answered
+from troupellm.server.batches.run_line import MOST_ATTEMPTS, ask
+from troupellm.server.host.internal_requests import Answered
 
 pytestmark = pytest.mark.anyio
 
@@ -84,7 +84,7 @@ class FakeEngine:
     """Of four rows."""
 
     def __init__(self) -> None:
-        from troupellm.protocol.config import EngineConfig
+        from troupellm.protocol.config.engine import EngineConfig
 
         self.config = EngineConfig.from_flat({"max_num_seqs": 4})
         self.state = "ready"

@@ -11,14 +11,14 @@ import pytest
 from anyio.lowlevel import checkpoint
 from serving import server_config
 
-from troupellm.protocol.batch import Batch, FileObject
-from troupellm.protocol.caller import Caller
+from troupellm.protocol.api.batches import Batch, FileObject
+from troupellm.protocol.api.caller import Caller
 from troupellm.server.batches.job import Job
+from troupellm.server.batches.owner_share import Share
 from troupellm.server.batches.progress import unfinished
-from troupellm.server.batches.schema import STATE, open_database
-from troupellm.server.batches.share import Share
-from troupellm.server.batches.store import Store
-from troupellm.server.inside import Answered
+from troupellm.server.host.internal_requests import Answered
+from troupellm.server.storage.batches import Store
+from troupellm.server.storage.batches_schema import STATE, open_database
 
 pytestmark = pytest.mark.anyio
 
@@ -81,7 +81,7 @@ class BusyInside:
 
 
 async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("troupellm.server.batches.share.CAREFUL_SECONDS", 0.0)
+    monkeypatch.setattr("troupellm.server.batches.owner_share.CAREFUL_SECONDS", 0.0)
     inside: Any = BusyInside()
     share = Share(OpenGovernor())  # type: ignore[arg-type]
     (entry,) = await unfinished(store)

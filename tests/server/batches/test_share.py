@@ -6,10 +6,10 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
-from troupellm.server.batches.governor import Governor
-from troupellm.server.batches.share import Share
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.server.batches.concurrency import Governor
+from troupellm.server.batches.owner_share import Share
 
 pytestmark = pytest.mark.anyio
 

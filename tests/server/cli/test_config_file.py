@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm_further import REFUSED
+from troupellm.protocol.vllm.further_flags import REFUSED
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs
 
 

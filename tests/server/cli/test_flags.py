@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.config.engine import EngineConfig, ServerConfig
+from troupellm.protocol.config.sizes import human_int
+from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.sizes import human_int
-from troupellm.protocol.speculative import SpeculativeConfig
-from troupellm.protocol.vllm_flags import ELSEWHERE, SHORT
-from troupellm.protocol.vllm_further import REFUSED
+from troupellm.protocol.vllm.flags import ELSEWHERE, SHORT
+from troupellm.protocol.vllm.further_flags import REFUSED
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs, translate
 from troupellm.server.cli.main import main
-from troupellm.server.cli.unknown import unknown
-from troupellm.server.host import STREAM_DEFAULTS, stream_defaults
+from troupellm.server.cli.unknown_flags import unknown
+from troupellm.server.host.engine_host import STREAM_DEFAULTS, stream_defaults
 
 
 def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[EngineConfig, ServerConfig]:

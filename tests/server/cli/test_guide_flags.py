@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
+from troupellm.protocol.config.structured_outputs import GuideConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.guide_config import GuideConfig
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.cli.main import main
 from troupellm.server.cli.serve import _announce
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.protocol.config import EngineConfig, ServerConfig
+from troupellm.protocol.config.engine import EngineConfig, ServerConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.speculative import SpeculativeConfig
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
 from troupellm.server.cli.main import main
 

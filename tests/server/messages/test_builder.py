@@ -5,9 +5,9 @@ import json
 import msgspec
 import pytest
 
-from troupellm.protocol.anthropic import Message, MessageUsage
-from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
-from troupellm.protocol.outputs import Usage
+from troupellm.protocol.api.anthropic import Message, MessageUsage
+from troupellm.protocol.params.chat_events import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
+from troupellm.protocol.params.outputs import Usage
 from troupellm.server.messages.builder import MessageBuilder, encoded
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)

@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from troupellm.protocol.anthropic import CountTokensRequest
+from troupellm.protocol.api.anthropic import CountTokensRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.messages.context_edits import CLEARED, Edited, Work, edited
 

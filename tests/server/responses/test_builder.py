@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
-from troupellm.protocol.dialect import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
-from troupellm.protocol.outputs import TokenLogprob, Usage
-from troupellm.protocol.response_events import OutputTextDelta
-from troupellm.protocol.response_objects import ResponseObject
+from troupellm.protocol.api.response_events import OutputTextDelta
+from troupellm.protocol.api.response_objects import ResponseObject
+from troupellm.protocol.params.chat_events import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
+from troupellm.protocol.params.outputs import TokenLogprob, Usage
 from troupellm.server.responses.builder import ResponseBuilder, encoded, response_of_item
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=5, cached_tokens=3, reasoning_tokens=2)

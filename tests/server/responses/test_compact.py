@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
+from troupellm.protocol.api.chat import ChatMessage, ChatRequest
+from troupellm.protocol.api.response_objects import CompactionItem, ResponseObject
+from troupellm.protocol.api.responses import ContextManagement, ResponsesRequest
+from troupellm.protocol.api.tools import ChosenFunction, ToolChoiceBody
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
-from troupellm.protocol.openai import ChatMessage, ChatRequest
-from troupellm.protocol.openai_tools import ChosenFunction, ToolChoiceBody
-from troupellm.protocol.outputs import Usage
-from troupellm.protocol.response_objects import CompactionItem, ResponseObject
-from troupellm.protocol.responses import ContextManagement, ResponsesRequest
-from troupellm.server.history import tool_use_of
+from troupellm.protocol.params.outputs import Usage
+from troupellm.server.openai.messages import tool_use_of
 from troupellm.server.responses.compact import (
     MAX_NEWEST_BYTES,
     compacted,
@@ -19,8 +19,8 @@ from troupellm.server.responses.compact import (
 )
 from troupellm.server.responses.generate import stored_form
 from troupellm.server.responses.items import conversation_of
-from troupellm.server.responses.plan import Plan
-from troupellm.server.responses.summaries import after_compaction
+from troupellm.server.responses.prepare import Plan
+from troupellm.server.storage.kept_items import after_compaction
 
 TRIGGER = {"type": "compaction_trigger"}
 SAID = {"role": "user", "content": "Hi"}

@@ -4,7 +4,7 @@ import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.responses.items import as_items, conversation_of
-from troupellm.server.sealed import sealed
+from troupellm.server.responses.sealed import sealed
 
 
 def messages_of(items, instructions, **more):

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.responses.conversation import Conversation
 from troupellm.server.responses.items import conversation_of
-from troupellm.server.responses.past import Conversation
-from troupellm.server.responses.plan import _identified
-from troupellm.server.responses.rows import StoredResponse
+from troupellm.server.responses.prepare import _identified
+from troupellm.server.storage.responses_rows import StoredResponse
 
 NAME = "resp_" + "a" * 32
 ITEM = f"in_{'a' * 32}0000"

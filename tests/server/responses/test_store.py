@@ -7,12 +7,12 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from troupellm.protocol.config import ServerConfig
+from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.responses import rows as module, store as store_module
-from troupellm.server.responses.rows import LOST, StoredResponse
-from troupellm.server.responses.schema import check_database
-from troupellm.server.responses.store import ResponseStore, TooMuchError
+from troupellm.server.storage import responses as store_module, responses_rows as module
+from troupellm.server.storage.responses import ResponseStore, TooMuchError
+from troupellm.server.storage.responses_rows import LOST, StoredResponse
+from troupellm.server.storage.responses_schema import check_database
 
 pytestmark = pytest.mark.anyio
 

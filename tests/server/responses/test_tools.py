@@ -3,7 +3,7 @@
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.tools import MAX_TOOLS
+from troupellm.protocol.params.tools import MAX_TOOLS
 from troupellm.server.responses.tools import ChosenTools
 
 GET = {"type": "function", "name": "get", "description": "Get it", "parameters": {"type": "object"}, "strict": False}

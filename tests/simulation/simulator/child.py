@@ -13,14 +13,14 @@ import anyio.lowlevel
 
 from simulator.faults import Injector
 from simulator.ports import FaultyWorker, Pace
-from troupellm.actors.processes import ProcessEvents
-from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.actors.worker_seat import WorkerGone
-from troupellm.models.steps import Steps
-from troupellm.protocol.frames import Assembler, Codec, Hello
-from troupellm.protocol.worker import StepPlan, WorkerReady
-from troupellm.protocol.worker_abilities import Wait
-from troupellm.protocol.worker_link import (
+from troupellm.actors.runtime.processes import ProcessEvents
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.models.runner.steps_in_flight import Steps
+from troupellm.protocol.messages.worker import StepPlan, WorkerReady
+from troupellm.protocol.messages.worker_abilities import Wait
+from troupellm.protocol.wire.frames import Assembler, Codec, Hello
+from troupellm.protocol.wire.worker import (
     HELLO,
     Failed,
     Finished,

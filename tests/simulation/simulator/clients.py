@@ -6,9 +6,9 @@ import anyio
 
 from simulator.hinted import tell
 from simulator.history import Record
-from troupellm.actors.outbox import LocalOutbox
-from troupellm.actors.stream import Stream
-from troupellm.actors.submit import Submission, submit
+from troupellm.actors.client.stream import Stream
+from troupellm.actors.engine.submit import Submission, submit
+from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.protocol.errors import TroupeError
 
 if TYPE_CHECKING:

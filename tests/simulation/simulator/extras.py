@@ -11,9 +11,9 @@ import msgspec
 from simulator.faults import GUIDE_FAULTS, PROCESS_FAULTS, PROCESS_LOSSES, Fault
 from simulator.model import ToyGuide
 from simulator.workload import Ask, Scenario, draw_scenario
-from troupellm.protocol.config import TenantConfig
-from troupellm.protocol.guide import GuideSpec
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.config.engine import TenantConfig
+from troupellm.protocol.params.guide import GuideSpec
+from troupellm.protocol.params.sampling import SamplingParams
 
 EXTENDED_SHARE = 0.5
 

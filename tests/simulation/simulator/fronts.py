@@ -13,11 +13,11 @@ import anyio
 from simulator.model import chat_template
 from simulator.ports import SimPool, SimRandomness
 from simulator.wire import Wire
-from troupellm.actors.front_client import RemoteEngine
-from troupellm.actors.front_session import FrontSession
+from troupellm.actors.engine.api_process_session import FrontSession
+from troupellm.actors.remote.client import RemoteEngine
 from troupellm.protocol.errors import EngineStopped
-from troupellm.protocol.frames import FrameError
-from troupellm.protocol.fronts import (
+from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.protocol.wire.api_process import (
     AdminAnswer,
     AskAdmin,
     AskMetrics,
@@ -28,7 +28,7 @@ from troupellm.protocol.fronts import (
     Status,
     ToFront,
 )
-from troupellm.protocol.snapshot import EngineSnapshot, SchedulerSnapshot
+from troupellm.protocol.wire.frames import FrameError
 
 if TYPE_CHECKING:
     from simulator.world import World

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from simulator.workload import Ask, Scenario
-from troupellm.protocol.intake import TokensPrompt
-from troupellm.protocol.kv_hints import DropSession, KeepTurn, KVHints, LeaseConfig, PrefetchSession, PrefixLease
+from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, KVHints, LeaseConfig, PrefetchSession, PrefixLease
+from troupellm.protocol.messages.input import TokensPrompt
 
 if TYPE_CHECKING:
     from simulator.world import World

@@ -9,13 +9,13 @@ import msgspec
 from simulator.faults import CRASHES, FAILING_TIER, TIERS, Injector
 from simulator.model import Answer, Language, right_answer, right_selection
 from simulator.workload import Ask, Pressure, Scenario
-from troupellm.actors.intensity import Intensity
-from troupellm.actors.stream import Stream
-from troupellm.actors.tables import SUPERVISION
-from troupellm.protocol.cache_groups import longest_sequence
+from troupellm.actors.client.stream import Stream
+from troupellm.actors.engine.edges import SUPERVISION
+from troupellm.actors.runtime.restart_intensity import Intensity
 from troupellm.protocol.errors import ContextLengthExceeded, TroupeError
-from troupellm.protocol.outputs import Completion, Delta, Usage
-from troupellm.protocol.snapshot import TenantSnapshot
+from troupellm.protocol.messages.cache_groups import longest_sequence
+from troupellm.protocol.messages.snapshot import TenantSnapshot
+from troupellm.protocol.params.outputs import Completion, Delta, Usage
 
 Pairs = tuple[tuple[str, str], ...]
 

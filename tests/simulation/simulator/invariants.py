@@ -8,17 +8,17 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
-from troupellm.actors.admission import Admission
-from troupellm.actors.mailbox import Mailbox
-from troupellm.actors.outbox import LocalOutbox
+from troupellm.actors.admission.admission import Admission
+from troupellm.actors.kv_offload.fetches import Ask
+from troupellm.actors.kv_offload.loads import Loading
+from troupellm.actors.kv_offload.traffic import LOOKUPS
+from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.offload.fetches import Ask
-from troupellm.actors.scheduler.offload.loads import Loading
-from troupellm.actors.scheduler.offload.traffic import LOOKUPS
-from troupellm.actors.scheduler.sequence import Request, State
-from troupellm.protocol.scheduler import SubmitRequest
-from troupellm.protocol.snapshot import SchedulerSnapshot
-from troupellm.protocol.worker import StepPlan
+from troupellm.actors.sequences.sequence import Request, State
+from troupellm.protocol.messages.scheduler import SubmitRequest
+from troupellm.protocol.messages.snapshot import SchedulerSnapshot
+from troupellm.protocol.messages.worker import StepPlan
 
 
 def check_core(core: SchedulerCore) -> list[str]:

@@ -16,10 +16,10 @@ import msgspec
 from plain_beams import beams_of
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
-from troupellm.actors.detokenizer import TextTables
-from troupellm.models.chat_template import ChatTemplate
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.actors.output.detokenizer import TextTables
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.params.sampling import SamplingParams
 
 EOS = 0
 PIECES = ("</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "the", "Ã", "©", "zz")

@@ -12,9 +12,9 @@ from simulator.faults import HOST, HOST_FAULTS, OUTER_FAULTS, Fault
 from simulator.hinted import HINTED_SHARE, hinted
 from simulator.model import FIRST_TEXT_TOKEN, PIECES
 from simulator.workload import Ask, Scenario, prompt_of
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.offload import OffloadConfig
-from troupellm.protocol.speculative import SpeculativeConfig
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.protocol.config.speculation import SpeculativeConfig
 
 DRAFTING_SHARE = 0.4
 TIERED_SHARE = 0.45

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from simulator.faults import FAILING_TIER
 from simulator.model import Language, ranking
 from simulator.workload import Scenario
-from troupellm.protocol.transfers import TierInfo
-from troupellm.protocol.worker import CacheGroup, RowLogprobs, WorkerReady
+from troupellm.protocol.messages.kv_transfers import TierInfo
+from troupellm.protocol.messages.worker import CacheGroup, RowLogprobs, WorkerReady
 
 
 def worker_ready(scenario: Scenario, language: Language) -> WorkerReady:

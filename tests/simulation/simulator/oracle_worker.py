@@ -18,8 +18,8 @@ from toy_tiers import Content
 from simulator.model import ToyGuide, draw_key, extend, token_after
 from simulator.oracle_ready import describe
 from simulator.tiers import SimTiers
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import (
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import (
     NULL_BLOCK,
     NewRow,
     ProgressSink,

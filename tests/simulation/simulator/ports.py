@@ -12,10 +12,9 @@ import msgspec
 
 from simulator.faults import Injected, InjectedAllocation, InjectedDeath, Injector
 from simulator.workload import STEP_TIMEOUT
-from troupellm.actors.worker_seat import WorkerGone
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.guide import GuideProgram, GuideSpec
-from troupellm.protocol.rest import (
+from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.sleep import (
     EMPTY,
     WITHOUT_CACHE,
     SleepWorker,
@@ -24,8 +23,9 @@ from troupellm.protocol.rest import (
     WorkerCommand,
     WorkerReport,
 )
-from troupellm.protocol.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
-from troupellm.protocol.worker_abilities import Wait
+from troupellm.protocol.messages.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.messages.worker_abilities import Wait
+from troupellm.protocol.params.guide import GuideProgram, GuideSpec
 
 _POOL_SECONDS = 0.01
 

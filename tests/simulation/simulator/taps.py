@@ -12,9 +12,9 @@ import anyio
 import msgspec
 from anyio.abc import TaskStatus
 
-from troupellm.actors.mailbox import Mailbox
-from troupellm.actors.scheduler.block_pool import BlockPool
-from troupellm.actors.supervise import Child, Supervisor
+from troupellm.actors.kv_cache.block_pool import BlockPool
+from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.actors.runtime.supervise import Child, Supervisor
 
 
 class Watcher(Protocol):

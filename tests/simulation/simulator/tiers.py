@@ -9,9 +9,9 @@ from typing import Protocol
 from toy_tiers import Cache, ToyTiers
 
 from simulator.faults import HOST, Injector
-from troupellm.actors.worker_seat import WorkerGone
-from troupellm.protocol.transfers import BlockTransfer, LookupDone, TierLookup, TierReport, TransferDone
-from troupellm.protocol.worker import StepPlan
+from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.protocol.messages.kv_transfers import BlockTransfer, LookupDone, TierLookup, TierReport, TransferDone
+from troupellm.protocol.messages.worker import StepPlan
 
 _INWARD = ("load", "fetch")
 _FULL = "no space left on device"

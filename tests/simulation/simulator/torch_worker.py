@@ -13,14 +13,14 @@ import torch
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from simulator.model import Language
-from troupellm.actors.detokenizer import TextTables
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.runner import ModelRunner
-from troupellm.models.tokenizer import Tokenizer
-from troupellm.models.worker import LaunchedStep, ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.sampling import SamplingParams
-from troupellm.protocol.worker import NewRow, ProgressSink, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.actors.output.detokenizer import TextTables
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.models.worker.worker import LaunchedStep, ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import NewRow, ProgressSink, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.protocol.params.sampling import SamplingParams
 
 _SOLO_BLOCK = 16
 _SOLO_TOKENS = 1024

@@ -12,15 +12,14 @@ import trio
 from simulator.faults import MAILBOXES, SILENT, Injected, Injector
 from simulator.invariants import Turns, check_core, check_loading, check_mailbox, check_outbox
 from simulator.workload import Scenario
-from troupellm.actors.mailbox import Mailbox, MailboxClosed
-from troupellm.actors.scheduler.block_pool import BlockPool
-from troupellm.actors.scheduler.offload.manager import MOST_ROUNDS
-from troupellm.actors.supervise import ActorLeft
-from troupellm.actors.system import System
+from troupellm.actors.engine.system import System
+from troupellm.actors.kv_cache.block_pool import BlockPool
+from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
+from troupellm.actors.runtime.supervise import ActorLeft
+from troupellm.actors.scheduler.kv_offload import MOST_ROUNDS
 from troupellm.protocol.errors import WorkerCrashed
-from troupellm.protocol.output import StepOutput
-from troupellm.protocol.outputs import Usage
-from troupellm.protocol.scheduler import (
+from troupellm.protocol.messages.output import StepOutput
+from troupellm.protocol.messages.scheduler import (
     AbortRequest,
     ReaderPaused,
     ReaderResumed,
@@ -30,7 +29,8 @@ from troupellm.protocol.scheduler import (
     WorkerAsleep,
     WorkerLost,
 )
-from troupellm.protocol.worker import StepPlan
+from troupellm.protocol.messages.worker import StepPlan
+from troupellm.protocol.params.outputs import Usage
 
 MOST_MESSAGES = 50_000
 MOST_PREEMPTIONS = 12

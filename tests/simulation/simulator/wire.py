@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 
 from simulator.faults import Injector
-from troupellm.actors.waiter import Waiter, new_waiter
-from troupellm.protocol.frames import Assembler, Codec, Hello
-from troupellm.protocol.fronts import Pieces
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.protocol.wire.api_process import Pieces
+from troupellm.protocol.wire.frames import Assembler, Codec, Hello
 
 HIGH_WATER_BYTES = 200
 """Bytes that may wait before `drained` does: two frames or three."""

@@ -8,10 +8,10 @@ import msgspec
 
 from simulator.faults import Fault, draw_faults
 from simulator.model import FIRST_TEXT_TOKEN, PIECES
-from troupellm.protocol.config import EngineConfig, SchedulerConfig
-from troupellm.protocol.intake import Prompt, TextPrompt, TokensPrompt
-from troupellm.protocol.kv_hints import NO_HINTS, KVHints
-from troupellm.protocol.sampling import SamplingParams
+from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig
+from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
+from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt
+from troupellm.protocol.params.sampling import SamplingParams
 
 POLICIES: tuple[str, ...] = typing.get_args(typing.get_type_hints(SchedulerConfig)["scheduling_policy"])
 TORCH_SHARE = 0.02

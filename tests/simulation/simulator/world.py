@@ -20,13 +20,13 @@ from simulator.taps import tapped
 from simulator.tiers import SimTiers
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
-from troupellm.actors.process_seat import ProcessSeat
-from troupellm.actors.system import Company, System
-from troupellm.actors.worker_seat import ThreadSeat, WorkerSeat
+from troupellm.actors.engine.system import Company, System
+from troupellm.actors.worker.process_host import ProcessSeat
+from troupellm.actors.worker.thread_host import ThreadSeat, WorkerSeat
 from troupellm.protocol.errors import EngineStopped, TroupeError
-from troupellm.protocol.sampling import Limits
-from troupellm.protocol.scheduler import ResetPrefixCache
-from troupellm.protocol.snapshot import LeaseSnapshot
+from troupellm.protocol.messages.scheduler import ResetPrefixCache
+from troupellm.protocol.messages.snapshot import LeaseSnapshot
+from troupellm.protocol.params.sampling import Limits
 
 CHAOS_SECONDS = 30.0
 CALM_SECONDS = 60.0

@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 
-from troupellm.kernels.triton_support import interpreting
-from troupellm.models.worker import ModelWorker
-from troupellm.protocol.config import EngineConfig
-from troupellm.protocol.worker import NewRow, SamplingState, StepPlan
+from troupellm.kernels.common.triton import interpreting
+from troupellm.models.worker.worker import ModelWorker
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan
 
 PROMPTS = (tuple(range(5, 24)), (7, 3, 9), tuple(range(60, 72)))
 

@@ -12,26 +12,26 @@ import torch
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
 from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
-from troupellm.kernels import native
-from troupellm.kernels.batch_invariance import batch_invariant
-from troupellm.kernels.native import build
+from troupellm.kernels import cpp
+from troupellm.kernels.common.batch_invariance import batch_invariant
+from troupellm.kernels.common.triton import as_on_a_gpu, check_device
+from troupellm.kernels.cpp import build
 from troupellm.kernels.sampling.triton_adjust import chosen_logprobs_triton, penalize_triton, tally_triton
-from troupellm.kernels.triton_support import as_on_a_gpu, check_device
-from troupellm.models.checkpoint import Checkpoint
-from troupellm.models.cuda import described as told_logprobs, penalties
-from troupellm.models.cuda.batch import triton_planner
-from troupellm.models.cuda.device import CpuDevice, CudaDevice
-from troupellm.models.cuda.dispatcher import GraphKey
-from troupellm.models.cuda.runner import CudaRunner
-from troupellm.models.cuda.ticket import LaunchedPlan
-from troupellm.models.cuda.weights import OnDevice
-from troupellm.models.decoder import EMBEDDING, Decoder
-from troupellm.models.kv_cache import KVCache
-from troupellm.models.runner import ModelRunner
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.gpu import logprobs as told_logprobs, penalties
+from troupellm.models.gpu.batch import triton_planner
+from troupellm.models.gpu.device import CpuDevice, CudaDevice
+from troupellm.models.gpu.graph_dispatch import GraphKey
+from troupellm.models.gpu.launched_step import LaunchedPlan
+from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.models.layers.taps import Taps
+from troupellm.models.load.to_device import OnDevice
+from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
-from troupellm.models.speculation.taps import Taps
-from troupellm.models.weight_names import decoder_weights
-from troupellm.protocol.worker import MOST_LAUNCHED, StepPlan
+from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan
 
 DEVICE = check_device()
 ON_GPU = DEVICE.type == "cuda"
@@ -43,9 +43,9 @@ def torch_alone() -> Iterator[None]:
     """A CPU's compiled code would compute norms and gates together with the products before or behind them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(build.SWITCH, "0")
-        native.load.cache_clear()
+        cpp.load.cache_clear()
         yield
-    native.load.cache_clear()
+    cpp.load.cache_clear()
 
 
 def runner(

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 import torch
 
+from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.fused_moe import Routing
 from troupellm.kernels.fused_moe.cases import (
     CASES,
@@ -24,8 +25,7 @@ from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.fused_moe.triton_align import align, most_blocks
 from troupellm.kernels.fused_moe.triton_launch import fused_moe_triton
 from troupellm.kernels.fused_moe.triton_route import route_triton
-from troupellm.kernels.quantized import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Mx, QuantizedWeight, Weight
-from troupellm.kernels.triton_support import check_device
+from troupellm.kernels.quantized_linear import Fp8, Int4Group, Int8Channel, Int8WeightOnly, Mx, QuantizedWeight, Weight
 
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in CASES}

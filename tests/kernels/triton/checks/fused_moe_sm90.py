@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import SHARED_BYTES, Report, compile_for
 from troupellm.kernels.fused_moe.cases import DEEPSEEK, GPT_OSS, QWEN
 from troupellm.kernels.fused_moe.stacked import Kind
 from troupellm.kernels.fused_moe.tiles import FEW, SUM, product_launch
@@ -16,8 +18,6 @@ from troupellm.kernels.fused_moe.triton_experts import (
 )
 from troupellm.kernels.fused_moe.triton_route import route_kernel, route_options
 from troupellm.kernels.fused_moe.triton_weights import KINDS as CODES
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compile_for
 
 KINDS: dict[Kind, tuple[str, str | None, int]] = {
     "plain": ("*bf16", None, 1),

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.grouped_linear.cases import CASES, Case, make_inputs
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
 from troupellm.kernels.grouped_linear.triton_grouped import grouped_linear_triton
-from troupellm.kernels.triton_support import check_device
 
 DEVICE = str(check_device())
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from troupellm.kernels.common.triton_offline import SHARED_BYTES, compile_for
 from troupellm.kernels.grouped_linear.triton_grouped import grouped_kernel, grouped_launch
-from troupellm.kernels.triton_support.offline import SHARED_BYTES, compile_for
 
 
 @pytest.mark.parametrize(("depth", "width"), [(4096, 16), (16, 4096), (4096, 4096)])

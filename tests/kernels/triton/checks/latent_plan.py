@@ -2,10 +2,10 @@
 
 import torch
 
+from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.paged_attention.device_plan import DevicePlan
-from troupellm.kernels.triton_support import check_device
-from troupellm.models.cuda.batch import DeviceSpans, triton_planner
-from troupellm.models.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+from troupellm.models.gpu.batch import DeviceSpans, triton_planner
 
 DEVICE = check_device()
 BLOCK_SIZE = 16

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from troupellm.kernels.kv_codes import decode, encode
+from troupellm.kernels.common.triton import Launch, check_device
+from troupellm.kernels.kv_quant import decode, encode
 from troupellm.kernels.mla_attention import mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, DevicePlan
-from troupellm.kernels.triton_support import Launch, check_device
-from troupellm.models.cuda.batch import DeviceSpans, triton_planner
-from troupellm.models.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig, RopeConfig
+from troupellm.models.gpu.batch import DeviceSpans, triton_planner
 
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in CASES}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from troupellm.kernels.kv_codes import decode
+from troupellm.kernels.common.triton import check_device
+from troupellm.kernels.kv_quant import decode
 from troupellm.kernels.paged_attention import triton_launch, triton_plan
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items
 from troupellm.kernels.paged_attention.device_cases import DEVICE_CASES, SMALL_EXTEND, Inputs, make_device_inputs
@@ -16,7 +17,6 @@ from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.paged_attention.row_plan import RowPlan
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
-from troupellm.kernels.triton_support import check_device
 
 DEVICE = check_device()
 BY_NAME = {case.name: case for case in (*CASES, *DEVICE_CASES)}

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import SHARED_BYTES, Report, compile_for
 from troupellm.kernels.paged_attention.device_plan import AttentionShape, decode_launch, extend_launch
 from troupellm.kernels.paged_attention.triton_decode import decode_kernel, merge_kernel
 from troupellm.kernels.paged_attention.triton_extend import extend_kernel
 from troupellm.kernels.paged_attention.triton_latent import latent_kernel
 from troupellm.kernels.paged_attention.triton_plan import decode_tasks_kernel, extend_blocks_kernel
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compile_for
 
 POINTERS = ("block_tables", "query_starts", "query_stops", "context_lens", "tasks", "blocks")
 NUMBERS = ("query_stride", "out_stride", "block_stride")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from troupellm.kernels.quantized import Fp8, GgufBlocks, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
-from troupellm.kernels.quantized.gguf import LAYOUTS
-from troupellm.kernels.quantized.gpu import CodedGpuProduct, EightBitProduct, gpu_product
-from troupellm.kernels.row_codes.reference import row_codes_reference
-from troupellm.kernels.triton_support import check_device
+from troupellm.kernels.act_quant.reference import row_codes_reference
+from troupellm.kernels.common.triton import check_device
+from troupellm.kernels.quantized_linear import Fp8, GgufBlocks, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
+from troupellm.kernels.quantized_linear.gguf import LAYOUTS
+from troupellm.kernels.quantized_linear.gpu import CodedGpuProduct, EightBitProduct, gpu_product
 
 DEVICE = check_device()
 

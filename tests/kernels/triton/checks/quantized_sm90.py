@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from troupellm.kernels.quantized.tiles import SUM, coded_launch, eight_bit_launch
-from troupellm.kernels.quantized.triton_products import KINDS, coded_kernel, eight_bit_kernel, sum_kernel
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import SHARED_BYTES, Report, compile_for
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import SHARED_BYTES, Report, compile_for
+from troupellm.kernels.quantized_linear.tiles import SUM, coded_launch, eight_bit_launch
+from troupellm.kernels.quantized_linear.triton_linear import KINDS, coded_kernel, eight_bit_kernel, sum_kernel
 
 TYPES = {
     **dict.fromkeys(("input_scale", "weight_scale", "scales", "offsets", "parts"), "*fp32"), "codes": "*u8",

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.support.poisoned_rows import between_nan, keys_of
+from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.adjust import keep_bits, penalize, tally
 from troupellm.kernels.sampling.cases import make_logits
@@ -16,7 +17,6 @@ from troupellm.kernels.sampling.triton_adjust import (
     tally_triton,
 )
 from troupellm.kernels.sampling.triton_draw import best_triton
-from troupellm.kernels.triton_support import check_device
 
 DEVICE = check_device()
 VOCAB = 3001

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import compile_for
 from troupellm.kernels.sampling.triton_adjust import (
     ADJUST,
     DESCRIBE,
@@ -18,8 +20,6 @@ from troupellm.kernels.sampling.triton_draw import (
     merge_kernel,
     piece_kernel,
 )
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import compile_for
 
 TYPES = {
     **dict.fromkeys(("logits", "values", "part_values", "out_values"), "*fp32"),

@@ -5,24 +5,28 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from troupellm.kernels.gelu_mul.reference import gelu_mul_reference
-from troupellm.kernels.kv_write import cases as write_cases, kv_rows
-from troupellm.kernels.kv_write.reference import kv_write_reference
+from troupellm.kernels.act_quant import cases as code_cases
+from troupellm.kernels.act_quant.reference import row_codes_reference
+from troupellm.kernels.act_quant.triton_act_quant import row_codes_triton
+from troupellm.kernels.common.triton import check_device
+from troupellm.kernels.gated_act import silu_cases as gate_cases
+from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
+from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
+from troupellm.kernels.gated_act.triton_gate import gate_codes_triton, gate_triton
 from troupellm.kernels.rms_norm import cases as norm_cases
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
 from troupellm.kernels.rms_norm.triton_norm import rms_norm_triton
-from troupellm.kernels.rope import cases as rotation_cases
-from troupellm.kernels.rope.reference import rope_reference
-from troupellm.kernels.rope_kv_write import cases as rope_cases, triton_rope
+from troupellm.kernels.rope_kv_write import (
+    cases as rope_cases,
+    kv_write_cases as write_cases,
+    rope_cases as rotation_cases,
+    triton_rope,
+)
+from troupellm.kernels.rope_kv_write.kv_write import kv_rows
+from troupellm.kernels.rope_kv_write.kv_write_reference import kv_write_reference
 from troupellm.kernels.rope_kv_write.reference import rope_kv_write_reference
+from troupellm.kernels.rope_kv_write.rope_reference import rope_reference
 from troupellm.kernels.rope_kv_write.triton_rope import kv_write_triton, rope_kv_write_triton, rope_triton
-from troupellm.kernels.row_codes import cases as code_cases
-from troupellm.kernels.row_codes.reference import row_codes_reference
-from troupellm.kernels.row_codes.triton_row_codes import row_codes_triton
-from troupellm.kernels.silu_mul import cases as gate_cases
-from troupellm.kernels.silu_mul.reference import silu_mul_reference
-from troupellm.kernels.silu_mul.triton_gate import gate_codes_triton, gate_triton
-from troupellm.kernels.triton_support import check_device
 
 DEVICE = str(check_device())
 INT8, FP8 = torch.int8, torch.float8_e4m3fn

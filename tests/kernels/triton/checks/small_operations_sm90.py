@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from troupellm.kernels.act_quant.triton_act_quant import LAUNCH, row_codes_kernel
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import compile_for
+from troupellm.kernels.gated_act.triton_gate import GATE, GATE_CODES, gate_codes_kernel, gate_kernel
 from troupellm.kernels.rms_norm.triton_norm import norm_launch, rms_norm_kernel
 from troupellm.kernels.rope_kv_write.triton_rope import head_launch, rope_kv_write_kernel
-from troupellm.kernels.row_codes.triton_row_codes import LAUNCH, row_codes_kernel
-from troupellm.kernels.silu_mul.triton_gate import GATE, GATE_CODES, gate_codes_kernel, gate_kernel
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import compile_for
 
 CODES = ("*i8", "*fp8e4nv")
 

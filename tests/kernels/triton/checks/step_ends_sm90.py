@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import compile_for
+from troupellm.kernels.decode_io.triton_inputs import BEGIN, begin_kernel
+from troupellm.kernels.decode_io.triton_outputs import FINISH, drawn_piece_kernel, finish_kernel
 from troupellm.kernels.sampling.triton_draw import PIECE, TILES_OF_A_PIECE
-from troupellm.kernels.step_ends.triton_begin import BEGIN, begin_kernel
-from troupellm.kernels.step_ends.triton_finish import FINISH, drawn_piece_kernel, finish_kernel
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import compile_for
 
 TYPES = {
     **dict.fromkeys(("slots", "ends", "counts", "streams"), "*i64:1"),

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from troupellm.kernels.common.triton import Launch
+from troupellm.kernels.common.triton_offline import SHARED_BYTES, compile_for
 from troupellm.kernels.sampling.triton_truncate import (
     LISTED,
     PEAKS,
@@ -14,8 +16,6 @@ from troupellm.kernels.sampling.triton_truncate import (
     settle_kernel,
     survey_kernel,
 )
-from troupellm.kernels.triton_support import Launch
-from troupellm.kernels.triton_support.offline import SHARED_BYTES, compile_for
 
 TYPES = {
     **dict.fromkeys(("logits", "part_values", "drawn_values", "lowest", "heads", "spreads", "limits"), "*fp32"),

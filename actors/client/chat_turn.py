@@ -1,0 +1,202 @@
+"""A chat request as its caller reads it: parsed pieces of each choice, or whole parsed choices.
+
+Without a dialect a delta's text is content as it is, at the cost of two small objects.
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import msgspec
+
+from troupellm.actors.client.chat_reading import read_completion, was_cut
+from troupellm.actors.client.stream import Stream
+from troupellm.models.chat_parsers.parser import Parser
+from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount
+from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.protocol.errors import RequestAborted
+from troupellm.protocol.params.chat_events import (
+    Content,
+    Finished,
+    ParsedPiece,
+    Reasoning,
+    TurnChoice,
+    TurnEvent,
+    TurnReason,
+)
+from troupellm.protocol.params.outputs import Completion, CompletionChoice, Delta, FinishReason, Message, Timing, Usage
+from troupellm.protocol.quota import Quota
+
+
+class Turn:
+    """Iterates over lists of events, one list per wake of the stream."""
+
+    def __init__(self, stream: Stream, sequences: int, voice: Voice | None = None) -> None:
+        """
+        Args:
+            sequences: how many choices there will be.
+            voice: how to read them; None shows the text as it is.
+        """
+        self._stream = stream
+        self._left = sequences
+        self._voice = voice
+        self._readers: dict[int, tuple[Parser, ThoughtCount | None]] = {}
+        self.ended = False
+        """Every choice has finished, and `usage` is known: nothing follows the events that were last given."""
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """Empty until the request was opened."""
+        return self._stream.prompt_token_ids
+
+    @property
+    def usage(self) -> Usage:
+        """Known once `ended`, or after `collect`."""
+        usage = self._stream.usage
+        assert usage is not None, "a turn that ended without an error has usage"
+        if not self._readers:
+            return usage
+        return msgspec.structs.replace(usage, reasoning_tokens=self.reasoning_tokens)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Of the tokens so far, those that were thoughts."""
+        return sum([count.tokens for _, count in self._readers.values() if count is not None])
+
+    @property
+    def timing(self) -> Timing:
+        return self._stream.timing
+
+    @property
+    def quota(self) -> Quota | None:
+        return self._stream.quota
+
+    async def opened(self) -> None:
+        """Return once the request is validated and queued.
+
+        Raises:
+            TroupeError: it was refused.
+        """
+        await self._stream.opened()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[TurnEvent]:
+        """The events of one wake, never empty.
+
+        The events after which no choice is left come together with `ended`, so that they can travel with the end of
+        the response.
+
+        Raises:
+            TroupeError: the request failed.
+        """
+        while not self.ended:
+            deltas = await self._stream.wake()
+            if deltas is None:
+                break
+            events = self._events(deltas)
+            if self._left <= 0:
+                async for rest in self._stream:
+                    events += self._events([rest])
+                self.ended = True
+            if events:
+                return events
+        raise StopAsyncIteration
+
+    def at_once(self, take: Callable[[list[TurnEvent]], None], ready: Callable[[], bool]) -> None:
+        """See `Stream.at_once`; `take` gets events, which may be none."""
+        self._stream.at_once(lambda deltas: take(self._events(deltas)), ready)
+
+    async def collect(self) -> "TurnAnswer":
+        """The whole answer.
+
+        Raises:
+            TroupeError: the request failed.
+        """
+        completion = await self._stream.collect()
+        if not self._stream.is_chat:
+            completion = await read_completion(completion, self._voice)
+        self.ended = True
+        return TurnAnswer(completion, tuple([_turn_choice(choice) for choice in completion.choices]))
+
+    def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
+        events: list[TurnEvent] = []
+        for delta in deltas:
+            called = False
+            if self._voice is not None:
+                called = self._parse(delta, self._voice, events)
+            elif delta.text or delta.token_ids:
+                events.append(TurnEvent(delta.index, Content(delta.text), delta.token_ids, delta.logprobs))
+            if delta.finish_reason is not None:
+                self._left -= 1
+                reason = turn_reason(delta.finish_reason, called=called)
+                events.append(TurnEvent(delta.index, Finished(reason, delta.stop_reason)))
+        return events
+
+    def _reader(self, voice: Voice) -> tuple[Parser, ThoughtCount | None]:
+        prompt = self._stream.prompt_token_ids
+        return voice.new_parser(prompt), voice.new_count(prompt)
+
+    def _parse(self, delta: Delta, voice: Voice, events: list[TurnEvent]) -> bool:
+        """Add what a delta says; tells whether its choice has called a tool, and wholly."""
+        reader = self._readers.get(delta.index)
+        if reader is None:
+            reader = self._readers[delta.index] = self._reader(voice)
+        parser, count = reader
+        pieces = parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            pieces += parser.finish(cut=was_cut(delta.finish_reason, delta.stop_reason))
+        if count is not None:
+            count.add(delta.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
+        shown = pieces if voice.show_thoughts else _without_thoughts(pieces)
+        ids, logprobs = delta.token_ids, delta.logprobs
+        if not shown and ids:
+            events.append(TurnEvent(delta.index, Content(""), ids, logprobs))
+        for piece in shown:
+            events.append(TurnEvent(delta.index, piece, ids, logprobs))
+            ids, logprobs = (), None
+        return parser.has_whole_calls
+
+
+def _without_thoughts(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
+    return [piece for piece in pieces if not isinstance(piece, Reasoning)]
+
+
+def _turn_choice(choice: CompletionChoice) -> TurnChoice:
+    message = choice.message or Message(content=choice.text)
+    return TurnChoice(
+        index=choice.index,
+        content=message.content,
+        reasoning=message.reasoning,
+        tool_calls=message.tool_calls,
+        finish_reason=turn_reason(choice.finish_reason, called=bool(message.tool_calls) and message.calls_whole),
+        stop_reason=choice.stop_reason,
+        token_ids=choice.token_ids,
+        logprobs=choice.logprobs,
+    )
+
+
+class TurnAnswer:
+    """The result of `Turn.collect`: the choices, and the completion that they were parsed from."""
+
+    def __init__(self, completion: Completion, choices: tuple[TurnChoice, ...]) -> None:
+        self.completion = completion
+        self.choices = choices
+
+    @property
+    def usage(self) -> Usage:
+        return self.completion.usage
+
+
+def turn_reason(reason: FinishReason | None, *, called: bool) -> TurnReason:
+    """The finish reason as clients may see it.
+
+    Args:
+        called: tools were called, and the last call has all its arguments.
+
+    Raises:
+        RequestAborted: the server ended the sequence, which is an error and never a normal end.
+    """
+    if reason is None or reason == "abort":
+        raise RequestAborted("the request was ended by the server")
+    return "tool_calls" if called and reason == "stop" else reason

@@ -1,0 +1,265 @@
+"""One HTTP front process, as the engine's process sees it: its requests on their way in, and their answers out.
+
+Requests are admitted here, before the front tokenizes them, so that the caps hold for all fronts together. A front that
+ends loses exactly its own requests.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import assert_never
+
+import anyio
+import msgspec
+from anyio.lowlevel import checkpoint
+
+from troupellm.actors.admission.submission import Submission
+from troupellm.actors.engine.api_process_outgoing import Outgoing, Sent
+from troupellm.actors.engine.submit import charge, count_rejection, hand_over, take_place
+from troupellm.actors.engine.system import System
+from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.actors.runtime.ports import Clock
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.protocol.config.engine import StreamConfig
+from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.messages.input import TokensPrompt
+from troupellm.protocol.wire.api_process import (
+    Abort,
+    Admitted,
+    Apply,
+    AskCharge,
+    ChargeAnswer,
+    CorrectCharge,
+    Ended,
+    PauseReader,
+    Pieces,
+    ResumeReader,
+    Submit,
+    WireError,
+)
+
+FrontRequest = Apply | Submit | Abort | PauseReader | ResumeReader | AskCharge | CorrectCharge
+Answer = Admitted | Ended | Pieces | ChargeAnswer
+_LET_GO_SECONDS = 5.0
+_FIRST_REPEAT_SECONDS = 0.02
+
+
+class _Request:
+    """From `Apply` to `Ended`."""
+
+    __slots__ = ("apply", "invalid", "scope", "sent", "submit", "submitted")
+
+    def __init__(self, apply: Apply) -> None:
+        self.apply = apply
+        self.scope = anyio.CancelScope()
+        """Around its way in."""
+        self.invalid = False
+        """The front has refused it."""
+        self.submit: Submit | None = None
+        self.submitted: Waiter = new_waiter()
+        self.sent: Sent | None = None
+        """Once it was handed over."""
+
+
+class FrontSession:
+    """`handle` takes what the front says, `run` sends what the engine answers."""
+
+    def __init__(
+        self,
+        system: System,
+        clock: Clock,
+        config: StreamConfig,
+        *,
+        post: Callable[[Answer], None],
+        drained: Callable[[], Awaitable[None]],
+    ) -> None:
+        """
+        Args:
+            post: queues a message for the front, without waiting.
+            drained: waits while much is queued; pieces merge meanwhile.
+        """
+        self._system = system
+        self._clock = clock
+        self._config = engine_half(config)
+        self._post = post
+        self._drained = drained
+        self._requests: dict[int, _Request] = {}
+        self._applied: list[_Request] = []
+        self._outgoing = Outgoing()
+        self._writer: Waiter | None = None
+        self._newcomers: Waiter | None = None
+
+    def __len__(self) -> int:
+        """Open requests of the front."""
+        return len(self._requests)
+
+    def handle(self, message: FrontRequest) -> None:
+        match message:
+            case Apply():
+                if message.request in self._requests:
+                    raise ValueError(f"the front used the number {message.request} twice")
+                request = self._requests[message.request] = _Request(message)
+                self._applied.append(request)
+                if self._newcomers is not None:
+                    self._newcomers.wake()
+            case Submit():
+                if (known := self._requests.get(message.request)) is not None:
+                    known.submit = message
+                    known.submitted.wake()
+            case Abort():
+                self._abort(message.request, invalid=message.invalid)
+            case PauseReader():
+                self._hold(message.request, held=True)
+            case ResumeReader():
+                self._hold(message.request, held=False)
+            case AskCharge(query=query, tenant=tenant, tokens=tokens):
+                try:
+                    answer = ChargeAnswer(query=query, quota=charge(self._system, tenant, tokens))
+                except TroupeError as error:
+                    answer = ChargeAnswer(query=query, error=WireError.of(error))
+                self._post(answer)
+            case CorrectCharge(tenant=tenant, tokens=tokens):
+                self._system.admission.quotas.change(tenant, tokens=tokens)
+            case _:
+                assert_never(message)
+
+    async def run(self) -> None:
+        """Until cancelled; then the front's requests are ended, within a bound."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._write)
+                while True:
+                    applied, self._applied = self._applied, []
+                    for request in applied:
+                        group.start_soon(self._enter, request)
+                    if not self._applied:
+                        self._newcomers = new_waiter()
+                        await self._newcomers.wait()
+                        self._newcomers = None
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_LET_GO_SECONDS):
+                await self._let_go()
+
+    async def _enter(self, request: _Request) -> None:
+        """One request's way in: a place, the prepared prompt from the front, the engine."""
+        number = request.apply.request
+        error: TroupeError = RequestAborted("the request was ended before it began")
+        with request.scope:
+            try:
+                await self._bring_in(request)
+                if request.scope.cancel_called:  # it came when there was nothing left to wait for, so it ended nothing
+                    self._abort(number)
+                return
+            except TroupeError as raised:
+                error = raised
+        if request.sent is None and self._requests.pop(number, None) is not None:
+            if request.invalid:
+                count_rejection(self._system, "invalid")
+            self._post(Ended(request=number, error=WireError.of(error)))
+
+    async def _bring_in(self, request: _Request) -> None:
+        apply, handed_over = request.apply, False
+        place = await take_place(self._system, apply.demand, wait=apply.wait, deadline=apply.deadline)
+        try:
+            self._post(Admitted(apply.request, place.quota))
+            await request.submitted.wait()
+            assert request.submit is not None
+            submission = _submission(request.apply, request.submit)
+            handed_over = True  # the outbox leaves the place from here on
+            on_wake = partial(self._on_wake, request)
+            outbox = await hand_over(self._system, self._config, place, apply.arrival, submission, on_wake)
+            self._on_wake(request, outbox)
+        finally:
+            if not handed_over:
+                place.leave()
+
+    def _on_wake(self, request: _Request, outbox: LocalOutbox) -> None:
+        """The output actor, or who else ends requests, has something for the reader."""
+        if request.sent is None:
+            request.sent = Sent(request.apply.request, outbox)
+        self._mark(request.sent)
+
+    def _mark(self, sent: Sent) -> None:
+        self._outgoing.mark(sent)
+        if self._writer is not None:
+            self._writer.wake()
+
+    def _abort(self, number: int, *, invalid: bool = False) -> None:
+        request = self._requests.get(number)
+        if request is None:
+            return
+        if request.sent is None:
+            request.invalid = request.invalid or invalid
+            request.scope.cancel()
+            return
+        request.sent.held = False
+        request.sent.backlog.clear()
+        request.sent.outbox.abort()
+        self._mark(request.sent)
+
+    def _hold(self, number: int, *, held: bool) -> None:
+        request = self._requests.get(number)
+        if request is not None and request.sent is not None:
+            request.sent.held = held
+            if not held:
+                self._mark(request.sent)
+
+    async def _write(self) -> None:
+        while True:
+            await self._drained()
+            frame = self._outgoing.collect()
+            if frame is not None:
+                for end in frame.ended:
+                    del self._requests[end.request]
+                self._post(frame)
+                await checkpoint()
+            elif self._outgoing.empty:
+                self._writer = new_waiter()
+                await self._writer.wait()
+                self._writer = None
+
+    async def _let_go(self) -> None:
+        """Abort the open requests, which have no reader any more. Aborts are repeated, since one that overtakes its
+        request on the way to the scheduler is lost."""
+        pause = _FIRST_REPEAT_SECONDS
+        while open_outboxes := [
+            request.sent.outbox
+            for request in self._requests.values()
+            if request.sent is not None and not request.sent.outbox.terminal
+        ]:
+            for outbox in open_outboxes:
+                outbox.abort()
+            await open_outboxes[0].wait(pause)
+            pause *= 2
+        self._requests.clear()
+
+
+def engine_half(config: StreamConfig) -> StreamConfig:
+    """The budget of undelivered tokens is shared by both sides of the socket."""
+    return msgspec.structs.replace(config, stream_budget_tokens=max(1, config.stream_budget_tokens // 2))
+
+
+def front_half(config: StreamConfig) -> int:
+    return max(1, config.stream_budget_tokens - config.stream_budget_tokens // 2)
+
+
+def _submission(apply: Apply, submit: Submit) -> Submission:
+    if len(submit.prompt) % 4:
+        raise RequestFailed("the prompt is no list of token ids")
+    return Submission(
+        request_id=submit.request_id,
+        prompt=TokensPrompt(
+            memoryview(submit.prompt).cast("i").tolist(),
+            segment=submit.segment,
+            truncated=submit.truncated,
+            leases=submit.leases,
+        ),
+        params=submit.params,
+        wait=apply.wait,
+        tenant=apply.demand.tenant,
+        party=apply.demand.party,
+        cache_salt=submit.cache_salt,
+        deadline=apply.deadline,
+        streaming=submit.streaming,
+        pooling=submit.pooling,
+        hints=submit.hints,
+    )

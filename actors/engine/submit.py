@@ -1,0 +1,138 @@
+"""The way in: a place, an outbox, and the request on its way to the input processor."""
+
+from collections.abc import Callable
+
+import anyio
+
+from troupellm.actors.admission.admission import Place
+from troupellm.actors.admission.demand import demand_of
+from troupellm.actors.admission.submission import Submission
+from troupellm.actors.engine.system import System
+from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.actors.runtime.mailbox import MailboxClosed
+from troupellm.actors.runtime.ports import Clock
+from troupellm.protocol.config.engine import StreamConfig
+from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, RateLimited, RequestAborted, TroupeError
+from troupellm.protocol.messages.input import Demand, PrepareRequest
+from troupellm.protocol.messages.metrics import RequestRejected
+from troupellm.protocol.quota import Quota
+
+
+async def submit(system: System, clock: Clock, config: StreamConfig, request: Submission) -> LocalOutbox:
+    """Hand a request over; returns where its answer will come out.
+
+    Raises:
+        EngineOverloaded: no place, and the request does not wait.
+        EngineStopped: the engine takes no requests.
+        RateLimited: the tenant has reached a limit of its own.
+        QueueTimeout: the deadline passed while it waited for a place.
+    """
+    arrival = clock.now()
+    place = await take_place(system, demand_of(request), wait=request.wait, deadline=request.deadline)
+    return await hand_over(system, config, place, arrival, request)
+
+
+async def hand_over(
+    system: System,
+    config: StreamConfig,
+    place: Place,
+    arrival: float,
+    request: Submission,
+    on_wake: Callable[[LocalOutbox], None] | None = None,
+) -> LocalOutbox:
+    """Start a request that has a place. The place is left however this ends.
+
+    Args:
+        arrival: seconds on the engine's clock.
+        on_wake: called when there is something to read, also before this returns.
+
+    Raises:
+        EngineStopped: the engine takes no requests.
+    """
+    deadline = system.queue_deadline(request.deadline)
+    budget = config.stream_budget_tokens if request.streaming else None
+    outbox = system.requests.add(place, arrival, budget, on_wake, request.request_id)
+    message = PrepareRequest(
+        request=outbox.request,
+        request_id=request.request_id,
+        arrival=arrival,
+        prompt=request.prompt,
+        params=request.params,
+        outbox=outbox,
+        streaming=request.streaming,
+        tenant=request.tenant,
+        cache_salt=request.cache_salt,
+        deadline=None if deadline is None else arrival + deadline,
+        pooling=request.pooling,
+        hints=request.hints,
+    )
+    try:
+        await system.intake.put(message)
+    except MailboxClosed:
+        raise _leave(outbox, system.error("the engine was closed")) from None
+    except BaseException:
+        outbox.abort()  # accepted or not, no reader will take its pieces
+        _leave(outbox, RequestAborted("the caller left"))
+        raise
+    return outbox
+
+
+def charge(system: System, tenant: str, tokens: int) -> Quota | None:
+    """Take a request that generates nothing from a tenant's limits per minute; what is left of them.
+
+    Args:
+        tokens: of its text, as far as is known.
+
+    Raises:
+        RateLimited: the tenant has reached a limit; nothing was taken.
+    """
+    quotas = system.admission.quotas
+    try:
+        quotas.check(tenant, requests=1, sequences=0, tokens=tokens)
+    except RateLimited as error:
+        count_rejection(system, _reason(error))
+        raise
+    return quotas.take(tenant, requests=1, sequences=0, tokens=tokens)
+
+
+async def take_place(system: System, demand: Demand, *, wait: bool, deadline: float | None = None) -> Place:
+    """Room for a request.
+
+    Args:
+        wait: wait in line for it, `deadline` seconds at most, instead of being refused.
+
+    Raises:
+        RateLimited: the tenant has reached a limit of its own.
+        EngineOverloaded: no place, and the request does not wait.
+        EngineStopped: the engine takes no requests.
+        QueueTimeout: the deadline passed while it waited.
+    """
+    try:
+        if not wait:
+            return system.admission.enter(demand)
+        with anyio.move_on_after(system.queue_deadline(deadline)):
+            return await system.admission.wait(demand)
+    except TroupeError as error:
+        count_rejection(system, _reason(error))
+        if system.failure is not None:
+            raise system.error("the engine was closed") from system.failure
+        raise
+    count_rejection(system, "deadline")
+    raise QueueTimeout("the deadline passed before there was a place")
+
+
+def _reason(error: TroupeError) -> str:
+    if isinstance(error, RateLimited):
+        return "rate_limit"
+    return "overloaded" if isinstance(error, EngineOverloaded) else "stopped"
+
+
+def _leave(outbox: LocalOutbox, error: TroupeError) -> TroupeError:
+    outbox.fail(error)
+    return error
+
+
+def count_rejection(system: System, reason: str) -> None:
+    """A request was refused before the engine had it."""
+    if not system.metrics.closed:
+        system.metrics.offer(RequestRejected(reason))

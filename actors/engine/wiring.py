@@ -1,0 +1,173 @@
+"""The shared parts that the actors are built from, and a factory for each actor."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Never
+
+import msgspec
+
+from troupellm.actors.engine.edges import CONTROL_SLACK, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
+from troupellm.actors.guide.actor import Guide
+from troupellm.actors.guide.compiler import GuideCompiler
+from troupellm.actors.input.actor import Intake
+from troupellm.actors.kv_cache.events import KVEventLog
+from troupellm.actors.output.actor import Output
+from troupellm.actors.output.detokenizer import TextTables
+from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.actors.runtime.ports import Clock, Randomness, Threads
+from troupellm.actors.scheduler.actor import Scheduler
+from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.actors.worker.actor import WorkerActor
+from troupellm.actors.worker.thread_host import WorkerSeat
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.guide import GuideControl, GuideMessage
+from troupellm.protocol.messages.input import IntakeMessage
+from troupellm.protocol.messages.metrics import MetricsMessage
+from troupellm.protocol.messages.output import OutputMessage, RequestClosed
+from troupellm.protocol.messages.scheduler import SchedulerControl, SchedulerMessage
+from troupellm.protocol.messages.sleep import WorkerControl
+from troupellm.protocol.messages.worker import StepPlan, WorkerReady
+from troupellm.protocol.params.sampling import Limits
+
+
+class Company(msgspec.Struct, frozen=True, kw_only=True):
+    """The shared parts that the actors are built from."""
+
+    config: EngineConfig
+    ready: WorkerReady
+    limits: Limits
+    seat: WorkerSeat
+    """The worker's seat, with the model loaded."""
+    tokenizer: Tokenizer
+    tables: TextTables
+    chat_template: ChatTemplate
+    compiler: GuideCompiler
+    pool: Threads
+    clock: Clock
+    randomness: Randomness
+    hash_key: bytes
+    """Keys the hashes of the prefix cache."""
+
+
+class Mailboxes:
+    """One per actor, as the table of edges has it. They outlive the actors behind them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        capacity: dict[str, int] = {}
+        for edge in edges(config):
+            capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
+        self.intake: Mailbox[IntakeMessage, Never] = Mailbox(
+            "intake", capacity["intake"], turns_by=lambda message: message.tenant
+        )
+        self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
+        self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
+            "scheduler",
+            capacity["scheduler"],
+            control_capacity=CONTROLS_PER_SEQUENCE * capacity["scheduler"] + CONTROL_SLACK,
+        )
+        self.worker: Mailbox[StepPlan, WorkerControl] = Mailbox("worker", capacity["worker"])
+        self.output: Mailbox[OutputMessage, Never] = Mailbox("output", capacity["output"])
+        self.metrics: Mailbox[MetricsMessage, Never] = Mailbox("metrics", capacity["metrics"])
+        self.stalls: Mailbox[Never, Never] = Mailbox("stalls", 1)
+        self.watchdog: Mailbox[Never, Never] = Mailbox("watchdog", 1)
+
+
+class Builder:
+    """Makes actors, as often as supervision wants."""
+
+    def __init__(
+        self,
+        company: Company,
+        boxes: Mailboxes,
+        on_closed: Callable[[RequestClosed], None],
+        kv_events: KVEventLog | None = None,
+    ) -> None:
+        """
+        Args:
+            on_closed: hears from the output actor of every request that ends.
+            kv_events: hears from the scheduler what can be found in the prefix cache.
+        """
+        self._kv_events = kv_events
+        self._on_closed = on_closed
+        self._company = company
+        self._boxes = boxes
+        self._rows: Iterator[int] = count()
+
+    @property
+    def _caching(self) -> bool:
+        """Where every token sees every other one, no part of a prompt serves another prompt."""
+        return self._company.config.cache.enable_prefix_caching and not self._company.ready.whole_prompts
+
+    def intake(self) -> Intake:
+        company, boxes = self._company, self._boxes
+        return Intake(
+            boxes.intake,
+            boxes.output,
+            boxes.scheduler,
+            boxes.guide,
+            tokenizer=company.tokenizer,
+            chat_template=company.chat_template,
+            limits=company.limits,
+            ready=company.ready,
+            threads=company.pool,
+            clock=company.clock,
+            randomness=company.randomness,
+            rows=self._rows,
+            hash_key=company.hash_key if self._caching else None,
+        )
+
+    def guide(self) -> Guide:
+        company, boxes = self._company, self._boxes
+        return Guide(
+            boxes.guide,
+            boxes.output,
+            boxes.scheduler,
+            company.compiler,
+            company.seat.prepare_guide,
+            company.config.guide,
+            company.clock,
+            warm=bool(company.config.worker.worker_process),
+        )
+
+    def scheduler(self) -> Scheduler:
+        company, boxes = self._company, self._boxes
+        core = SchedulerCore(
+            company.config.scheduler,
+            company.ready,
+            enable_prefix_caching=self._caching,
+            hash_key=company.hash_key,
+            speculative=company.config.speculation.speculative_config,
+            kv_events=self._kv_events,
+            offload=company.config.offload,
+            leases=company.config.leases,
+            builds_guides=True,
+        )
+        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock, boxes.guide)
+
+    def worker(self) -> WorkerActor:
+        company, boxes = self._company, self._boxes
+        timeout = company.config.worker.step_deadline
+        return WorkerActor(
+            boxes.worker,
+            boxes.scheduler,
+            company.seat,
+            company.clock,
+            timeout,
+            SUPERVISION["worker"].intensity,
+        )
+
+    def output(self) -> Output:
+        company, boxes = self._company, self._boxes
+        interval = company.config.stream.flush_interval or 0.0
+        return Output(
+            boxes.output,
+            company.tables,
+            boxes.scheduler.control,
+            company.clock,
+            flush_interval=interval,
+            wakes_per_second=company.config.stream.wakes_per_second or 0.0,
+            most_wakes_per_second=company.config.stream.most_wakes_per_second or 0.0,
+            on_closed=self._on_closed,
+        )

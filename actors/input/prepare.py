@@ -1,0 +1,266 @@
+"""Decisions of the input processor about a request: its token ids, whether it can be served, and the messages that
+follow."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+
+import msgspec
+
+from troupellm.actors.input.resolve_sampling import SamplingStates
+from troupellm.actors.input.tokenize import check_unicode, prompt_field, tokenize
+from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
+from troupellm.models.chat_parsers.prompt_start import rendered_ending, start_of
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.config.kv_hints import KVHints, PrefixLease
+from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
+from troupellm.protocol.messages.cache_groups import NO_LIMIT, capacity_tokens
+from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
+from troupellm.protocol.messages.output import OpenRequest
+from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest
+from troupellm.protocol.messages.worker import WorkerReady
+from troupellm.protocol.params.sampling import Limits, SamplingParams
+
+SEED_MASK = 2**64 - 1
+MAX_EMBEDDING_BYTES = 40 * 2**20
+"""Of one prompt: the plan that introduces it is one message to the worker."""
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A request that can be served: what the output actor is told first, then the scheduler."""
+
+    opened: OpenRequest
+    submitted: SubmitRequest
+
+
+def check_generates(ready: WorkerReady) -> None:
+    """Raises InvalidRequest for a model that writes no text."""
+    if not ready.generates:
+        tasks = ", ".join(ready.pooling.tasks if ready.pooling else ())
+        raise InvalidRequest(
+            f"the model does not generate text; it supports {tasks}", param="model", code="unsupported_task"
+        )
+
+
+class Preparer:
+    """Validation and resolution of requests against one loaded model."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        limits: Limits,
+        ready: WorkerReady,
+        rows: Iterator[int],
+        hasher: PrefixHasher | None = None,
+    ) -> None:
+        """
+        Args:
+            rows: numbers for sequences; outlives restarts of the actor, so that none is used twice.
+            hasher: names blocks as the scheduler does; None without a prefix cache.
+        """
+        self._hasher = hasher
+        self._tokenizer = tokenizer
+        self._template = template
+        self._limits = limits
+        self._pool_tokens = capacity_tokens(ready, ready.step_tokens or NO_LIMIT)
+        self._rows = rows
+        self._states = SamplingStates(tokenizer, limits, ready)
+        self._hidden_size = ready.hidden_size
+        self._ready = ready
+
+    def prepare(self, message: PrepareRequest, seed: int) -> Prepared:
+        """Render, tokenize, validate and resolve. Safe in any thread, slow for what is long.
+
+        Args:
+            seed: for a request that brings none.
+
+        Raises:
+            InvalidRequest: the request cannot be served; names the field.
+        """
+        params = message.params
+        tokens, max_tokens = self.checked(message.prompt, params)
+        embeddings = message.prompt.embeddings if isinstance(message.prompt, EmbedsPrompt) else None
+        prompt = array("i", tokens.token_ids).tobytes()
+        sequences = self._sequences(params, seed)
+        opened = OpenRequest(
+            request=message.request,
+            outbox=message.outbox,
+            prompt_token_ids=prompt,
+            rows=tuple(spec.row for spec in sequences),
+            stop_strings=params.stop_strings,
+            stop_regions=params.stop_scope.regions if params.stop_scope and params.stop else (),
+            stop_inside=self._stop_inside(message, tokens.token_ids),
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            detokenize=params.detokenize,
+            logprobs=_shown_logprobs(params),
+            prompt_logprobs=params.prompt_logprobs,
+            min_tokens=params.min_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+            stream_interval=self.stream_interval(params),
+            truncated=tokens.truncated,
+            kept_token_ids=tuple(params.kept_token_ids or ()),
+        )
+        submitted = SubmitRequest(
+            request=message.request,
+            request_id=message.request_id,
+            arrival=message.arrival,
+            prompt=prompt,
+            sequences=sequences,
+            max_tokens=max_tokens,
+            min_tokens=params.min_tokens,
+            stop_token_ids=frozenset(params.stop_token_ids or ()),
+            eos_token_ids=self._states.eos(params),
+            priority=params.priority,
+            tenant=message.tenant,
+            cache_salt=message.cache_salt,
+            session=message.hints.session,
+            leases=_leases(tokens, message.hints),
+            prompt_keys=self._prompt_keys(message, prompt),
+            streaming=message.streaming,
+            beam=self._states.beam(params),
+            deadline=message.deadline,
+            repetition=params.repetition_detection,
+            embeddings=embeddings,
+        )
+        return Prepared(opened, submitted)
+
+    def _stop_inside(self, message: PrepareRequest, token_ids: Sequence[int]) -> tuple[str, ...] | None:
+        """The marks that end the thoughts in which an answer with stop strings begins; None where it begins outside."""
+        scope = message.params.stop_scope
+        if scope is None or not scope.opens or not message.params.stop:
+            return None
+        if scope.open is not None:
+            return scope.closes if scope.open else None
+        messages = message.prompt.messages if isinstance(message.prompt, ChatPrompt) else ()
+        ending = rendered_ending(self._tokenizer, token_ids, messages, [*scope.opens, *scope.closes])
+        start = start_of(ending, scope.opens, scope.closes)
+        return scope.closes if start == "thinking" or (scope.always and start == "free") else None
+
+    def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
+        if self._hasher is None:
+            return b""
+        # Placeholder tokens say nothing of what stands for them.
+        media = (sha256(message.prompt.embeddings).digest(),) if isinstance(message.prompt, EmbedsPrompt) else ()
+        return self._hasher.prompt_keys(
+            namespace(tenant=message.tenant, cache_salt=message.cache_salt, media=media), prompt
+        )
+
+    def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[TokensPrompt, int]:
+        """A prompt's tokens, and how many tokens may be generated.
+
+        Raises:
+            InvalidRequest: the model cannot serve it; names the field.
+        """
+        check_generates(self._ready)
+        room = self._capped(params.max_tokens) or 1
+        tokens = tokenize(prompt, self._tokenizer, self._template, self._limits.max_model_len, room)
+        if isinstance(prompt, EmbedsPrompt):
+            self._check_embeddings(prompt, params)
+        return tokens, self._check(prompt_field(prompt), tokens.token_ids, params)
+
+    def _check(self, field: str, token_ids: Sequence[int], params: SamplingParams) -> int:
+        params.check_against(self._limits)
+        self._states.check(params)
+        self._check_prompt(field, token_ids)
+        max_tokens = self._max_tokens(field, len(token_ids), params)
+        for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words or ())):
+            for text in texts:
+                check_unicode(name, text)
+        return max_tokens
+
+    def _check_embeddings(self, prompt: EmbedsPrompt, params: SamplingParams) -> None:
+        if len(prompt.embeddings) > MAX_EMBEDDING_BYTES:
+            raise InvalidRequest(
+                f"prompt_embeds must be at most {MAX_EMBEDDING_BYTES} bytes as float32", param="prompt_embeds"
+            )
+        size = 4 * prompt.num_tokens * self._hidden_size
+        if not size or len(prompt.embeddings) != size:
+            raise InvalidRequest(
+                f"prompt_embeds must have {self._hidden_size} numbers for each of its tokens", param="prompt_embeds"
+            )
+        if params.prompt_logprobs is not None:
+            raise InvalidRequest("prompt_logprobs needs a prompt of tokens", param="prompt_logprobs")
+        if params.use_beam_search:
+            raise InvalidRequest("use_beam_search needs a prompt of tokens", param="use_beam_search")
+
+    def _capped(self, max_tokens: int | None) -> int | None:
+        """With the server's own cap, which cuts and does not refuse."""
+        most = self._limits.max_tokens
+        if most is None or max_tokens is None:
+            return max_tokens
+        return min(max_tokens, most)
+
+    def stream_interval(self, params: SamplingParams) -> int | None:
+        """Tokens between two wakes of the reader: the server's, which a request can only raise; None is by time."""
+        least, wanted = self._limits.stream_interval, params.stream_interval
+        return max(least or 1, wanted or 1) if least or wanted else None
+
+    def _check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
+        if not token_ids:
+            raise InvalidRequest(f"{field} must not be empty", param=field)
+        width = self._limits.vocab_width
+        if min(token_ids) < 0 or max(token_ids) >= width:
+            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < width)
+            raise InvalidRequest(f"{field} has token id {wrong}; ids must be in [0, {width - 1}]", param=field)
+
+    def _max_tokens(self, field: str, prompt_tokens: int, params: SamplingParams) -> int:
+        """How many tokens may be generated; by default as many as fit.
+
+        The pool counts like the context: a sequence must be able to finish alone.
+        """
+        context, pool = self._limits.max_model_len, self._pool_tokens
+        given = self._capped(params.max_tokens)
+        wanted = 1 if given is None else given
+        total = prompt_tokens + wanted
+        limit = min(context, pool)
+        if total > limit:
+            reason = "the KV cache holds no more" if pool < context else ""
+            too_long = prompt_tokens >= limit
+            raise ContextLengthExceeded(
+                f"{context_sentence(limit, reason)} However, you requested {total} tokens ({prompt_tokens} in the"
+                f" {field}, {wanted} in the completion). Please reduce the length of the {field} or completion.",
+                limit=limit,
+                got=prompt_tokens if too_long else total,
+                answer_tokens=0 if too_long else wanted,
+                param=field if too_long else "max_tokens",
+            )
+        if given is not None:
+            self._check_min_tokens(params, wanted)
+            return wanted
+        left = min(context, pool) - prompt_tokens
+        if self._limits.max_tokens is not None:
+            left = min(left, self._limits.max_tokens)
+        self._check_min_tokens(params, left)
+        return left
+
+    @staticmethod
+    def _check_min_tokens(params: SamplingParams, left: int) -> None:
+        if params.min_tokens > left:
+            raise InvalidRequest(
+                f"min_tokens must be at most what there is room for ({left}), got {params.min_tokens}",
+                param="min_tokens",
+            )
+
+    def _sequences(self, params: SamplingParams, seed: int) -> tuple[SequenceSpec, ...]:
+        """All of a request's sequences share the seed; the fork number tells their draws apart."""
+        given = None if params.seed == -1 else params.seed
+        first = self._states.of(params, (seed if given is None else given) & SEED_MASK)
+        others = (
+            msgspec.structs.replace(first, fork=fork, prompt_logprobs=-1)  # the prompt is the same for all
+            for fork in range(1, params.num_sequences)
+        )
+        return tuple(SequenceSpec(row=next(self._rows), sampling=state) for state in (first, *others))
+
+
+def _leases(prompt: TokensPrompt, hints: KVHints) -> tuple[PrefixLease, ...]:
+    whole = (PrefixLease(len(prompt.token_ids), hints.retain),) if hints.retain > 0 else ()
+    return (*prompt.leases, *whole)
+
+
+def _shown_logprobs(params: SamplingParams) -> int | None:
+    if params.logprobs is None and (params.selects or params.logprob_token_ids):
+        return 0
+    return params.logprobs

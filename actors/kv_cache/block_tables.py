@@ -1,0 +1,383 @@
+"""Block tables of sequences over the pool of all cache groups, with prefix reuse.
+
+A sequence's table has one list of blocks per group. Groups that keep everything have blocks for all of a sequence's
+known tokens from its start on. A group with a sliding window has them for what is computed next and for what that sees:
+its list grows with the spans, and what fell behind the window is given back and leaves a NULL_BLOCK. Such blocks stay
+findable until they are evicted; a prefix counts as found when each group has what the token behind it sees.
+"""
+
+from troupellm.actors.kv_cache.block_hash import PrefixHasher
+from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
+from troupellm.actors.kv_cache.events import BlockEvents
+from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix, first_seen
+from troupellm.actors.kv_cache.tiers import Tiers
+from troupellm.actors.sequences.host_hit import HostHit
+from troupellm.actors.sequences.sequence import Sequence
+from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.protocol.messages.worker import NULL_BLOCK, BlockCopy, CacheGroup
+
+
+class BlockTables:
+    def __init__(
+        self,
+        groups: tuple[CacheGroup, ...],
+        num_blocks: int,
+        block_size: int,
+        *,
+        caching: bool,
+        secret: bytes,
+        events: BlockEvents | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.caching = caching
+        self.windows = tuple(group.sliding_window for group in groups)
+        self._all_kept: tuple[int | None, ...] = (None,) * len(groups)
+        self._slides = self.windows != self._all_kept
+        self._plain = self.windows == (None,)
+        """One group that keeps everything: the usual case, on the fast path."""
+        self._events = events
+        self.pool = BlockPool(num_blocks, len(groups), events)
+        self.hasher = PrefixHasher(secret, block_size)
+        self._copies: dict[int, BlockCopy] = {}
+        """Copies that the next plan makes before it computes, by target. A source may be given away or written
+        meanwhile: plans are executed in their order, and a plan's copies are read before anything of it is written. Of
+        two copies into one block the last counts: the sequence that wanted the first has lost the block meanwhile."""
+        self._copied: tuple[BlockCopy, ...] = ()  # of the plan before it, which may be under way
+        self.tiers: Tiers | None = None
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        """Found on the device."""
+        self.num_found_tokens = 0
+        """In host memory too."""
+        self._age = 0
+        self._evicted_before = 0
+        """From pools that are gone."""
+
+    @property
+    def cache_age(self) -> int:
+        """How often the cache was reset."""
+        return self._age
+
+    @property
+    def num_evicted(self) -> int:
+        """Cached blocks that were given away."""
+        return self._evicted_before + self.pool.num_evicted
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def windows_of(self, sequence: Sequence) -> tuple[int | None, ...]:
+        """Each group's window. A beam keeps all blocks, since a step may let another beam go on from far behind it."""
+        return self._all_kept if sequence.lockstep else self.windows
+
+    def admit(self, sequence: Sequence, reserve: int, trunk: Trunk | None = None, *, span: int | None = None) -> bool:
+        """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
+
+        Found tokens count as computed, so the sequence starts behind them: behind full blocks that it shares, and
+        behind the
+        first positions of one more that are copied into its own. Its last known token is never among them, because the
+        step must have something to compute logits from. `reserve` blocks stay available for others.
+
+        Args:
+            trunk: what was computed for the sequence's request; used instead of the prefix cache.
+            span: tokens that the sequence computes first, at most, for which alone groups with a window get blocks.
+        """
+        if not sequence.reads_prefix_cache:
+            trunk = None
+        caching = self.caching and sequence.reads_prefix_cache and trunk is None
+        windows, size, pool = self.windows_of(sequence), self.block_size, self.pool
+        beginnings: tuple[int, ...] = ()
+        num_copied = 0
+        if trunk is not None:
+            hits = self._trunk_blocks(sequence, trunk)
+            beginnings, num_copied = self._trunk_end(sequence, trunk)
+        elif caching:
+            hits = self.find_prefix(sequence)
+            beginnings, num_copied = self._find_beginnings(sequence, len(hits[0]))
+        else:
+            hits = [[] for _ in windows]
+        num_hits = len(hits[0])
+        known = len(sequence.tokens)
+        start = num_hits * size + num_copied
+        ends = [known if span is None or window is None else min(known, start + span) for window in windows]
+        missing = [self.blocks_for(end) - num_hits for end in ends]
+        if self._slides:
+            hits = [_unseen_left_out(found, window, start, size) for found, window in zip(hits, windows, strict=True)]
+        loads = [] if self.tiers is None else [[i for i, b in enumerate(found) if b == IN_HOST] for found in hits]
+        held = self._held(hits, loads)
+        missing = [count + len(load) for count, load in zip(missing, loads, strict=True)] if loads else missing
+        if pool.num_available - sum(map(pool.count_unused, held)) < sum(missing) + reserve:
+            return False
+        origins = [self._origin(block) for block in beginnings]
+        for group, found in enumerate(held):
+            pool.share(found, group)
+        for block in beginnings:
+            pool.touch(block)
+        for group, found in enumerate(hits):
+            fresh = pool.take(missing[group], group)
+            if loads:
+                for index in loads[group]:
+                    found[index] = fresh.pop()
+            sequence.tables[group] = found + fresh
+            if num_copied and beginnings[group] != fresh[0]:
+                self._copies[fresh[0]] = BlockCopy(group, origins[group], fresh[0])
+        sequence.capacity = min(map(len, sequence.tables)) * size
+        sequence.num_computed = sequence.num_confirmed_prefill = start
+        sequence.num_labelled = num_hits
+        sequence.num_offered = 0 if trunk is None else num_hits
+        sequence.cache_age = self._age if trunk is None else trunk.cache_age
+        if any(loads):
+            sequence.host_hits = self._name_hits(sequence, loads)
+        if caching:
+            self.num_queried_tokens += known
+            self.num_found_tokens += start
+            loaded = set().union(*loads)
+            first = first_seen(hits) if loaded else 0
+            self.num_hit_tokens += start - (len(loaded) + (first if first in loaded else 0)) * size
+        return True
+
+    def own(self, sequence: Sequence, position: int) -> tuple[tuple[int, ...], ...] | None:
+        """Make sure that the sequence alone holds the block of a position that it is about to write, its tables' last.
+
+        Returns:
+            a block per group that takes the place of a shared one once that was copied; () where nothing is shared;
+            None when there are too few blocks.
+        """
+        last = position // self.block_size
+        pool = self.pool
+        if all(pool.references(table[last]) == 1 for table in sequence.tables):
+            return ()
+        if pool.num_available < len(sequence.tables):
+            return None
+        added = []
+        for group, table in enumerate(sequence.tables):
+            (block,) = pool.take(1, group)
+            self._copies[block] = BlockCopy(group, self._origin(table[last]), block)
+            pool.release([table[last]], group)
+            table[last] = block
+            added.append((block,))
+        return tuple(added)
+
+    def grow(self, sequence: Sequence, num_positions: int) -> tuple[tuple[int, ...], ...] | None:
+        """Extend the tables to cover `num_positions`; the new blocks per group, or None when there are too few.
+
+        Blocks that fell behind a window are given back before: at first confirmed ones, which stay findable, and if
+        that does not suffice, all that no step from here on reads.
+        """
+        pool, wanted, tables = self.pool, self.blocks_for(num_positions), sequence.tables
+        self.label(sequence)
+        if self._plain:
+            missing_blocks = wanted - len(tables[0])
+            if pool.num_available < missing_blocks:
+                return None
+            blocks = pool.take(missing_blocks)
+            tables[0] += blocks
+            sequence.capacity += missing_blocks * self.block_size
+            return (tuple(blocks),)
+        slides = self._slides and not sequence.lockstep
+        if slides:
+            self._slide(sequence, sequence.num_confirmed)
+        missing = [max(0, wanted - len(table)) for table in tables]
+        needed = sum(missing)
+        if pool.num_available < needed and slides:
+            self._slide(sequence, sequence.num_computed)
+        if pool.num_available < needed:
+            return None
+        added = []
+        for group, table in enumerate(tables):
+            blocks = pool.take(missing[group], group)
+            table += blocks
+            added.append(tuple(blocks))
+        sequence.capacity = min([len(table) for table in tables]) * self.block_size
+        return tuple(added)
+
+    def label(self, sequence: Sequence) -> None:
+        """Let others find the blocks that are full of confirmed positions."""
+        if not self.may_label(sequence):
+            return
+        size, first = self.block_size, sequence.num_labelled
+        num_full = sequence.num_confirmed // size
+        if num_full <= first:
+            return
+        keys, contents = sequence.keys, sequence.tokens[first * size : num_full * size].tobytes()
+        if len(keys) == first + 1:  # as with every block that an answer fills
+            self.hasher.extend(keys, contents)
+        else:
+            self.name_blocks(sequence, num_full)
+        for table in sequence.tables:
+            for index, block in enumerate(table[first:num_full]):
+                if block != NULL_BLOCK:
+                    tokens = contents[4 * size * index : 4 * size * (index + 1)]
+                    self.pool.label(block, keys[first + index + 1], keys[first + index], tokens)
+        sequence.num_labelled = num_full
+        if self.tiers is not None:
+            self.tiers.offer(sequence)
+
+    def label_loaded(self, hit: HostHit) -> None:
+        """Let others find a block that has come back to the device."""
+        if hit.cache_age == self._age:
+            self.pool.label(hit.block, hit.chained, hit.parent, hit.tokens)
+
+    def label_all(self, sequence: Sequence) -> None:
+        """Let others find everything that is confirmed, the beginning of a block too."""
+        self.label(sequence)
+        if not self.may_label(sequence):
+            return
+        num_full, rest = divmod(sequence.num_confirmed, self.block_size)
+        if not rest or sequence.num_labelled != num_full:
+            return
+        begin = num_full * self.block_size
+        content = sequence.tokens[begin : begin + rest].tobytes()
+        keys = self.name_blocks(sequence, num_full)
+        for table in sequence.tables:
+            if table[num_full] != NULL_BLOCK:
+                self.pool.label_beginning(table[num_full], keys[num_full], content)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Do not let others find the sequence's blocks, whose contents cannot be trusted."""
+        for table in sequence.tables:
+            for block in table:
+                if block != NULL_BLOCK:
+                    self.pool.forget(block)
+
+    def reset(self) -> None:
+        """Nothing that is computed now is found later, not even what those who run go on to compute."""
+        self._age += 1
+        self.pool.forget_all()
+
+    def rebuild(self, num_blocks: int) -> None:
+        """Start over with the worker's new memory: it is empty, and no sequence holds a block of it."""
+        self.num_blocks = num_blocks
+        self._evicted_before = self.num_evicted
+        self.pool = BlockPool(num_blocks, len(self.windows), self._events, self.pool.leased)
+        if self._events is not None:
+            self._events.cleared()
+        self._copies.clear()
+        self._copied = ()
+
+    def share(self, tables: list[list[int]]) -> None:
+        """One more reference to each block of the tables."""
+        for group, table in enumerate(self._held(tables)):
+            self.pool.share(table, group)
+
+    def release(self, tables: list[list[int]]) -> None:
+        for group, table in enumerate(self._held(tables)):
+            self.pool.release(table, group)
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """The copies that the next plan makes, every block at most once; the worker reads all sources before any
+        target."""
+        if not self._copies and not self._copied:
+            return ()
+        copies = self._copied = tuple(self._copies.values())
+        self._copies.clear()
+        return copies
+
+    def being_copied(self, block: int) -> bool:
+        """Whether the next plan, or the one before it, copies from or to a block."""
+        return any(block in (copy.source, copy.target) for copy in (*self._copies.values(), *self._copied))
+
+    def covers(self, sequence: Sequence, trunk: Trunk) -> bool:
+        """Whether a trunk still has all that a sequence would see that starts behind it."""
+        start = min(trunk.num_positions, len(sequence.tokens) - 1)
+        for window, table in zip(self.windows_of(sequence), trunk.tables, strict=True):
+            first = 0 if window is None else max(0, start + 1 - window) // self.block_size
+            if first * self.block_size < start and table[first] == NULL_BLOCK:
+                return False
+        return True
+
+    def _slide(self, sequence: Sequence, position: int) -> None:
+        """Give back blocks that are not read from `position` on, or from one before it: see `window_blocks`."""
+        for group, (window, table) in enumerate(zip(self.windows, sequence.tables, strict=True)):
+            if window is None:
+                continue
+            end = index = max(0, position - window) // self.block_size
+            while index > 0 and table[index - 1] != NULL_BLOCK:
+                index -= 1
+            if index < end:
+                self.pool.release(table[index:end], group)
+                table[index:end] = [NULL_BLOCK] * (end - index)
+
+    def _held(self, tables: list[list[int]], loads: list[list[int]] | None = None) -> list[list[int]]:
+        """The tables without what was given back, or is to be loaded at the indices given."""
+        if not self._slides and not (loads and any(loads)):
+            return tables
+        return [[block for block in table if block >= 0] for table in tables]
+
+    def _origin(self, block: int) -> int:
+        """Where a block's content lies now: itself, or what is to be copied into it."""
+        copy = self._copies.get(block)
+        return block if copy is None else copy.source
+
+    def may_label(self, sequence: Sequence) -> bool:
+        """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""
+        return self.caching and sequence.cache_age == self._age
+
+    def name_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """The sequence's keys, extended to cover its first `num_blocks` blocks.
+
+        They may end anywhere before: a sequence that starts behind a trunk has labelled blocks that it never named.
+        """
+        keys = sequence.keys
+        named = len(keys) - 1
+        if named < num_blocks:
+            self.hasher.extend(keys, sequence.tokens[named * self.block_size : num_blocks * self.block_size].tobytes())
+        return keys
+
+    def find_prefix(self, sequence: Sequence) -> list[list[int]]:
+        """Blocks per group of the longest known prefix that leaves at least the last token to compute; IN_HOST where
+        host memory has one."""
+        longest = (len(sequence.tokens) - 1) // self.block_size
+        keys = self.name_blocks(sequence, longest)[1 : longest + 1]
+        tiers = self.tiers
+        known = self.pool if tiers is None or not tiers.reads(sequence) else WithHost(self.pool, tiers.in_host)
+        return find_prefix(known, keys, self.windows_of(sequence), self.block_size)
+
+    def _name_hits(self, sequence: Sequence, loads: list[list[int]]) -> list[HostHit]:
+        """The blocks to load for a sequence, first block first; `loads` are indices in its tables."""
+        size, keys, hits = self.block_size, sequence.keys, []
+        wanted = [set(indices) for indices in loads]
+        for index in sorted(set().union(*wanted)):
+            tokens = sequence.tokens[index * size : (index + 1) * size].tobytes()
+            chained, parent = keys[index + 1], keys[index]
+            for group, indices in enumerate(wanted):
+                if index in indices:
+                    block = sequence.tables[group][index]
+                    key = in_group(chained, group)
+                    hits.append(HostHit(group, index, block, key, chained, parent, tokens, sequence.cache_age))
+        return hits
+
+    def _trunk_blocks(self, sequence: Sequence, trunk: Trunk) -> list[list[int]]:
+        """Per group the full blocks of a trunk that the sequence shares."""
+        full = min(trunk.num_positions, len(sequence.tokens) - 1) // self.block_size
+        return [table[:full] for table in trunk.tables]
+
+    def _trunk_end(self, sequence: Sequence, trunk: Trunk) -> tuple[tuple[int, ...], int]:
+        """The block of each group to copy from behind those, and how many positions of it."""
+        full, rest = divmod(min(trunk.num_positions, len(sequence.tokens) - 1), self.block_size)
+        return (tuple(table[full] for table in trunk.tables), rest) if rest else ((), 0)
+
+    def _find_beginnings(self, sequence: Sequence, num_hits: int) -> tuple[tuple[int, ...], int]:
+        """The block of each group to copy from behind the first `num_hits` blocks, and how many positions of it."""
+        begin = num_hits * self.block_size
+        end = min(begin + self.block_size, len(sequence.tokens) - 1)
+        if end <= begin:
+            return (), 0
+        wanted = sequence.tokens[begin:end].tobytes()
+        parent = sequence.keys[num_hits]
+        known = []
+        for group in range(len(self.windows)):
+            beginning = self.pool.find_beginning(parent, wanted, group)
+            if beginning is None:
+                return (), 0
+            known.append(beginning)
+        return tuple(block for block, _ in known), min(count for _, count in known)
+
+
+def _unseen_left_out(found: list[int], window: int | None, start: int, block_size: int) -> list[int]:
+    """The blocks of a prefix, without those that are not read by computing from `start` on."""
+    if window is None:
+        return found
+    first = min(max(0, start + 1 - window) // block_size, len(found))
+    return [NULL_BLOCK] * first + found[first:]

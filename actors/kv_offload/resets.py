@@ -1,0 +1,104 @@
+"""Outer tiers that are to forget what they hold.
+
+A reset is a transfer like others, in their order: what is asked of the tier after it finds nothing older. A tier that
+could not be reset (it is sick, or its worker died meanwhile) is not used before it has been.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from troupellm.actors.kv_offload.traffic import Traffic
+from troupellm.protocol.messages.kv_transfers import TransferDone
+from troupellm.protocol.messages.worker import NULL_BLOCK
+
+Told = Callable[[bool], None]
+MOST_CALLS = 64
+"""Callers that may wait for one tier."""
+
+
+class Resets:
+    def __init__(self, traffic: Traffic, changed: Callable[[], None]) -> None:
+        """changed: hears that `owed` is another."""
+        self._traffic = traffic
+        self._changed = changed
+        self._under_way: dict[int, list[Told]] = {}
+        """By tier, who waits for the reset that is under way."""
+        self._next: dict[int, list[Told]] = {}
+        """For the one after it."""
+        self.owed: set[int] = set()
+        """Tiers whose last reset failed."""
+
+    def __len__(self) -> int:
+        """Under way."""
+        return len(self._under_way)
+
+    @property
+    def tiers(self) -> Iterable[int]:
+        """Those that are being reset."""
+        return self._under_way.keys()
+
+    def begin(self, tiers: Iterable[int], done: Told) -> None:
+        """Reset these tiers; `done` hears whether all could be."""
+        left, went_well = set(tiers), True
+        if not left:
+            done(True)
+            return
+
+        def told(tier: int, ok: bool) -> None:
+            nonlocal went_well
+            left.remove(tier)
+            went_well = went_well and ok
+            if not left:
+                done(went_well)
+
+        for tier in sorted(left):
+            self._ask(tier, partial(told, tier))
+
+    def retry(self, works: Callable[[int], bool]) -> None:
+        """Try tiers again that are owed a reset and work now."""
+        for tier in [tier for tier in self.owed if works(tier)]:
+            self.owed.remove(tier)
+            self._ask(tier, None)
+            self._changed()
+
+    def forget(self) -> None:
+        """The worker is gone, and with it every transfer: their results are unknown."""
+        self.answer(False)
+        self.owed.update(self._under_way)
+        self._under_way.clear()
+        self._next.clear()
+        self._changed()
+
+    def answer(self, ok: bool) -> None:
+        """End every wait with the result `ok`."""
+        waiting = [tell for told in (*self._under_way.values(), *self._next.values()) for tell in told]
+        for told in (*self._under_way.values(), *self._next.values()):
+            told.clear()
+        for tell in waiting:
+            tell(ok)
+
+    def _ask(self, tier: int, told: Told | None) -> None:
+        if tier in self._under_way:
+            waiting = self._next.setdefault(tier, [])
+            if told is not None and len(waiting) < MOST_CALLS:
+                waiting.append(told)
+            elif told is not None:
+                told(False)
+            return
+        self._begin(tier, [] if told is None else [told])
+
+    def _begin(self, tier: int, told: list[Told]) -> None:
+        self._under_way[tier] = told
+
+        def answered(answer: TransferDone) -> None:
+            waiting = self._under_way.pop(tier)
+            if answer.ok == (tier in self.owed):
+                self.owed ^= {tier}
+                self._changed()
+            for tell in waiting:
+                tell(answer.ok)
+            later = self._next.pop(tier, None)
+            if later is not None:
+                self._begin(tier, later)
+
+        self._traffic.begin("reset", answered, place=NULL_BLOCK, key=b"", group=0, block=NULL_BLOCK, tier=tier)

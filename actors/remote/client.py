@@ -1,0 +1,398 @@
+"""An engine that lives in another process, as an HTTP front uses it.
+
+Prompts are rendered, tokenized and checked here; a refusal of any of that costs the engine's process nothing but the
+place, which was taken before. Answers come as frames for all requests together and are fanned out by plain calls.
+"""
+
+from array import array
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any, assert_never
+
+import msgspec
+
+from troupellm.actors.admission.demand import demand_of
+from troupellm.actors.admission.submission import Submission
+from troupellm.actors.client.client_api import Door
+from troupellm.actors.client.stream import Stream
+from troupellm.actors.engine.api_process_session import front_half
+from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
+from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
+from troupellm.actors.input.prepare_pooling import PoolingPreparer
+from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.actors.remote.queries import Queries
+from troupellm.actors.runtime.ports import Clock, Randomness, Threads
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.models.chat_parsers.served_parser import Speaker
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.messages.input import EmbedsPrompt, TextPrompt, TokensPrompt
+from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
+from troupellm.protocol.messages.snapshot import EngineSnapshot
+from troupellm.protocol.messages.worker import WorkerReady
+from troupellm.protocol.params.outputs import Delta
+from troupellm.protocol.params.sampling import Limits
+from troupellm.protocol.quota import Quota
+from troupellm.protocol.wire.api_process import (
+    Abort,
+    AdminAnswer,
+    Admitted,
+    Apply,
+    ChargeAnswer,
+    CorrectCharge,
+    Ended,
+    FromFront,
+    MetricsText,
+    PauseReader,
+    Pieces,
+    ResumeReader,
+    Serving,
+    Status,
+    Submit,
+)
+
+SILENT_SECONDS = 5.0
+"""After so long without a word the engine's process counts as stuck."""
+
+Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | ChargeAnswer | Status
+
+
+class _NoSeat:
+    """The place is taken up in the engine's process."""
+
+    def tokenized(self, tokens: int) -> None: ...
+
+    def scheduled(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class _Request:
+    __slots__ = ("admitted", "answered", "invalid", "outbox", "prompt")
+
+    def __init__(self, outbox: LocalOutbox) -> None:
+        self.outbox = outbox
+        self.prompt: tuple[int, ...] = ()
+        self.admitted = False
+        self.invalid = False
+        self.answered: Waiter = new_waiter()
+        """Woken once it is clear whether it gets a place."""
+
+
+class RemoteEngine(Door):
+    """Implements `server.served.ServedEngine`. `handle` takes what the engine's process says."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        status: Status,
+        *,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate,
+        speaker: Speaker,
+        post: Callable[[FromFront], None],
+        on_loop: Callable[[Callable[[], None]], None],
+        threads: Threads,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        """
+        Args:
+            post: queues a message for the engine's process, without waiting.
+            on_loop: has a call made on the event loop, from any thread.
+        """
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self._speaker = speaker
+        self._serving = serving
+        self._status = status
+        self._heard = clock.now()
+        self._post = post
+        self._on_loop = on_loop
+        self._long_texts = LongTexts(threads, clock)
+        self._clock = clock
+        self._randomness = randomness
+        templates = (chat_template, chat_template.patient)
+        self._preparer, self._patient = (
+            PoolingPreparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
+        )
+        self._numbers = count(1)
+        self._requests: dict[int, _Request] = {}
+        self._queries = Queries(post)
+        self._lost = False
+
+    # # The model and the settings that it serves.
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._serving.config
+
+    @property
+    def ready(self) -> WorkerReady:
+        return self._serving.ready
+
+    @property
+    def limits(self) -> Limits:
+        return self._serving.limits
+
+    @property
+    def speaker(self) -> Speaker:
+        return self._speaker
+
+    def _fresh_name(self, nbytes: int) -> str:
+        return self._randomness.token(nbytes)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self._serving.model_names
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return self._serving.defaults
+
+    @property
+    def state(self) -> str:
+        return "failed" if self._lost else self._status.snapshot.state
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the engine's process last said how it is."""
+        return self._clock.now() - self._heard
+
+    def snapshot(self) -> EngineSnapshot:
+        """As of the last report, which is a fraction of a second old; ages count on."""
+        snapshot = self._status.snapshot
+        silent = self.silent_seconds
+        age, step = snapshot.last_step_age_seconds, snapshot.step_seconds
+        return msgspec.structs.replace(
+            snapshot,
+            state=self.state,
+            last_step_age_seconds=None if age is None else age + silent,
+            step_seconds=None if step is None else step + silent,
+            uptime_seconds=snapshot.uptime_seconds + silent,
+        )
+
+    async def metrics(self, *, compat: bool) -> bytes:
+        """
+        Raises:
+            EngineStopped: no answer in time.
+        """
+        return await self._queries.metrics(compat=compat)
+
+    async def administer(self, action: str, arguments: bytes) -> bytes:
+        """Run an admin route's action in the engine's process.
+
+        Raises:
+            TroupeError: why it was not done.
+        """
+        return await self._queries.administer(action, arguments)
+
+    async def charge(self, tenant: str, tokens: int) -> Quota | None:
+        """See `Engine.charge`; tenants without limits cost the engine's process nothing."""
+        if all(tenant != known.name for known in self.config.scheduler.tenants):
+            return None
+        return await self._queries.charge(tenant, tokens)
+
+    def correct_charge(self, tenant: str, tokens: int) -> None:
+        if not self._lost:
+            self._post(CorrectCharge(tenant=tenant, tokens=tokens))
+
+    # From the engine's process.
+
+    def handle(self, message: Answer) -> None:
+        match message:
+            case Pieces():
+                self._on_pieces(message)
+            case Admitted(request=number, quota=quota):
+                if (request := self._requests.get(number)) is not None:
+                    request.outbox.quota = quota
+                    request.admitted = True
+                    request.answered.wake()
+            case Ended():
+                self._on_ended(message)
+            case Status():
+                self._status = message
+                self._heard = self._clock.now()
+            case MetricsText() | AdminAnswer() | ChargeAnswer():
+                self._queries.answered(message)
+            case _:
+                assert_never(message)
+
+    def lost(self) -> None:
+        """The engine's process is gone: every open request and query ends with an error."""
+        self._lost = True
+        for number in list(self._requests):
+            self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
+        self._queries.lost()
+
+    def _on_pieces(self, message: Pieces) -> None:
+        requests = self._requests
+        touched: dict[int, LocalOutbox] = {}
+        for number in message.opened:
+            if (request := requests.get(number)) is not None:
+                request.outbox.opened(request.prompt)
+        for prompt in message.prompts:
+            if (request := requests.get(prompt.request)) is not None:
+                request.outbox.prompt_logprobs(prompt.entries)
+        for piece in message.pieces:
+            request = requests.get(piece.request)
+            if request is None:
+                continue
+            delta = Delta(
+                index=piece.index,
+                text=piece.text,
+                token_ids=piece.token_ids,
+                logprobs=piece.logprobs,
+                finish_reason=piece.finish_reason,
+                stop_reason=piece.stop_reason,
+            )
+            request.outbox.push(delta)
+            touched[piece.request] = request.outbox
+        for outbox in touched.values():
+            outbox.wake()
+        for end in message.ended:
+            self._on_ended(end)
+
+    def _on_ended(self, message: Ended) -> None:
+        if message.error is not None:
+            self._finish(message.request, message.error.error())
+        elif (request := self._requests.get(message.request)) is not None and message.usage is not None:
+            arrival, timing = request.outbox.arrival, message.timing
+            times = (None if time is None else arrival + time for time in (timing.scheduled, timing.first_token))
+            if message.pooled is not None:
+                request.outbox.pooled(message.pooled)
+            request.outbox.close(message.usage, *times)
+
+    def _finish(self, number: int, error: TroupeError) -> None:
+        request = self._requests.get(number)
+        if request is not None:
+            request.outbox.fail(error)
+            request.answered.wake()
+
+    # Requests.
+
+    @property
+    def _num_places(self) -> int:
+        return self.config.scheduler.max_num_seqs + self.config.scheduler.max_num_queued_reqs
+
+    def _new_request_id(self) -> str:
+        return f"req-{self._randomness.token(12)}"
+
+    def _open(self, submission: Submission) -> Stream:
+        prompt = submission.prompt
+        text = prompt.text if isinstance(prompt, TextPrompt) else None
+        start = partial(self._submit, submission)
+        return Stream(submission.request_id, start, self._on_loop, prompt=text, params=submission.params)
+
+    async def _submit(self, submission: Submission) -> LocalOutbox:
+        """Take a place, prepare the prompt, hand it over.
+
+        Raises:
+            EngineOverloaded: no place, and the request does not wait.
+            InvalidRequest: it cannot be served.
+            EngineStopped: the engine takes no requests.
+        """
+        if self.state != "ready":
+            raise self._refusal()
+        request = self._new_request(streaming=submission.streaming)
+        outbox, number = request.outbox, request.outbox.request
+        try:
+            self._post(
+                Apply(
+                    request=number,
+                    arrival=outbox.arrival,
+                    demand=demand_of(submission),
+                    wait=submission.wait,
+                    deadline=submission.deadline,
+                )
+            )
+            await request.answered.wait()
+            if outbox.error is not None:
+                raise outbox.error
+            prompt = await self._prepare(submission)
+            request.prompt = tuple(prompt.token_ids)
+            if self._preparer.stream_interval(submission.params) == 1:
+                outbox.keep_apart()
+            self._post(
+                Submit(
+                    request=number,
+                    request_id=submission.request_id,
+                    prompt=array("i", prompt.token_ids).tobytes(),
+                    params=submission.params,
+                    streaming=submission.streaming,
+                    cache_salt=submission.cache_salt,
+                    pooling=submission.pooling,
+                    truncated=prompt.truncated,
+                    segment=prompt.segment,
+                    leases=prompt.leases,
+                    hints=submission.hints,
+                )
+            )
+        except BaseException as error:
+            request.invalid = isinstance(error, InvalidRequest)
+            if not outbox.terminal:
+                outbox.abort()  # which tells the engine's process
+                outbox.fail(RequestAborted("the request was refused, or its caller left"))
+            raise
+        return outbox
+
+    def _refusal(self) -> EngineStopped:
+        if self.state == "failed":
+            return EngineStopped("the engine has failed", code="engine_failed")
+        return EngineStopped(f"the engine is {self.state}", code=self.state)
+
+    def _new_request(self, *, streaming: bool) -> _Request:
+        number = next(self._numbers)
+        outbox = LocalOutbox(
+            number,
+            arrival=self._clock.now(),
+            place=_NoSeat(),
+            clock=self._clock,
+            budget=front_half(self.config.stream) if streaming else None,
+            to_scheduler=self._control,
+            on_terminal=self._forget,
+        )
+        request = self._requests[number] = _Request(outbox)
+        return request
+
+    def _forget(self, number: int) -> None:
+        self._requests.pop(number, None)
+
+    async def _prepare(self, submission: Submission) -> TokensPrompt:
+        """The prompt's token ids, checked together with the parameters; off the event loop where that is long."""
+        try:
+            quick = partial(self._checked, self._preparer, submission)
+            if is_short(submission.prompt) and has_short_lists(submission.params):
+                return quick()
+            letters = letters_of(submission.prompt, LONG_LETTERS)
+            patient = partial(self._checked, self._patient, submission)
+            return await self._long_texts.run_twice(submission.tenant, letters, quick, patient)
+        except TroupeError:
+            raise
+        except Exception as cause:  # a template or a tokenizer that breaks breaks this request only
+            raise RequestFailed("the request could not be prepared") from cause
+
+    @staticmethod
+    def _checked(preparer: PoolingPreparer, submission: Submission) -> TokensPrompt:
+        if submission.pooling is not None:
+            return preparer.pooled(submission.prompt, submission.pooling)[0]
+        if isinstance(submission.prompt, EmbedsPrompt):
+            message = "prompt_embeds is only for an engine in the caller's own process"
+            raise InvalidRequest(message, param="prompt_embeds", code="unsupported_parameter")
+        return preparer.checked(submission.prompt, submission.params)[0]
+
+    def _control(self, message: SchedulerControl) -> None:
+        """Pass an outbox's control message to the engine's process."""
+        match message:
+            case AbortRequest(request=number):
+                known = self._requests.get(number)
+                self._post(Abort(number, invalid=known is not None and known.invalid))
+            case ReaderPaused(request=number):
+                self._post(PauseReader(number))
+            case ReaderResumed(request=number):
+                self._post(ResumeReader(number))
+            case _:
+                raise AssertionError(f"an outbox does not say {message}")

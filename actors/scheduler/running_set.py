@@ -1,0 +1,396 @@
+"""Sequences that hold blocks: running, paused by their reader, or ended with a plan still in flight."""
+
+from collections import Counter
+from collections.abc import Container
+from typing import NamedTuple
+
+from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.shared_prompts import Trunks, find_trunk
+from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
+from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.protocol.messages.worker import NULL_BLOCK, RowFork
+
+SEARCH_STEPS = 16
+"""Steps that a beam search gets before it makes room for another tenant."""
+
+
+class _Leaving(NamedTuple):
+    """Tables of a sequence that gave up its blocks."""
+
+    step: int
+    """The newest one that names it."""
+    tables: list[list[int]]
+    transfers: set[int]
+    """Loads under way into the blocks; each leaves the set when it has ended."""
+
+
+class Residents:
+    """Moves sequences between the waiting room and the block tables, both ways.
+
+    Blocks that a plan in flight may write come back when that plan has returned; until then they are on their way.
+    """
+
+    def __init__(self, tables: BlockTables, room: WaitingRoom, flights: Flights, shares: Shares) -> None:
+        self._tables = tables
+        self._room = room
+        self._flights = flights
+        self._shares = shares
+        self.running: dict[int, Sequence] = {}
+        self.paused: dict[int, Sequence] = {}
+        self.held: set[int] = set()
+        """Rows that have a reader who does not read, and no blocks."""
+        self.loading: dict[int, Sequence] = {}
+        """Those that wait for blocks from outer tiers, with and without device blocks."""
+        self.ending: dict[int, Sequence] = {}
+        self.retired: list[int] = []
+        """Rows that the worker should forget with the next plan."""
+        self.forks: list[RowFork] = []
+        """Forks for the worker to make with the next plan, for rows in and out of it: all forks of a step belong
+        together."""
+        self.trunks = Trunks(tables)
+        self.regrouping: dict[int, Request] = {}
+        """Searches whose first beam has been computed again, and others have not begun to be."""
+        self.num_preemptions = 0
+        self._leaving: list[_Leaving] = []
+
+    @property
+    def blocks_leaving(self) -> bool:
+        return bool(self._leaving)
+
+    def start(self, sequence: Sequence, reserve: int, span: int | None = None) -> bool:
+        """From the waiting room to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
+        if not self._tables.admit(sequence, reserve, self._trunk(sequence), span=span):
+            return False
+        self._room.remove(sequence)
+        if sequence.host_hits:
+            sequence.handle(Event.LOAD)
+            self.loading[sequence.row] = sequence
+        else:
+            self.run(sequence)
+        self.trunks.settle(sequence.request)
+        return True
+
+    def run(self, sequence: Sequence) -> None:
+        """It has all the blocks that it needs now."""
+        sequence.handle(Event.START)
+        sequence.asked = sequence.asks_again = sequence.was_preempted = sequence.gave_up = False
+        self.running[sequence.row] = sequence
+        self._shares.runs(sequence.request.tenant)
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that run, or will as soon as their blocks are loaded."""
+        return len(self.running) + sum(1 for sequence in self.loading.values() if sequence.capacity)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """To the waiting room, from waiting for an outer tier; what it has been given of blocks is given back."""
+        self._leave(sequence)
+        sequence.handle(Event.WAIT)
+        sequence.forget_computation()
+        self._room.add(sequence)
+        if sequence.request.paused:
+            self.hold(sequence)
+
+    def _trunk(self, sequence: Sequence) -> Trunk | None:
+        """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
+        if sequence.num_generated and self._tables.caching and not sequence.lockstep:
+            return None
+        return find_trunk(sequence, self._tables)
+
+    def missed_beam(self) -> Sequence | None:
+        """A waiting beam without which its siblings cannot go on; it is served before everybody else."""
+        for request in sorted(self.regrouping.values(), key=lambda request: self._age(request.sequences[0])):
+            for beam in request.sequences:
+                if beam in self._room:
+                    return beam
+            del self.regrouping[request.number]
+        return None
+
+    def adopt(self, sequence: Sequence, parent: Sequence) -> None:
+        """A beam becomes a copy of another one, whose blocks it was given a reference to."""
+        if sequence.state is State.WAITING:
+            sequence.handle(Event.START)
+            self.running[sequence.row] = sequence
+            self._shares.runs(sequence.request.tenant)
+        else:
+            self._tables.release(sequence.tables)
+        sequence.become(parent)
+
+    def pause(self, sequence: Sequence) -> None:
+        sequence.handle(Event.PAUSE)
+        self.paused[sequence.row] = self.running.pop(sequence.row)
+        self._shares.rests(sequence.request.tenant)
+
+    def resume(self, sequence: Sequence) -> None:
+        sequence.handle(Event.RESUME)
+        self.running[sequence.row] = self.paused.pop(sequence.row)
+        self._shares.runs(sequence.request.tenant)
+
+    def hold(self, sequence: Sequence) -> None:
+        """From the waiting room to those who wait for their reader first."""
+        self._room.remove(sequence)
+        sequence.handle(Event.PAUSE)
+        self.held.add(sequence.row)
+
+    def let_go(self, sequence: Sequence) -> None:
+        """To the waiting room, unless it waits for a sibling to compute its prompt."""
+        sequence.handle(Event.RESUME)
+        self.held.remove(sequence.row)
+        if sequence.request.prompt_computed or sequence is sequence.request.sequences[0]:
+            self._room.add(sequence)
+
+    def unblock(self) -> bool:
+        """Nothing runs because beams wait for siblings that have no blocks: another request makes way.
+
+        Returns:
+            False if only the oldest running request is left, which has room when it is alone.
+        """
+        if self.trunks.release_youngest():
+            return True
+        first, victim = self._first_to_come(), self.victim()
+        if first is None or victim is None or victim.request is first.request:
+            return False
+        self.preempt(victim)
+        return True
+
+    def victim(self) -> Sequence | None:
+        """The sequence that gives up blocks next: paused readers before others, then the tenant that was served most,
+        then the newest. The oldest running request is preempted only for itself: two beam searches that preempted each
+        other in turns would never finish.
+        """
+        if self.paused:
+            return max(self.paused.values(), key=self._age)
+        first = self._first_to_come()
+        if first is None:
+            return None
+        kept = first.request.sequences if first.lockstep else (first,)
+        candidates = [sequence for sequence in self.running.values() if sequence not in kept]
+        candidates += [sequence for sequence in self.loading.values() if sequence.capacity]
+        return max(candidates or self.running.values(), key=self._age)
+
+    def _first_to_come(self) -> Sequence | None:
+        return min(self.running.values(), key=lambda sequence: sequence.arrival_key, default=None)
+
+    def in_the_way(self, waiting: Sequence) -> Sequence | None:
+        """The sequence that makes room for the first of the waiting room: the newest of the tenant that runs most.
+
+        None unless a tenant runs more than its fair share; otherwise the preempted request could ask for its room back.
+        A beam is chosen only if there is no other sequence: all of its search goes with it, which leaves its tenant
+        with less than a share and the step undone. A search must have made some steps, so that searches that take turns
+        end.
+        """
+        shares, tenant = self._shares, waiting.request.tenant
+        coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
+        after = shares.rows(tenant) + (1 + coming) * shares.row_share(tenant)
+        above = {name for name in shares.running if shares.rows(name) - shares.row_share(name) >= after} - {tenant}
+        if not above:
+            return None
+        able = [s for s in self.running.values() if s.request.tenant in above]
+        candidates = [s for s in able if not s.lockstep] or [s for s in able if _has_had_its_turn(s)]
+        return max(candidates, key=lambda s: (shares.rows(s.request.tenant), self._age(s)), default=None)
+
+    def _age(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
+        """Greater gives way first."""
+        return self._shares.served(sequence.request.tenant), sequence.arrival_key
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the blocks away. The lost positions are computed again later, from all tokens so far.
+
+        Beams go together, since none can go on without the others; the first one computes first again.
+        """
+        request = sequence.request
+        if request.search is None:
+            self._preempt_one(sequence)
+            return
+        for beam in request.sequences:
+            self._room.remove(beam)
+            if beam.capacity:
+                self._preempt_one(beam)
+        self._begin_search_again(request)
+        self.trunks.drop(request)
+
+    def _begin_search_again(self, request: Request) -> None:
+        """No beam has blocks: the first one computes first, the others then share what it has."""
+        assert request.search is not None
+        request.search.forget()
+        request.prompt_computed = False
+        self.regrouping.pop(request.number, None)
+        for beam in request.sequences[1:]:
+            self._room.remove(beam)
+        if request.sequences[0] not in self._room:
+            self._room.add(request.sequences[0])
+
+    def _preempt_one(self, sequence: Sequence) -> None:
+        self._tables.label_all(sequence)
+        if self._tables.tiers is not None:
+            self._tables.tiers.preempted(sequence)
+        sequence.was_preempted = True
+        self._leave(sequence)
+        self._start_over(sequence)
+        self.num_preemptions += 1
+
+    def evacuate(self) -> int:
+        """The worker's memory is lost: everybody starts over from tokens; how many had been computed."""
+        computed = [*self.running.values(), *self.paused.values()]
+        for sequence in self.running.values():
+            self._shares.rests(sequence.request.tenant)
+        self.running.clear()
+        self.paused.clear()
+        self.retired.clear()
+        self.forks.clear()
+        self.trunks.forget()
+        self._leaving.clear()
+        for sequence in computed:
+            sequence.known_to_worker = False
+            self._start_over(sequence)
+        for sequence in list(self.loading.values()):
+            sequence.tables = [[] for _ in sequence.tables]
+            sequence.asked = sequence.asks_again = False
+            sequence.rounds = 0
+            self.put_back(sequence)
+        for request in {sequence.request.number: sequence.request for sequence in computed}.values():
+            if request.search is not None:
+                self._begin_search_again(request)
+        self.regrouping.clear()
+        return len(computed)
+
+    def make_way(self, members: Container[Request]) -> None:
+        """Take the blocks of everybody else, so that these have the worker to themselves. No plan is in flight."""
+        counted = self.num_preemptions
+        for sequence in [*self.running.values(), *self.paused.values(), *self.loading.values()]:
+            if sequence.request not in members and sequence.capacity:
+                self.preempt(sequence)
+        self.num_preemptions = counted
+
+    def end(self, sequence: Sequence, event: Event) -> bool:
+        """End a sequence in any state; True if nothing in flight names it, so that its blocks are free.
+
+        Its computed blocks stay findable, unless it failed: then their contents are not to be trusted.
+        """
+        self._room.remove(sequence)
+        if event is Event.FAIL:
+            self._tables.forget(sequence)
+        else:
+            self._tables.label_all(sequence)
+            if self._tables.tiers is not None:
+                self._tables.tiers.ended(sequence)
+        sequence.handle(event)
+        self._leave(sequence)
+        sequence.epoch = NO_EPOCH
+        sequence.fence = -1
+        self.trunks.settle(sequence.request)
+        if sequence.last_step <= self._flights.last_returned:
+            return True
+        self.ending[sequence.row] = sequence
+        return False
+
+    def returned(self) -> list[Sequence]:
+        """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
+        last_returned = self._flights.last_returned
+        if self._leaving:
+            for step, tables, transfers in self._leaving:
+                if step <= last_returned and not transfers:
+                    self._tables.release(tables)
+            self._leaving = [entry for entry in self._leaving if entry.step > last_returned or entry.transfers]
+        if not self.ending:
+            return []
+        ended = [sequence for sequence in self.ending.values() if sequence.last_step <= last_returned]
+        for sequence in ended:
+            del self.ending[sequence.row]
+        return ended
+
+    def _start_over(self, sequence: Sequence) -> None:
+        sequence.handle(Event.PREEMPT)
+        sequence.forget_computation()
+        sequence.paid = True  # or began as a copy of a beam that had
+        if sequence.state is State.PREEMPTED:
+            self._room.add(sequence)
+            if sequence.request.paused:  # it was loading
+                self.hold(sequence)
+        else:
+            self.held.add(sequence.row)
+
+    def _leave(self, sequence: Sequence) -> None:
+        if self.running.pop(sequence.row, None) is not None:
+            self._shares.rests(sequence.request.tenant)
+        self.paused.pop(sequence.row, None)
+        self.held.discard(sequence.row)
+        if sequence.known_to_worker:
+            sequence.known_to_worker = False
+            self.retired.append(sequence.row)
+            if self.forks:
+                self.forks = [fork for fork in self.forks if fork.row != sequence.row]
+        transfers: set[int] = set()
+        if self._tables.tiers is not None and self.loading.pop(sequence.row, None) is not None:
+            transfers = self._tables.tiers.stop_waiting(sequence)
+            self._room.come_back(sequence)
+        if sequence.last_step <= self._flights.last_returned and not transfers:
+            self._tables.release(sequence.tables)
+        else:
+            self._flights.disturb()
+            self._leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
+        sequence.tables = [[] for _ in sequence.tables]
+        sequence.capacity = 0
+
+    def disturb(self) -> None:
+        """A sequence has changed since the plans in flight were made: their results are read row by row."""
+        self._flights.disturb()
+
+    def assert_invariants(self) -> None:
+        """Checks places and owners, and through them the pools."""
+        for state, place in (
+            (State.RUNNING, self.running),
+            (State.PAUSED, self.paused),
+            (State.LOADING, self.loading),
+            (State.FINISHING, self.ending),
+        ):
+            for row, sequence in place.items():
+                assert sequence.row == row, "a sequence is filed under another row"
+                assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
+        places = (self.running, self.paused, self.loading)
+        holders = [sequence.tables for place in places for sequence in place.values()]
+        holders += [entry.tables for entry in self._leaving]
+        newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
+        assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
+        holders += self.trunks.holders()
+        holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
+        self.trunks.assert_invariants()
+        owners: dict[int, int] = {}
+        pool = self._tables.pool
+        for tables in holders:
+            for group, table in enumerate(tables):
+                held = [block for block in table if block != NULL_BLOCK]
+                assert table[len(table) - len(held) :] == held, "a block is missing within a window"
+                for block in held:
+                    assert pool.group_of(block) == group, "a block is in the table of a group that did not take it"
+                    owners[block] = owners.get(block, 0) + 1
+        pool.assert_invariants(owners)
+        counted: dict[str, int] = {}
+        for sequence in self.running.values():
+            counted[sequence.request.tenant] = counted.get(sequence.request.tenant, 0) + 1
+        assert counted == self._shares.running, "the running sequences of a tenant are counted wrongly"
+        planned = Counter(
+            sequence.row
+            for flight in self._flights
+            for sequence, epoch in zip(flight.sequences, flight.epochs, strict=True)
+            if sequence.epoch == epoch
+        )
+        for sequence in (*self.running.values(), *self.paused.values()):
+            confirmed = sequence.num_confirmed + planned[sequence.row]
+            assert 0 < confirmed <= sequence.num_computed, "what a plan in flight computes counts as confirmed"
+            assert sequence.slack >= 0, "plans in flight take back what was computed"
+            assert sequence.num_computed + sequence.slack <= sequence.capacity, "positions without blocks"
+            covered = min(map(len, sequence.tables)) * self._tables.block_size
+            assert sequence.capacity == covered, "capacity is not the tables'"
+            for window, table in zip(self._tables.windows_of(sequence), sequence.tables, strict=True):
+                behind = 0 if window is None else max(0, sequence.num_computed + 1 - window)
+                given_back = table.count(NULL_BLOCK) * self._tables.block_size
+                assert given_back <= behind, "a block that is still seen was given back"
+
+
+def _has_had_its_turn(beam: Sequence) -> bool:
+    search = beam.request.search
+    return search is not None and search.num_steps >= SEARCH_STEPS

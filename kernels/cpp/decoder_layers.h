@@ -1,0 +1,206 @@
+// All layers of a decoder as a part of a larger operation: norm, queries with keys and values, attention, projection,
+// norm, gated feed-forward. One team of threads goes through them; between two operations it meets, which takes a
+// fraction of what it takes to come back to the interpreter and to set out again.
+//
+// The operations are those of the other files, to the bit.
+
+#pragma once
+
+#include <deque>
+
+#include "layer_parts.h"
+
+namespace {
+
+// kind 0: weight is a FloatWeight, 1: an Int8Weight.
+struct Product {
+    int64_t kind;
+    const void* weight;
+
+    const FloatWeight& floats() const { return *static_cast<const FloatWeight*>(weight); }
+    const Int8Weight& int8() const { return *static_cast<const Int8Weight*>(weight); }
+    int64_t outs() const { return kind == 0 ? floats().outs : int8().outs; }
+    // Bytes that a row of inputs takes in eight bits; 0 of a float weight.
+    int64_t row_bytes() const { return kind == 0 ? 0 : int8().padded; }
+};
+
+// A layer, in fields of 8 bytes each. The norms [hidden] or null; view and rotation are numbers of what a step is given;
+// multiplier is of what is added to the residual.
+struct Layer {
+    Product qkv, out, gate_up, down;
+    const float *attention_norm, *feed_forward_norm;
+    const Heads* heads;
+    int64_t view, rotation, activation;
+    double eps, multiplier;
+};
+
+// Arguments of the layers of one view of the cache: see `paged_attention` of attention.cpp.
+struct View {
+    const Plan* plan;
+    const int64_t* rows;
+};
+
+// By position, [positions, half].
+struct Rotation {
+    const float *cosines, *sines;
+};
+
+struct Cache {
+    void *keys, *values;
+};
+
+// All layers of a model, in fields of 8 bytes each: layers, caches [count]; rotations as the layers name them, of
+// `positions` positions; cells as in `paged_attention`; `size` of each cache.
+struct Layers {
+    const Layer* layers;
+    int64_t count, hidden;
+    const Rotation* rotations;
+    const Cache* caches;
+    int64_t cells;
+    CacheSize size;
+    int64_t positions;
+};
+
+// A product within a larger operation, with what its threads share: `memory` has room for its rows in eight bits.
+class Part {
+public:
+    Part(const Product& product, bool gated, int64_t rows, Team& team, Quantized& memory)
+        : product_(product), memory_(memory), team_(team),
+          shares_(product.kind == 0 ? shares_of(product.floats(), gated, rows, team)
+                                    : shares_of(product.int8(), gated, rows, team)) {}
+
+    // Every thread calls it, and none goes on before all are done. False: the calling thread is to leave.
+    bool run(const Inputs& x, const Output& out) {
+        if (product_.kind == 0)
+            float_part(product_.floats(), x, out, shares_);
+        else if (!int8_part(product_.int8(), x, out, memory_, shares_, team_))
+            return false;
+        return team_.meet();
+    }
+
+    bool run_gated(const Inputs& x, int64_t activation, const Output& out) {
+        if (product_.kind == 0)
+            float_gated_part(product_.floats(), x, activation, out, shares_);
+        else if (!int8_gated_part(product_.int8(), x, activation, out, memory_, shares_, team_))
+            return false;
+        return team_.meet();
+    }
+
+private:
+    const Product& product_;
+    Quantized& memory_;
+    Team& team_;
+    Shares shares_;
+};
+
+// Memory between the products of one layer, used by all layers. wide: the result of the first product, and later the
+// gated one: memory that was just used is in a core's cache. kept: the rows of `attended` that the last layer continues
+// with.
+struct Activations {
+    Memory<float> wide{"wide"}, attended{"attended"}, kept{"kept"};
+    Quantized quantized;
+
+    // Room for all layers, each buffer as large as the largest layer needs it. A row may be kept twice, so that more are
+    // kept than there are.
+    void fit(const Layers& model, int64_t rows, int64_t num_kept) {
+        int64_t most_outs = 0, width = 0, row_bytes = 0;
+        for (int64_t number = 0; number < model.count; ++number) {
+            const Layer& layer = model.layers[number];
+            most_outs = std::max({most_outs, layer.qkv.outs(), layer.gate_up.outs() / 2});
+            width = std::max(width, layer.heads->heads * layer.heads->head_dim);
+            for (const Product* product : {&layer.qkv, &layer.out, &layer.gate_up, &layer.down})
+                row_bytes = std::max(row_bytes, product->row_bytes());
+        }
+        const int64_t most_rows = std::max(rows, num_kept);
+        wide.grow(most_rows * most_outs);
+        attended.grow(rows * width);
+        kept.grow(num_kept * width);
+        if (row_bytes) quantized.fit(most_rows, row_bytes);
+    }
+};
+
+// Rows to go on with behind the last layer's attention; null is all.
+struct Keep {
+    const int64_t* places;
+    int64_t count;
+};
+
+// The layers of one step, made by the thread that then calls for its team.
+class LayersPart {
+public:
+    LayersPart(const Layers& model, int64_t rows, const Keep& keep, Activations& memory, Team& team)
+        : model_(model), rows_(rows), keep_(keep), memory_(memory), team_(team) {
+        memory.fit(model, rows, keep.places ? keep.count : 0);
+        for (int64_t number = 0; number < model.count; ++number) {
+            const Layer& layer = model.layers[number];
+            const int64_t after = keeps(number) ? keep.count : rows;
+            parts_.emplace_back(layer.qkv, false, rows, team, memory.quantized);
+            parts_.emplace_back(layer.out, false, after, team, memory.quantized);
+            parts_.emplace_back(layer.gate_up, true, after, team, memory.quantized);
+            parts_.emplace_back(layer.down, false, after, team, memory.quantized);
+        }
+    }
+
+    // Every thread calls it; false: the calling thread is to leave. residual [rows, hidden] becomes what leaves the
+    // last layer, before the final norm; with `keep`, that is `out` [count, hidden]. positions [rows]; views as the
+    // layers name them.
+    bool run(float* residual, const int64_t* positions, const View* views, float* out) {
+        for (int64_t number = 0; number < model_.count; ++number) {
+            const Layer& layer = model_.layers[number];
+            if (!attend(number, residual, positions, views[layer.view])) return false;
+            if (keeps(number)) {
+                if (keep_.count == 0) return true;
+                gather(residual, model_.hidden, out);
+                gather(memory_.attended.data(), layer.heads->heads * layer.heads->head_dim, memory_.kept.data());
+                if (!team_.meet() || !feed(number, keep_.count, memory_.kept.data(), out)) return false;
+            } else if (!feed(number, rows_, memory_.attended.data(), residual)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+private:
+    bool keeps(int64_t number) const { return keep_.places && number == model_.count - 1; }
+
+    // Up to what is attended to.
+    bool attend(int64_t number, const float* residual, const int64_t* positions, const View& view) {
+        const Layer& layer = model_.layers[number];
+        const Heads& heads = *layer.heads;
+        const Rotation angles = heads.half ? model_.rotations[layer.rotation] : Rotation{};
+        const int64_t width = layer.qkv.outs();
+        if (!parts_[4 * number].run({residual, model_.hidden, rows_, layer.attention_norm, layer.eps},
+                                    {memory_.wide.data(), width, false, 1.0f}))
+            return false;
+        return attention_part({&heads, view.plan, memory_.wide.data(), width, rows_, model_.caches[number].keys,
+                        model_.caches[number].values, model_.cells, view.rows, positions, angles.cosines, angles.sines,
+                        memory_.attended.data(), heads.heads * heads.head_dim}, team_) && team_.meet();
+    }
+
+    // From there on.
+    bool feed(int64_t number, int64_t rows, const float* attended, float* residual) {
+        const Layer& layer = model_.layers[number];
+        const int64_t inner = layer.gate_up.outs() / 2, hidden = model_.hidden;
+        const Output sum{residual, hidden, true, static_cast<float>(layer.multiplier)};
+        return parts_[4 * number + 1].run({attended, layer.heads->heads * layer.heads->head_dim, rows, nullptr, 0.0}, sum) &&
+               parts_[4 * number + 2].run_gated({residual, hidden, rows, layer.feed_forward_norm, layer.eps}, layer.activation,
+                                         {memory_.wide.data(), inner, false, 1.0f}) &&
+               parts_[4 * number + 3].run({memory_.wide.data(), inner, rows, nullptr, 0.0}, sum);
+    }
+
+    // to [kept, width] = the rows of `from` that are kept.
+    void gather(const float* from, int64_t width, float* to) const {
+        team_.each(keep_.count, [&](int64_t i) {
+            std::memcpy(to + i * width, from + keep_.places[i] * width, sizeof(float) * width);
+        });
+    }
+
+    const Layers& model_;
+    const int64_t rows_;
+    const Keep keep_;
+    Activations& memory_;
+    Team& team_;
+    std::deque<Part> parts_;
+};
+
+}  // namespace

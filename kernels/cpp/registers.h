@@ -1,0 +1,58 @@
+// Sixteen floats in vectors as wide as the processor's registers. Compilers keep wider vectors in memory: a loop over
+// them spends most of its time with loads and stores.
+
+#pragma once
+
+#include "quantized_codes.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+typedef Floats Register;
+#else
+typedef Half Register;
+#endif
+constexpr int kRegisterLanes = sizeof(Register) / sizeof(float);
+constexpr int kRegisters = kLanes / kRegisterLanes;  // of sixteen floats
+
+inline Register load_register(const float* from) {
+    Register value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+}
+
+inline void store_register(float* to, Register value) { std::memcpy(to, &value, sizeof value); }
+
+#if defined(__AVX512F__)
+inline void registers_of(Chars chars, Register* to) { to[0] = floats_of(chars); }
+inline void registers_of_fp8(Bytes bytes, Register* to) { to[0] = floats_of_fp8(bytes); }
+#elif defined(__AVX2__)
+inline void registers_of(Chars chars, Register* to) {
+    const __m128i all = (__m128i)chars;
+    to[0] = (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all));
+    to[1] = (Register)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)));
+}
+
+// As `floats_of_fp8` without AVX-512.
+inline Register register_of_fp8(__m128i bytes) {
+    const __m256i codes = _mm256_cvtepu8_epi32(bytes);
+    const __m256i size = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x7f)), 20);
+    const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(0x80)), 24);
+    return (Register)_mm256_castsi256_ps(_mm256_or_si256(size, sign)) * 1.329227995784916e36f;
+}
+inline void registers_of_fp8(Bytes bytes, Register* to) {
+    to[0] = register_of_fp8((__m128i)bytes);
+    to[1] = register_of_fp8(_mm_srli_si128((__m128i)bytes, 8));
+}
+#else
+inline void registers_of(Chars chars, Register* to) {
+    const Floats value = floats_of(chars);
+    std::memcpy(to, &value, sizeof value);
+}
+inline void registers_of_fp8(Bytes bytes, Register* to) {
+    const Floats value = floats_of_fp8(bytes);
+    std::memcpy(to, &value, sizeof value);
+}
+#endif
+
+}  // namespace

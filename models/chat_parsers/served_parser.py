@@ -1,0 +1,359 @@
+"""A served model's dialect, and the voice of one request: the settings by which its answer is parsed and guided."""
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from troupellm.models.chat_parsers.catalog import AUTO, HF, NONE, choose, dialect_named
+from troupellm.models.chat_parsers.compiled_syntax import plan_of
+from troupellm.models.chat_parsers.forced_calls import ThoughtPairs, calls_guide, calls_or, may_think
+from troupellm.models.chat_parsers.harmony import opened_channel
+from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.parser import NO_LIMIT, Parser
+from troupellm.models.chat_parsers.prompt_start import Start, rendered_ending, start_of
+from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount, ThoughtMarks
+from troupellm.models.chat_parsers.response_template import compiled
+from troupellm.models.chat_parsers.stop_scope import stop_scope
+from troupellm.models.chat_parsers.syntax import Dialect, Thinking, marks_of
+from troupellm.models.chat_parsers.template_endings import Openings
+from troupellm.models.chat_template.message_repair import text_of
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.config.model_documents import read_json
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.config.engine import ModelConfig
+from troupellm.protocol.errors import ConfigError, InvalidRequest
+from troupellm.protocol.messages.input import ChatPrompt
+from troupellm.protocol.params.guide import GuideSpec
+from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.protocol.params.sampling_checks import StopScope, ThinkingMarks
+from troupellm.protocol.params.tools import NO_TOOLS, ToolUse
+
+logger = logging.getLogger("troupellm.models")
+Token = Callable[[int], str]
+"""Makes a new name of twice the given number of hexadecimal digits."""
+Begins = Callable[[Sequence[int]], tuple[Start, str]]
+"""Returns the state (see `Start`) in which a prompt of these tokens ends, and its channel."""
+_SUFFIXED: Final = re.compile(r"<tool_calls(:[^<>]{1,64})>")
+_FORMAT: Final = "response_format"
+"""Says what a text looks like, and nothing where the answer must be a call."""
+
+
+class Voice:
+    """The parser of one request's answers, and their guide."""
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        special: Mapping[str, int],
+        marks: ThoughtMarks | None,
+        use: ToolUse,
+        token: Token,
+        *,
+        start: Start,
+        channel: str,
+        guide: GuideSpec | None,
+        after: str,
+        pairs: ThoughtPairs,
+        show_thoughts: bool,
+        begins: Begins | None = None,
+    ) -> None:
+        """
+        Args:
+            start: where a template like that of the prompt leaves off.
+            begins: where the rendered prompt does.
+        """
+        self.kept_token_ids = tuple(sorted(special.values()))
+        """Special tokens that must be in the text, since they are marks."""
+        self.guide = guide
+        """The guide that makes the answer call tools."""
+        self.after = after
+        """The text that ends thinking, if the answer begins with thoughts."""
+        self._pairs = pairs
+        self.show_thoughts = show_thoughts
+        self._dialect = dialect
+        self._marks = marks
+        self._start = start
+        self._channel = channel
+        self._use = use
+        self._token = token
+        self._begins = begins
+        self._style = dialect.calls.ids if dialect.calls else "hex"
+        self._plan = plan_of(dialect, frozenset(special))
+        self._offer = Offer(use.tools)
+
+    @property
+    def thinking(self) -> ThinkingMarks | None:
+        """The marks by which a budget for thinking is kept."""
+        marks = self._marks
+        if marks is None:
+            return None
+        inside = {"thinking": True, "answer": False, "free": True if marks.always else None}[self._start]
+        return ThinkingMarks(start=marks.opens, end=marks.closes, open=inside)
+
+    def applied(self, params: SamplingParams) -> SamplingParams:
+        """The parameters, with additions for parsing the answers.
+
+        Raises:
+            InvalidRequest: the answer shall call tools and look otherwise, too.
+        """
+        guide = params.guide
+        if guide is not None and self._use.required and not guide.field.startswith(_FORMAT):
+            raise InvalidRequest(f"{guide.field} and tool_choice exclude each other", param=guide.field)
+        if guide is None or self._use.required:
+            guide = self.guide
+        else:
+            if self._use.tools:
+                guide = calls_or(self._dialect, self._use, guide)
+            guide = self._behind_thoughts(guide)
+        if guide is not None:  # it was made for this beginning, and lets through no other
+            self._begins = None
+        return msgspec.structs.replace(
+            params,
+            guide=guide,
+            kept_token_ids=self.kept_token_ids or None,
+            stop_scope=self._stop_scope() if params.stop else None,
+            thinking=self.thinking if params.thinking is None else params.thinking,
+        )
+
+    def _stop_scope(self) -> StopScope | None:
+        inside = None
+        if self._begins is None:
+            always = self._marks is not None and self._marks.always
+            inside = self._start == "thinking" or (always and self._start == "free")
+        return stop_scope(self._dialect, self._use.tools, inside=inside)
+
+    def _behind_thoughts(self, guide: GuideSpec) -> GuideSpec:
+        if self._pairs:
+            found = may_think(guide, self._pairs)
+            if found is not None:
+                return found
+        after = self.after or (self._pairs[0][1] if self._pairs else "")
+        return msgspec.structs.replace(guide, after=after) if after else guide
+
+    def new_parser(self, prompt_token_ids: Sequence[int] = ()) -> Parser:
+        """For one choice.
+
+        Args:
+            prompt_token_ids: of the rendered prompt; empty where it is not known.
+        """
+        self._look_at(prompt_token_ids)
+        return Parser(
+            self._plan,
+            offer=self._offer,
+            new_id=self._new_id,
+            start=self._start,
+            channel=self._channel,
+            with_calls=bool(self._use.tools),
+            most_calls=NO_LIMIT if self._use.parallel else 1,
+            forced=self._use.required,
+        )
+
+    def _look_at(self, prompt_token_ids: Sequence[int]) -> None:
+        if self._begins is not None and prompt_token_ids:
+            (self._start, self._channel), self._begins = self._begins(prompt_token_ids), None
+
+    def new_count(self, prompt_token_ids: Sequence[int] = ()) -> ThoughtCount | None:
+        """Counts the tokens of one choice's thoughts; None where the model does not think."""
+        if self._marks is None:
+            return None
+        self._look_at(prompt_token_ids)
+        return self._marks.count(inside=self._start == "thinking" or (self._marks.always and self._start != "answer"))
+
+    def _new_id(self, number: int, name: str) -> str:
+        if self._style == "alphanumeric":
+            return self._token(5)[:9]
+        if self._style == "numbered":
+            return f"functions.{name}:{number}"
+        return f"call_{self._token(12)}"
+
+
+class Speaker:
+    """A dialect together with the tokenizer and the template of the model that speaks it."""
+
+    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.dialect = dialect
+        self.tokenizer = tokenizer
+        self.template = template
+        thinking = dialect.thinking
+        self._openings = Openings(
+            template, thinking.switches if thinking else (), wanted=bool(thinking or dialect.channels)
+        )
+        special = {
+            text: token_id
+            for token_id in tokenizer.special_token_ids
+            if (text := tokenizer.token_bytes(token_id).decode("utf-8", "replace"))
+        }
+        self._thinking_only = Dialect(thinking=dialect.thinking, channels=dialect.channels)
+        self._special = _marks_among(special, dialect)
+        self._special_of_thoughts = _marks_among(special, self._thinking_only)
+        self._marks = ThoughtMarks.of(dialect, tokenizer)
+
+    @property
+    def thinks(self) -> bool:
+        """True if the model's thoughts can be distinguished from its answers, and can have a budget."""
+        return self._marks is not None
+
+    @property
+    def thinking(self) -> ThinkingMarks | None:
+        """The marks by which a budget for thinking is kept in a text that no template has begun."""
+        marks = self._marks
+        return None if marks is None else ThinkingMarks(start=marks.opens, end=marks.closes)
+
+    def voice(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, token: Token, show_thoughts: bool = True
+    ) -> Voice | None:
+        """How to read the answers to a prompt; None where they are plain text.
+
+        Raises:
+            InvalidRequest: calls must be made, and the model has no syntax for them.
+        """
+        dialect = self.dialect if use.tools else self._thinking_only
+        start, channel = self._start(prompt)
+        after, pairs = self._after(start, channel), self._pairs(prompt, start)
+        effort = (prompt.template_kwargs or {}).get("reasoning_effort")
+        guide = calls_guide(self.dialect, use, after=after, marks=pairs, thoughts=effort != "none")
+        if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
+            return None
+        return Voice(
+            dialect,
+            self._special if use.tools else self._special_of_thoughts,
+            self._marks,
+            use,
+            token,
+            start=start,
+            channel=channel,
+            guide=guide,
+            after=after,
+            pairs=pairs,
+            begins=None if prompt.continue_final_message else partial(self._begins, prompt),
+            show_thoughts=show_thoughts,
+        )
+
+    def knows_opening(self, kwargs: Mapping[str, Any] | None) -> bool:
+        """True if `voice` need not render the template, which waits for another process."""
+        return self._openings.knows(kwargs or {})
+
+    def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
+        """Template variables that set the thinking effort; variables that the request sets itself stay."""
+        if effort is None:
+            return None if kwargs is None else dict(kwargs)
+        thinking = self.dialect.thinking
+        switches = thinking.switches if thinking else ()
+        wanted: dict[str, Any] = dict.fromkeys(switches, effort != "none")
+        said = thinking.off_effort if thinking and effort == "none" else effort
+        return wanted | {"reasoning_effort": said} | dict(kwargs or {})
+
+    def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
+        """The state in which the prompt ends, and the channel of the message that it ends with."""
+        thinking, channels = self.dialect.thinking, self.dialect.channels
+        if thinking is None and channels is None:
+            return "free", ""
+        if prompt.continue_final_message:
+            ending = text_of(prompt.messages[-1].get("content")) if prompt.messages else ""
+            if thinking is not None:
+                opened = max(ending.rfind(mark) for mark in thinking.opens)
+                closed = max(ending.rfind(mark) for mark in thinking.closes)
+                return ("thinking" if opened > closed else "answer"), ""
+            return "free", "final"
+        seen = prompt.add_generation_prompt and prompt.template is None
+        ending = self._openings.of(prompt.template_kwargs or {}).rstrip() if seen else ""
+        if channels is not None:
+            return "free", opened_channel(ending, channels)
+        assert thinking is not None, "one of both"
+        if ending.endswith(thinking.opens):
+            return "thinking", ""
+        return ("answer" if ending.endswith(thinking.closes) else "free"), ""
+
+    def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
+        """The state in which a rendered prompt ends, and the channel of the message that it ends with."""
+        thinking, channels = self.dialect.thinking, self.dialect.channels
+        if channels is not None:
+            marks = [channels.start, channels.channel, channels.constrain, channels.message]
+        else:
+            marks = [*thinking.opens, *thinking.closes] if thinking else []
+        if not marks or not prompt.add_generation_prompt:
+            return "free", ""
+        ending = rendered_ending(self.tokenizer, token_ids, prompt.messages, marks)
+        if channels is not None:
+            return "free", opened_channel(ending.rstrip(), channels)
+        assert thinking is not None, "one of both"
+        return start_of(ending, thinking.opens, thinking.closes), ""
+
+    def _after(self, start: Start, channel: str) -> str:
+        """The text that ends thinking; empty where the answer may begin at once."""
+        channels = self.dialect.channels
+        if channels is not None:
+            begun = channel not in ("", *channels.thoughts)
+            return "" if begun else f"{channels.channel}final{channels.message}"
+        thinking = self.dialect.thinking
+        if thinking is None or start == "answer":
+            return ""
+        return thinking.closes[0] if start == "thinking" or thinking.begins == "always" else ""
+
+    def _pairs(self, prompt: ChatPrompt, start: Start) -> ThoughtPairs:
+        """The marks around thoughts with which the answer may begin, and need not: models skip them, too."""
+        thinking = self.dialect.thinking
+        if thinking is None or self.dialect.channels is not None or start != "free" or thinking.begins == "always":
+            return ()
+        if not _switched_on(thinking, prompt.template_kwargs or {}):
+            return ()
+        last = len(thinking.closes) - 1
+        return [(mark, thinking.closes[min(index, last)]) for index, mark in enumerate(thinking.opens)]
+
+
+def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate, folder: Path) -> Speaker:
+    """The speaker of a model, as its configuration names it, or as its chat template shows.
+
+    Args:
+        folder: of the tokenizer, where mostly there is a config.json too.
+
+    Raises:
+        ConfigError: a name that does not exist, or a `response_template` that was asked for and cannot be read.
+    """
+    kind = read_json(folder / "config.json").get("model_type")
+    texts = "\n".join(template.sources.values())
+    tools, thoughts = choose(
+        model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts
+    )
+    settings = read_json(folder / "tokenizer_config.json")
+    suffix = _suffix(settings, tokenizer)
+    if "response_template" in settings and (HF in (tools, thoughts) or (tools == NONE and AUTO in _asked(model))):
+        own_tools = HF if tools == NONE and model.tool_call_parser == AUTO else tools
+        own_thoughts = HF if thoughts == NONE and model.reasoning_parser == AUTO else thoughts
+        try:
+            own = compiled(settings["response_template"])
+            return Speaker(dialect_named(own_tools, own_thoughts, suffix, own), tokenizer, template)
+        except ConfigError as error:
+            if HF in _asked(model):
+                raise
+            logger.warning("the tokenizer's response_template is not used: %s", error)
+    return Speaker(dialect_named(tools, thoughts, suffix), tokenizer, template)
+
+
+def _asked(model: ModelConfig) -> tuple[str | None, str | None]:
+    return model.tool_call_parser, model.reasoning_parser
+
+
+def _suffix(settings: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """The suffix of the marks of a tokenizer: its own `token_suffix`, else the one in its vocabulary."""
+    said = settings.get("token_suffix")
+    if isinstance(said, str):
+        return said
+    found = next((match for text in tokenizer.added_tokens if (match := _SUFFIXED.fullmatch(text))), None)
+    return found[1] if found else ""
+
+
+def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:
+    given = [bool(kwargs[switch]) for switch in thinking.switches if switch in kwargs]
+    return given[0] if given else thinking.default_on
+
+
+def _marks_among(special: Mapping[str, int], dialect: Dialect) -> dict[str, int]:
+    """The special tokens that are marks of a dialect, or part of one."""
+    marks = marks_of(dialect)
+    return {text: token_id for text, token_id in special.items() if any(text in mark for mark in marks)}

@@ -1,0 +1,94 @@
+"""DeepSeek V2 (with V2-Lite) and V3: latent attention, routed and shared experts; the first layers have no experts."""
+
+import math
+
+import msgspec
+
+from troupellm.models.config.decoder_config import DecoderConfig, ExpertNames, MlaConfig, MoeConfig, RopeConfig
+from troupellm.models.config.hf_config import ConfigReader, architecture_of, decoder_config
+
+ARCHITECTURES = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")
+NAMES = ExpertNames(shared="shared_experts")
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """Build the description from the config.json of these families."""
+    third = "V3" in architecture_of(reader)
+    mla = MlaConfig(
+        latent=reader.integer("kv_lora_rank", 512),
+        rotated=_even(reader, "qk_rope_head_dim", 64),
+        plain=reader.integer("qk_nope_head_dim", 128),
+        value=reader.integer("v_head_dim", 128),
+        query_latent=reader.integer("q_lora_rank") if reader.is_on("q_lora_rank") else None,
+    )
+    bias = reader.flag("attention_bias", False)
+    if bias and mla.query_latent is None:
+        raise reader.refuse("attention_bias", "must be false where q_lora_rank is null")
+    config = decoder_config(reader.with_values(head_dim=mla.rotated), qkv_bias=bias, out_bias=bias)
+    return msgspec.structs.replace(
+        config,
+        num_kv_heads=1,
+        head_dim=mla.latent + mla.rotated,
+        rotary_dim=mla.rotated,
+        rope_interleaved=reader.flag("rope_interleave", True) if third else True,
+        attention_scale=(mla.plain + mla.rotated) ** -0.5 * _stretched(config.rope) ** 2,
+        mla=mla,
+        moe=_experts(reader, third=third),
+    )
+
+
+def _even(reader: ConfigReader, key: str, default: int) -> int:
+    size = reader.integer(key, default)
+    if size % 2:
+        raise reader.refuse(key, "must be even")
+    return size
+
+
+def _stretched(rope: RopeConfig) -> float:
+    """The factor on queries and on keys for a context beyond the trained one (YaRN's mscale)."""
+    if rope.kind == "default" or not rope.mscale_all_dim or rope.factor <= 1:
+        return 1.0
+    return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
+
+
+def _experts(reader: ConfigReader, *, third: bool) -> MoeConfig:
+    num_layers = reader.integer("num_hidden_layers")
+    plain = reader.integer("first_k_dense_replace", 3 if third else 0, least=0)
+    if reader.integer("moe_layer_freq", 1) != 1:
+        raise reader.refuse("moe_layer_freq", "must be 1")
+    experts, top_k = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
+    if top_k > experts:
+        raise reader.refuse("num_experts_per_tok", f"must be at most n_routed_experts ({experts})")
+    size = reader.integer("moe_intermediate_size")
+    shared = reader.integer("n_shared_experts", 1 if third else 2, least=0) * size
+    if third:
+        reader.choice("scoring_func", ("sigmoid",), "sigmoid")
+        reader.choice("topk_method", ("noaux_tc",), "noaux_tc")
+        grouped = True
+    else:
+        reader.choice("scoring_func", ("softmax",), "softmax")
+        grouped = reader.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy") != "greedy"
+        if reader.flag("norm_topk_prob", False):
+            raise reader.refuse("norm_topk_prob", "must be false")
+    groups = reader.integer("n_group", 8 if third else None) if grouped else 1
+    top_groups = reader.integer("topk_group", 4 if third else None) if grouped else 1
+    if experts % groups or (third and experts // groups < 2):
+        raise reader.refuse("n_group", f"must divide n_routed_experts ({experts}) into equal groups")
+    if top_groups > groups or top_k > top_groups * (experts // groups):
+        raise reader.refuse("topk_group", f"must name enough of n_group ({groups}) groups for num_experts_per_tok")
+    return MoeConfig(
+        layers=tuple(layer >= plain for layer in range(num_layers)),
+        num_experts=experts,
+        top_k=top_k,
+        intermediate_size=size,
+        scoring="sigmoid" if third else "softmax",
+        renormalize=third and reader.flag("norm_topk_prob", True),
+        scale=reader.number("routed_scaling_factor", 2.5 if third else 1.0),
+        groups=groups,
+        top_groups=top_groups,
+        group_score="top2" if third else "max",
+        choice_bias=third,
+        wide_router=True,
+        shared_size=shared,
+        names=NAMES,
+    )

@@ -1,0 +1,27 @@
+"""Qwen3-MoE: Qwen3 with experts; if it has a window, all layers have it."""
+
+import msgspec
+
+from troupellm.models.config.decoder_config import DecoderConfig, MoeConfig
+from troupellm.models.config.expert_config import expert_counts, sparse_layers
+from troupellm.models.config.hf_config import ConfigReader, decoder_config
+
+ARCHITECTURES = ("Qwen3MoeForCausalLM",)
+
+
+def describe(reader: ConfigReader) -> DecoderConfig:
+    """Build the description from this family's config.json."""
+    bias = reader.flag("attention_bias", False)
+    windowed = reader.flag("use_sliding_window", False) and reader.is_on("sliding_window")
+    window = reader.integer("sliding_window") if windowed else None
+    windows = (window,) * reader.integer("num_hidden_layers")
+    config = decoder_config(reader, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)
+    num_experts, top_k = expert_counts(reader, 128, 8)
+    moe = MoeConfig(
+        layers=sparse_layers(reader),
+        num_experts=num_experts,
+        top_k=top_k,
+        intermediate_size=reader.integer("moe_intermediate_size", 768),
+        renormalize=reader.flag("norm_topk_prob", False),
+    )
+    return msgspec.structs.replace(config, moe=moe)

@@ -1,0 +1,106 @@
+"""Maps each architecture to the family file that describes it."""
+
+import difflib
+from collections.abc import Callable
+
+import msgspec
+
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.config.encoder_config import ENCODERS
+from troupellm.models.config.hf_config import FILE, ConfigReader, architecture_of
+from troupellm.models.config.pooling_config import read_labels
+from troupellm.models.families import (
+    deepseek,
+    gemma2,
+    gemma3,
+    glm,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
+from troupellm.models.hub.errors import plain_name
+from troupellm.protocol.errors import ModelLoadError
+
+Describe = Callable[[ConfigReader], DecoderConfig]
+_FAMILIES = (
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    gemma2,
+    gemma3,
+    phi3,
+    granite,
+    olmo2,
+    glm,
+    smollm3,
+    mixtral,
+    qwen2_moe,
+    qwen3_moe,
+    gpt_oss,
+    deepseek,
+)
+_WRITES = "ForCausalLM"
+
+
+def _architectures(attribute: str, ending: str) -> dict[str, Describe]:
+    """The architectures that each family lists under `attribute`, else its generating ones with another ending."""
+    return {
+        architecture: family.describe
+        for family in _FAMILIES
+        for architecture in getattr(family, attribute, None) or _renamed(family.ARCHITECTURES, ending)
+    }
+
+
+def _renamed(architectures: tuple[str, ...], ending: str) -> list[str]:
+    return [name.replace(_WRITES, ending) for name in architectures if name.endswith(_WRITES)]
+
+
+FAMILIES: dict[str, Describe] = {name: family.describe for family in _FAMILIES for name in family.ARCHITECTURES}
+BARE = _architectures("BARE", "Model")
+"""The same decoders without a head: they embed."""
+CLASSIFIERS = _architectures("CLASSIFIERS", "ForSequenceClassification")
+"""And with a classifier that reads the last token."""
+
+
+def has_family(reader: ConfigReader) -> bool:
+    """True if a family claims the architecture."""
+    architecture = architecture_of(reader)
+    return architecture in FAMILIES or architecture in BARE or architecture in CLASSIFIERS
+
+
+def describe_decoder(reader: ConfigReader) -> DecoderConfig:
+    """Check config.json of a decoder.
+
+    Raises:
+        ModelLoadError: an architecture that no family claims, or a wrong value.
+    """
+    architecture = architecture_of(reader)
+    if architecture in FAMILIES:
+        return FAMILIES[architecture](reader)
+    if architecture in BARE:
+        return msgspec.structs.replace(BARE[architecture](reader), head="none")
+    if architecture in CLASSIFIERS:
+        labels = read_labels(reader)
+        return msgspec.structs.replace(CLASSIFIERS[architecture](reader), head="score", num_labels=len(labels))
+    supported = (*FAMILIES, *BARE, *CLASSIFIERS, *ENCODERS)
+    near = difflib.get_close_matches(architecture[:80], supported, n=4, cutoff=0.0)
+    hint = f"{len(supported)} architectures are supported; the closest names: {', '.join(near)}"
+    if reader.is_on("auto_map"):
+        raise ModelLoadError(
+            f"{FILE}: {plain_name(architecture)} needs its own Python code (auto_map), which is never run", hint=hint
+        )
+    raise ModelLoadError(f"{FILE}: architecture {plain_name(architecture)} is not supported", hint=hint)
+
+
+def is_encoder(reader: ConfigReader) -> bool:
+    return architecture_of(reader) in ENCODERS

@@ -1,0 +1,43 @@
+"""Chooses the attention back end of a model."""
+
+import torch
+
+from troupellm.kernels.paged_attention.backends import Needs, Planner, choose
+from troupellm.models.config.decoder_config import DecoderConfig
+
+CPU = torch.device("cpu")
+
+
+def plan_attention(
+    config: DecoderConfig,
+    block_size: int,
+    dtype: torch.dtype,
+    *,
+    backend: str = "auto",
+    device: torch.device = CPU,
+    kv_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> Planner:
+    """Choose the back end and return the planner that prepares each step of this model for it.
+
+    Args:
+        dtype: of the model, and of the cache unless `kv_dtype` says otherwise.
+        backend: a name; auto takes the first back end that supports the model.
+
+    Raises:
+        ConfigError: the back end is unknown or does not support the model; `param` is attention_backend.
+    """
+    needs = Needs(
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_size=block_size,
+        softcap=config.attention_softcap > 0,
+        sinks=config.attention_sinks,
+        latent=0 if config.mla is None else config.mla.latent,
+        batch_invariant=batch_invariant,
+    )
+    return Planner(choose(needs, backend), needs)

@@ -1,0 +1,94 @@
+"""Assigns layers to block tables, and each layer's keys and values to a place in the cache's memory.
+
+Layers that keep the same part of a sequence (all of it, or a window) form cache groups with equal numbers of layers.
+A block has therefore the same size in every group, and one pool of pages serves all groups, for any mix of long and
+short sequences. Layers of different groups share one place of a page, since a page belongs to one group at a time.
+"""
+
+from functools import lru_cache
+
+import msgspec
+
+from troupellm.models.config.decoder_config import DecoderConfig
+
+NEARLY_EQUAL = 1.5
+"""Kinds whose numbers of layers differ by less get one group each, the smaller one with places that stay empty."""
+
+
+class View(msgspec.Struct, frozen=True):
+    """The part of a cache group's sequence that some of its layers see."""
+
+    group: int
+    window: int | None
+    """The number of keys that a token sees, itself included; None is all."""
+
+
+class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Attributes are per layer where they are named `..._of`."""
+
+    windows: tuple[int | None, ...]
+    """Per group, which positions its blocks are kept for; None is all."""
+    group_layers: tuple[int, ...]
+    """Per group, how many layers it has."""
+    views: tuple[View, ...]
+    view_of: tuple[int, ...]
+    """Index into `views`."""
+    slot_of: tuple[int, ...]
+    """Place within a page."""
+    num_slots: int
+    """Places of a page: the layers of the largest group."""
+
+
+def with_cache_groups(config: DecoderConfig, longest: int, *, hybrid: bool) -> DecoderConfig:
+    """The same model, whose layers with a window have cache groups of their own.
+
+    Args:
+        longest: positions of a sequence; a window that none outgrows is none.
+        hybrid: False keeps all layers in one group, which keeps every position.
+    """
+    windows = tuple(None if window is None or window >= longest else window for window in config.windows)
+    return msgspec.structs.replace(config, windows=windows, hybrid_cache=hybrid)
+
+
+@lru_cache(16)
+def cache_layout(config: DecoderConfig) -> CacheLayout:
+    """The groups of a model's layers. One, unless layers differ in their windows and `hybrid_cache` is on."""
+    windows = config.windows
+    kinds = list(dict.fromkeys(windows)) if config.hybrid_cache else []
+    if len(kinds) < 2:
+        return _one_group(windows, kinds[0] if kinds else None)
+    counts = [windows.count(kind) for kind in kinds]
+    size = max(counts) if max(counts) < NEARLY_EQUAL * min(counts) else min(counts)
+    group_windows: list[int | None] = []
+    group_layers: list[int] = []
+    group_of, slot_of = [0] * len(windows), [0] * len(windows)
+    for kind, count in zip(kinds, counts, strict=True):
+        layers = [layer for layer, window in enumerate(windows) if window == kind]
+        num_groups = -(-count // size)
+        for part in range(num_groups):
+            members = layers[part * count // num_groups : (part + 1) * count // num_groups]
+            for slot, layer in enumerate(members):
+                group_of[layer], slot_of[layer] = len(group_windows), slot
+            group_windows.append(kind)
+            group_layers.append(len(members))
+    return CacheLayout(
+        windows=tuple(group_windows),
+        group_layers=tuple(group_layers),
+        views=tuple(View(group, window) for group, window in enumerate(group_windows)),
+        view_of=tuple(group_of),
+        slot_of=tuple(slot_of),
+        num_slots=max(group_layers),
+    )
+
+
+def _one_group(windows: tuple[int | None, ...], kept: int | None) -> CacheLayout:
+    """All layers share one table; they may see different parts of it."""
+    seen = list(dict.fromkeys(windows))
+    return CacheLayout(
+        windows=(kept,),
+        group_layers=(len(windows),),
+        views=tuple(View(0, window) for window in seen),
+        view_of=tuple(seen.index(window) for window in windows),
+        slot_of=tuple(range(len(windows))),
+        num_slots=len(windows),
+    )

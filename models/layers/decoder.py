@@ -1,0 +1,263 @@
+"""The decoder skeleton of all families: embedding, layers, final norm, head."""
+
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from troupellm.kernels.common.batch_invariance import batch_invariance
+from troupellm.kernels.fused_decoder.layers import DecoderLayers, LayerParts, decoder_layers, own_products
+from troupellm.kernels.linear import PackedLinear, linear, norm_scores, pack
+from troupellm.kernels.paged_attention.cpu import takes_compiled
+from troupellm.kernels.rms_norm import rms_norm
+from troupellm.models.checkpoint.safetensors import WeightSource
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.layers.attention import Angles, KVPair
+from troupellm.models.layers.block import DecoderLayer
+from troupellm.models.layers.forward_batch import ForwardBatch
+from troupellm.models.layers.norm import take_norm
+from troupellm.models.layers.rope import rope_tables
+from troupellm.models.layers.taps import NO_TAPS, Taps
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
+SCORE = "score"
+
+
+class RunnableDecoder(Protocol):
+    """The part of a decoder that the runner needs; `transformers` models implement it, too."""
+
+    config: DecoderConfig
+    batch_invariant: bool
+    """True if a row's results are the same bits for any other rows in its batch."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of queries, keys and values."""
+
+    @property
+    def head(self) -> object | None:
+        """None if the model does not generate text."""
+
+    @property
+    def score(self) -> object | None:
+        """None if it has no classifier."""
+
+    def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
+        """As `Decoder.forward`."""
+
+    def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
+        """As `Decoder.forward_tapped`."""
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """As `Decoder.normed`."""
+
+    @property
+    def angle_table(self) -> Tensor | None:
+        """As `Decoder.angle_table`."""
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """As `Decoder.logits`."""
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """As `Decoder.classify`."""
+
+
+class Decoder:
+    """A model ready to run."""
+
+    def __init__(self, config: DecoderConfig, source: WeightSource, *, max_model_len: int) -> None:
+        """Take every weight from `source`.
+
+        Args:
+            max_model_len: longest sequence, which the rotary tables are made for.
+        """
+        self.config = config
+        self.batch_invariant = batch_invariance()
+        """True if a row's numbers must not depend, down to the bit, on the other rows of its batch."""
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = source.take(EMBEDDING, shape)
+        # Rounded like the weights, as in the models' own code.
+        self.embedding_scale = float(torch.tensor(config.embedding_scale, dtype=torch.float32).to(self.embedding.dtype))
+        self.layers = [DecoderLayer(config, layer, source) for layer in range(config.num_layers)]
+        self.norm = take_norm(config, source, FINAL_NORM, config.hidden_size)
+        self.head: PackedLinear | None = None
+        self.score: PackedLinear | None = None
+        """The output layer of a classifier."""
+        if config.head == "lm":
+            tied = config.tie_word_embeddings
+            self.head = pack(source.tied(self.embedding) if tied else source.linear(HEAD, shape))
+        elif config.head == "score":
+            self.score = pack(source.linear(SCORE, (config.num_labels, config.hidden_size)))
+        ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+        kinds = list(dict.fromkeys(rope for rope in ropes if rope is not None))
+        tables = [
+            rope_tables(rope, config.rotary_dim or config.head_dim, max_model_len, self.embedding.dtype)
+            for rope in kinds
+        ]
+        self.tables = [(cos.to(self.embedding.device), sin.to(self.embedding.device)) for cos, sin in tables]
+        """Cosines and sines by position, of every kind of rotation that a layer has."""
+        self.layer_tables = [None if rope is None else kinds.index(rope) for rope in ropes]
+        parts = self._parts()
+        self.together = None if parts is None else decoder_layers(parts)
+        """All layers in one call, for few tokens; None where there is no such thing."""
+        self.thread_invariant = self.batch_invariant and parts is not None and own_products(parts, self.head)
+        """True if logits are the same to the bit for any number of threads: compiled code computes every sum."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the hidden states."""
+        return self.embedding.dtype
+
+    def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
+        """Run the flat batch through all layers.
+
+        Args:
+            caches: one pair per layer; the batch's keys and values are written to them.
+
+        Returns:
+            hidden states [logits, hidden] of the tokens that logits are wanted for, before the final norm.
+        """
+        return self._run(batch, caches, NO_TAPS, None)
+
+    def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
+        """Run `forward` and also return intermediate hidden states, of all tokens and not only of those with logits.
+
+        Returns:
+            as `forward`, and the hidden states that `taps` names [tokens, width], concatenated in its order.
+        """
+        width = self.config.hidden_size * (len(taps.layers) + taps.last)
+        tapped = self.embedding.new_empty(batch.token_ids.shape[0], width)
+        return self._run(batch, caches, taps, tapped), tapped
+
+    def _run(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps, tapped: Tensor | None) -> Tensor:
+        """tapped: [tokens, width], to be written to; None where `taps` are none."""
+        if self.together is not None and not taps.layers:
+            plans = [group.plan for group in batch.groups]
+            if self.together.takes(batch.token_ids.shape[0], plans, caches):
+                return self._run_together(self.together, batch, caches, tapped if taps.last else None)
+        token_ids, positions, tokens = batch.token_ids, batch.positions, batch.token_ids.shape[0]
+        missing = self.layers[0].attention.best_rows(tokens) - tokens
+        if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
+            token_ids, positions = (functional.pad(ids, (0, missing)) for ids in (token_ids, positions))
+        angles = self._angles(positions) if batch.angles is None or missing > 0 else self._parted(batch.angles)
+        residual = self._entering(token_ids, batch)
+        update = None
+        last = len(self.layers) - 1
+        for number, (layer, turns, cache) in enumerate(zip(self.layers[:-1], angles, caches, strict=False)):
+            update, residual = layer(update, residual, batch, turns, cache)
+            for place in _places(taps, number):
+                _tap(tapped, place, update, residual)
+        # After the last keys and values are written, only the tokens that logits are wanted for matter.
+        every = taps.last or last in taps.layers
+        keep = None if every else batch.logit_tokens
+        update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], keep)
+        hidden = residual if update is None else residual.add_(update)
+        if keep is not None:
+            return hidden
+        hidden = hidden[:tokens]
+        for place in [*_places(taps, last), *([len(taps.layers)] if taps.last else ())]:
+            _tap(tapped, place, None, hidden)
+        return batch.with_logits(hidden)
+
+    def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """The input of the first layer: token embeddings, replaced where the batch brings its own."""
+        residual = self.embed(token_ids)
+        if batch.inputs is not None:
+            places, values = batch.inputs
+            scale = self.embedding_scale if self.config.scale_inputs else 1.0
+            residual[places] = values.to(residual.dtype) * scale
+        return residual
+
+    def _run_together(
+        self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], tapped: Tensor | None
+    ) -> Tensor:
+        """As `_run`, in one call. tapped: for the output of the last layer."""
+        residual = self._entering(batch.token_ids, batch)
+        views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
+        if tapped is None:
+            return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens)
+        layers.run(residual, batch.positions, views, self.tables, caches, None)
+        tapped.copy_(residual)
+        return batch.with_logits(residual)
+
+    def _parts(self) -> list[LayerParts] | None:
+        """The parts from which compiled code computes all layers; None if some layer has another form."""
+        if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
+            return None
+        parts = [layer.parts(turns) for layer, turns in zip(self.layers, self.layer_tables, strict=True)]
+        known = [part for part in parts if part is not None]
+        return known if len(known) == len(parts) else None
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The input of the first layer [tokens, hidden], for token ids int64 [tokens]."""
+        embedded = functional.embedding(token_ids, self.embedding)
+        return embedded if self.embedding_scale == 1.0 else embedded.mul_(self.embedding_scale)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """Hidden states after the final norm."""
+        return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+
+    def _angles(self, positions: Tensor) -> list[Angles | None]:
+        """Cosines and sines of each layer's rotation, at the batch's positions."""
+        found = [(cos.index_select(0, positions), sin.index_select(0, positions)) for cos, sin in self.tables]
+        return [None if table is None else found[table] for table in self.layer_tables]
+
+    @cached_property
+    def angle_table(self) -> Tensor | None:
+        """All of `tables` beside each other [positions, width], for one look at a position's; None without any."""
+        parts = [part for pair in self.tables for part in pair]
+        return torch.cat(parts, dim=-1).squeeze(1) if parts else None
+
+    def _parted(self, looked_up: Tensor) -> list[Angles | None]:
+        """Split rows of `angle_table` into the angles of each layer's rotation."""
+        halves = [cos.shape[-1] for cos, _ in self.tables for _ in range(2)]
+        parts = torch.split(looked_up[:, None], halves, dim=-1)
+        return [None if table is None else (parts[2 * table], parts[2 * table + 1]) for table in self.layer_tables]
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab], of hidden states before the final norm.
+
+        Args:
+            out: where to leave them.
+        """
+        if self.head is None:
+            raise RuntimeError("this model does not generate text")
+        return self._scaled(norm_scores(hidden, self.norm, self.config.rms_norm_eps, self.head, out))
+
+    def scores(self, normed: Tensor) -> Tensor:
+        """Logits of hidden states that have gone through the final norm, or need none."""
+        if self.head is None:
+            raise RuntimeError("this model does not generate text")
+        return self._scaled(linear(normed, self.head).float())
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Scale and cap logits, in place."""
+        if self.config.logit_scale != 1.0:
+            logits.mul_(self.config.logit_scale)
+        cap = self.config.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """A classifier's logits [rows, labels], of hidden states behind the final norm."""
+        if self.score is None:
+            raise RuntimeError("this model has no classifier")
+        return linear(hidden.to(self.embedding.dtype), self.score)
+
+
+def _places(taps: Taps, layer: int) -> list[int]:
+    """The places of a layer's output among the tapped states; it may have several in a model of few layers."""
+    return [place for place, wanted in enumerate(taps.layers) if wanted == layer] if taps.layers else []
+
+
+def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
+    """Keep a layer's output of all tokens; those are the first rows, before the padding."""
+    assert tapped is not None
+    width = residual.shape[1]
+    found = tapped[:, place * width : (place + 1) * width]
+    rows = residual[: found.shape[0]]
+    if update is None:
+        found.copy_(rows)
+    else:
+        torch.add(rows, update[: found.shape[0]], out=found)

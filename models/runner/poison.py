@@ -1,0 +1,90 @@
+"""A debug allocator: fills unwritten memory with values that show up in results.
+
+NaN spreads through every computation that reads it; bytes of 0x7f read as huge numbers that are no NaN. Answers must
+not change with either pattern.
+"""
+
+from typing import Literal
+
+import torch
+
+from troupellm.kernels.kv_quant import FP8, as_bytes
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.batch.row_table import RowTable
+from troupellm.models.batch.spans import Spans
+from troupellm.models.kv_offload.transfers import TransferEngine
+from troupellm.protocol.messages.worker import StepPlan
+
+Pattern = Literal["nan", "0x7f"]
+_NONSENSE_TOKEN = 0x7F7F7F7F
+
+
+class Poison:
+    """Follows the plans of one worker.
+
+    The positions that a row is about to compute, and all later ones in its blocks, are poisoned first. So the row never
+    reads content of the blocks' previous rows. Without a prefix cache, a block that no row holds is free and is
+    poisoned at once. A block that is loaded from another tier is poisoned before the load.
+    """
+
+    def __init__(
+        self, cache: KVCache, pattern: Pattern, *, when_freed: bool, transfers: TransferEngine | None = None
+    ) -> None:
+        """
+        Args:
+            when_freed: a block that no row holds is free.
+            transfers: the engine that also reads and writes blocks.
+        """
+        self._storage = as_bytes(cache.storage)
+        self._block_size = cache.block_size
+        self._when_freed, self._transfers = when_freed, transfers
+        self._held: set[int] = set()
+        self._value = _value(pattern, cache.storage.dtype)
+        self._storage.fill_(self._value)
+
+    def follow(self, plan: StepPlan, rows: RowTable, spans: Spans) -> None:
+        """Poison after a plan's rows, copies and transfers were taken in, before any of it is computed.
+
+        Args:
+            spans: the positions that are about to be computed.
+        """
+        loading: set[int] = set()
+        if self._transfers is not None:
+            self._transfers.settle()  # so that stores under way read the content from before
+            loading = self._transfers.loading()
+        for index, start in zip(spans.rows.tolist(), spans.starts.tolist(), strict=True):
+            row = plan.rows[index]
+            for table in rows.tables(row):
+                self._from(table, start // self._block_size, start % self._block_size)
+        if self._when_freed:
+            held = rows.held_blocks()
+            for block in self._held - held - loading:
+                self._fill(block, 0)
+            self._held = held
+        rows.poison_free_slots(_NONSENSE_TOKEN)
+
+    def before_loads(self, blocks: set[int]) -> None:
+        """Poison blocks that no row holds, so that a load that fails or is incomplete shows in the answers."""
+        for block in blocks:
+            self._fill(block, 0)
+        if self._storage.is_cuda:  # loads are not ordered after the kernels that are launched here
+            torch.cuda.current_stream(self._storage.device).synchronize()
+
+    def _from(self, table: list[int], index: int, place: int) -> None:
+        """Positions from `place` of the table's block `index` on."""
+        for block in table[index:]:
+            self._fill(block, place)
+            place = 0
+
+    def _fill(self, block: int, place: int) -> None:
+        self._storage[:, :, block, :, place:] = self._value
+
+
+def _value(pattern: Pattern, dtype: torch.dtype) -> float:
+    if dtype == torch.int8:  # where bytes of 0xff make a scale that is not a number
+        return -1 if pattern == "nan" else 0x7F
+    if dtype == FP8:  # where 0x7f is not a number
+        return 0x7F
+    if pattern == "nan":
+        return float("nan")
+    return float(torch.full((dtype.itemsize,), 0x7F, dtype=torch.uint8).view(dtype))

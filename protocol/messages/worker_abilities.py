@@ -1,0 +1,59 @@
+"""Optional abilities of workers, beside those of `protocol.worker.Worker`."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from troupellm.protocol.messages.worker import Ticket
+from troupellm.protocol.params.guide import GuideProgram
+
+Wait = Callable[[], None]
+"""Sleeps until a device is done with something."""
+
+
+@runtime_checkable
+class WorksAhead(Protocol):
+    """A worker whose device computes by itself what was launched."""
+
+    def under_way(self, ticket: Ticket, /) -> Wait | None:
+        """The wait for a launched plan before it is collected: callable on any thread, beside all calls of the worker.
+        None: its result is there, or `collect` computes it."""
+
+    def incomplete(self, ticket: Ticket, /) -> bool:
+        """Whether a part of a launched plan follows from the result before it, and is still to be launched. Nothing is
+        to be waited for until then."""
+
+    def complete(self, ticket: Ticket, /) -> None:
+        """Launch what is left of the oldest plan, if something is: the result before it was collected, and told."""
+
+
+QUIET_SECONDS = 0.1
+"""Without a call, before a worker does what it has put off: requests that follow each other do not wait for it."""
+
+
+@runtime_checkable
+class HasIdleWork(Protocol):
+    """A worker that puts off what can wait until nothing else is to be done."""
+
+    def idle(self) -> bool:
+        """Do a part of it, on the thread of all calls: the next call waits for that part. Never raises.
+
+        Returns:
+            whether it did anything, so that more may be left. False: there is nothing to do before the next call.
+        """
+
+
+@runtime_checkable
+class HasMeanwhile(Protocol):
+    """A worker on a thread that knows a good moment in each step to let others have the interpreter's lock."""
+
+    def meanwhile(self, call: Callable[[], None]) -> None:
+        """Have `call` called in every step, on its thread: before a stretch that needs no lock, and never late in a
+        long step. May be called before `load`."""
+
+
+@runtime_checkable
+class PreparesGuides(Protocol):
+    """A worker that can build guides before they are needed."""
+
+    def prepare_guide(self, program: GuideProgram) -> None:
+        """Build a guide, on any thread and beside the steps. Never raises."""

@@ -1,0 +1,135 @@
+"""Messages between an engine and its worker process: one message is one frame."""
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+
+from troupellm import __version__
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import ConfigError, GraphCaptureError, InvalidRequest, ModelLoadError, WorkerCrashed
+from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport
+from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
+from troupellm.protocol.params.guide import GuideProgram
+from troupellm.protocol.wire.frames import Hello
+
+LINK_VERSION = 5
+"""Rises with every change of a message, plans and results included."""
+HELLO = Hello(link="worker", version=f"{__version__}/{LINK_VERSION}")
+MODEL_WORKER = "troupellm.models.worker.worker:ModelWorker"
+"""The worker's factory: a function or class that takes the model's folder, as module:name."""
+
+
+def resolve(factory: str) -> Callable[[Path], Worker]:
+    """The object that an import path names."""
+    module, _, name = factory.partition(":")
+    made: Callable[[Path], Worker] = getattr(import_module(module), name)
+    return made
+
+
+# To the worker.
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Make a worker and load the model; answered by `Progress` messages, then `Loaded` or `Failed`."""
+
+    factory: str
+    folder: str
+    config: EngineConfig
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Compute a step when those before it are done; answered by `Finished` or `Failed`, in order."""
+
+    plan: StepPlan
+
+
+class Obey(msgspec.Struct, frozen=True, tag=True):
+    """Between steps; answered by `Progress` messages, then `Obeyed` or `Refused`."""
+
+    command: WorkerCommand
+
+
+class PrepareGuide(msgspec.Struct, frozen=True, tag=True):
+    """Build a guide beside the steps; answered by `GuidePrepared`."""
+
+    number: int
+    program: GuideProgram
+
+
+ToWorker = Load | Launch | Obey | PrepareGuide
+
+# From the worker.
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    progress: LoadProgress
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    ready: WorkerReady
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    result: StepResult
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Loading or a step raised. The worker is of no more use."""
+
+    kind: str
+    """Name of the exception's type."""
+    message: str
+    detail: str = ""
+    """The traceback, for the log."""
+    param: str | None = None
+    code: str | None = None
+    hint: str | None = None
+
+    def as_error(self) -> Exception:
+        """The error to raise for it on this side. Foreign text goes to the log, not to clients."""
+        error: Exception
+        if self.kind == "ModelLoadError":
+            error = ModelLoadError(self.message, hint=self.hint)
+        elif self.kind == "ConfigError":
+            error = ConfigError(self.message, param=self.param, code=self.code)
+        elif self.kind == "InvalidRequest":
+            error = InvalidRequest(self.message, param=self.param, code=self.code)
+        elif self.kind == "GraphCaptureError":
+            error = GraphCaptureError(self.message)
+        elif self.kind in _AS_THEY_ARE:
+            error = _AS_THEY_ARE[self.kind](self.message)
+        else:
+            error = WorkerCrashed(f"a model step failed with {self.kind}")
+        if self.detail:
+            error.add_note(self.detail)
+        return error
+
+
+_AS_THEY_ARE: dict[str, type[Exception]] = {
+    "MemoryError": MemoryError,
+    "OutOfMemoryError": MemoryError,
+    "RuntimeError": RuntimeError,
+    "AcceleratorError": RuntimeError,
+}
+"""Whose text tells whether memory was missing."""
+
+
+class Obeyed(msgspec.Struct, frozen=True, tag=True):
+    report: WorkerReport
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A command was not obeyed; the worker is as it was before."""
+
+    why: Failed
+
+
+class GuidePrepared(msgspec.Struct, frozen=True, tag=True):
+    """It is built, or cannot be, which the row that needs it will tell."""
+
+    number: int
+
+
+FromWorker = Progress | Loaded | Finished | Failed | Obeyed | Refused | GuidePrepared

@@ -1,0 +1,274 @@
+"""A front process: hypercorn and the ASGI app over an engine that lives in the process that started this one.
+
+Started by the fleet with an inherited listening socket and one end of a socket pair. It ends when told to, with the
+other end of the pair, and with its parent's death: no front outlives the engine it serves.
+"""
+
+import argparse
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import assert_never
+
+import anyio
+
+import troupellm
+from troupellm.actors.remote.client import SILENT_SECONDS, RemoteEngine
+from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
+from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of
+from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
+from troupellm.models.hub.model_folder import readable
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.models.worker.memory_use import return_large_blocks
+from troupellm.protocol.wire.api_process import (
+    AdminAnswer,
+    Admitted,
+    ChargeAnswer,
+    Configure,
+    Cut,
+    Ended,
+    FromFront,
+    FrontReady,
+    FrontReport,
+    Leave,
+    Loading,
+    MetricsText,
+    Pieces,
+    Serving,
+    SetLogLevel,
+    Status,
+    ToFront,
+)
+from troupellm.protocol.wire.lifeline import die_with
+from troupellm.server.access.host_and_origin import guard_of
+from troupellm.server.api_processes.link import Link, PeerGone, open_link
+from troupellm.server.app.app import App, admin_access
+from troupellm.server.base.errors import flatten
+from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_OK
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.http.server import CLOSE_SECONDS, HttpFront
+from troupellm.server.observe import logs
+from troupellm.server.observe.vitals import Vitals
+
+logger = logging.getLogger("troupellm.server")
+
+REPORT_SECONDS = 0.25
+FAREWELL_SECONDS = 0.5
+"""Seconds that streams have to read the error after the engine's process is gone."""
+_FLUSH_SECONDS = 0.3
+_POOL_SIZE = 4
+"""Two of them for long texts at most: see `long_texts`."""
+
+
+class Front:
+    """One front's life, from its configuration to its end."""
+
+    def __init__(self, link: Link[FromFront, ToFront], configure: Configure, listener: socket.socket) -> None:
+        config = configure.server
+        self._link = link
+        self._host = host = EngineHost(config)
+        host.loading = True
+        host.told_elsewhere = True
+        host.batches.runs = True  # in the engine's process
+        host.created = configure.created
+        host.on_change = self._report_soon
+        host.further_reasons = self._reasons
+        host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
+        app = App(host, keys=configure.keys, guard=guard_of(config), **admin_access(config, configure.admin_keys))
+        self._http = HttpFront(app, config, listener)
+        self._vitals.crowd = self._http.crowd
+        return_large_blocks()
+        self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
+        self._templates = TemplateProcesses()
+        self._vitals.bodies = host.bodies
+        self._vitals.count_templates = lambda: len(self._templates.pids)
+        self._remote: RemoteEngine | None = None
+        self._serving: Serving | None = None
+        self._status: Status | None = None
+        self._closing_seconds = CLOSE_SECONDS
+        self._changed: Waiter | None = None
+        self._stale = False
+
+    async def run(self) -> int:
+        """Until told to leave (0), or until the engine's process is gone (1)."""
+        try:
+            async with anyio.create_task_group() as group, self._host.running():
+                group.start_soon(self._http.run)
+                group.start_soon(self._vitals.lag.run)
+                group.start_soon(self._report)
+                told = await self._listen(group)
+                if not told:
+                    await self._say_farewell()
+                await self._http.stop(self._closing_seconds)
+                self._link.post(self._state())
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                self._templates.close()
+                await self._pool.close(_FLUSH_SECONDS)
+        return EXIT_OK if told else EXIT_FAILED
+
+    async def _listen(self, group: anyio.abc.TaskGroup) -> bool:
+        """Follow the engine's process; True when it has said that it is time to leave."""
+        while True:
+            try:
+                message = await self._link.receive()
+            except PeerGone:
+                return False
+            match message:
+                case Pieces() | Admitted() | Ended() | MetricsText() | AdminAnswer() | ChargeAnswer():
+                    if self._remote is not None:
+                        self._remote.handle(message)
+                case Status():
+                    self._on_status(message)
+                case Loading(progress=progress):
+                    self._host.progress = progress
+                case Serving():
+                    self._serving = message
+                    group.start_soon(self._open)
+                case SetLogLevel(level=level):
+                    logging.getLogger("troupellm").setLevel(level.upper())
+                case Cut():
+                    self._host.cut()
+                case Leave(seconds=seconds):
+                    self._closing_seconds = seconds
+                    return True
+                case Configure():
+                    raise RuntimeError("configured twice")
+                case _:
+                    assert_never(message)
+
+    def _on_status(self, status: Status) -> None:
+        self._status = status
+        self._host.in_flight_elsewhere = status.in_flight_elsewhere
+        if self._remote is not None:
+            self._remote.handle(status)
+        if status.draining and not self._host.draining:
+            self._host.refuse()
+            self._report_soon()
+
+    async def _open(self) -> None:
+        """Read tokenizer and template, which the engine's process has on this machine, and serve."""
+        serving, status = self._serving, self._status
+        assert serving is not None
+        assert status is not None, "the state comes before the engine"
+        tokenizer, speaker = await self._pool.run(_read, serving, self._templates)
+        speaker.template.fit(serving.limits.max_model_len)
+        self._remote = RemoteEngine(
+            serving,
+            self._status or status,
+            tokenizer=tokenizer,
+            chat_template=speaker.template,
+            speaker=speaker,
+            post=self._link.post,
+            on_loop=LoopPort().post,
+            threads=self._pool,
+            clock=SystemClock(),
+            randomness=SystemRandomness(),
+        )
+        self._host.administer = self._remote.administer
+        self._host.engine = self._remote
+        self._link.post(FrontReady())
+
+    def _reasons(self) -> list[str]:
+        """Why requests should not be sent here, beside what the engine itself says."""
+        silent = 0.0 if self._remote is None else self._remote.silent_seconds
+        return (
+            [f"the engine's process has not been heard of for {silent:.0f} seconds"] if silent > SILENT_SECONDS else []
+        )
+
+    async def _say_farewell(self) -> None:
+        if self._remote is not None:
+            self._remote.lost()
+        self._host.failure = "the engine's process has ended"
+        with anyio.move_on_after(FAREWELL_SECONDS):
+            await self._host.idle()
+        self._host.cut()
+
+    def _report_soon(self) -> None:
+        self._stale = True
+        if self._changed is not None:
+            self._changed.wake()
+
+    async def _report(self) -> None:
+        """All that changed in one turn of the loop is one report."""
+        while True:
+            self._stale = False
+            self._link.post(self._state())
+            if not self._stale:
+                self._changed = new_waiter()
+                await self._changed.wait(REPORT_SECONDS)
+                self._changed = None
+
+    def _state(self) -> FrontReport:
+        signs = self._vitals.signs
+        return FrontReport(
+            counts=self._host.counts.take(),
+            in_flight=len(self._host.in_flight),
+            draining=self._host.draining,
+            loop_lag=signs.loop_lag,
+            log_lines_dropped=signs.log_lines_dropped or 0,
+            tasks=signs.tasks,
+            connections=signs.connections or 0,
+            connections_dropped=signs.connections_dropped,
+            body_bytes=signs.body_bytes,
+            bodies_waiting=signs.bodies_waiting,
+            template_processes=signs.template_processes,
+        )
+
+
+def _read(serving: Serving, renderer: Renderer) -> tuple[Tokenizer, Speaker]:
+    model = serving.config.model
+    name = model.model if model.tokenizer is None else model.tokenizer
+    folder = readable(Path(serving.tokenizer_folder), name, model.allow_model_links)
+    tokenizer = Tokenizer.load(folder)
+    return tokenizer, speaker_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template, renderer), folder)
+
+
+async def serve(engine: socket.socket, listener: socket.socket) -> int:
+    """A front on an inherited listener, for the engine at the other end of a socket pair."""
+    link = await open_link(engine, ToFront, troupellm.__version__)
+    try:
+        configure = await link.receive()
+        if not isinstance(configure, Configure):
+            return EXIT_FAILED
+        logs.configure(configure.server.log_format, configure.server.log_level)
+        return await Front(link, configure, listener).run()
+    except Exception as error:
+        logger.error("the front has crashed", exc_info=flatten(error))
+        return EXIT_FAILED
+    finally:
+        await link.aclose()
+        logs.flush(_FLUSH_SECONDS)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="troupellm-front", allow_abbrev=False)
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of the listening socket")
+    parser.add_argument("--engine", type=int, required=True, help="descriptor of the socket to the engine's process")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the engine's process")
+    arguments = parser.parse_args(argv)
+    if not die_with(arguments.parent):
+        return EXIT_FAILED
+    # A signal to the whole group of processes means the server: its first process decides, and drains its fronts.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    engine, listener = socket.socket(fileno=arguments.engine), socket.socket(fileno=arguments.listener)
+    return anyio.run(serve, engine, listener, backend_options={"use_uvloop": _has_uvloop()})
+
+
+def _has_uvloop() -> bool:
+    try:
+        import uvloop  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""How many requests were answered, by method, route and status: for `/metrics`, and to be added up over processes."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from troupellm.protocol.wire.api_process import HttpCount
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+UNMATCHED = "unmatched"
+"""Stands for every path that is no route: clients make up as many as they like."""
+
+
+class HttpCounts:
+    """The answers of this process, probes included."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str, int]] = Counter()
+        self._fresh: Counter[tuple[str, str, int]] = Counter()
+
+    def count(self, method: str, route: str, status: int) -> None:
+        self._fresh[method if method in METHODS else "other", route, status] += 1
+
+    def take(self) -> tuple[HttpCount, ...]:
+        """The counts since the last call."""
+        fresh, self._fresh = self._fresh, Counter()
+        self._counts.update(fresh)
+        return tuple(HttpCount(*key, number) for key, number in fresh.items())
+
+    def add(self, counts: Iterable[HttpCount]) -> None:
+        """Add the counts of another process."""
+        for entry in counts:
+            self._counts[entry.method, entry.route, entry.status] += entry.number
+
+    def text(self, in_flight: int) -> bytes:
+        """Prometheus' text format."""
+        self.take()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_HttpCollector(self._counts, in_flight))
+        return generate_latest(registry)
+
+
+class _HttpCollector(Collector):
+    def __init__(self, counts: Counter[tuple[str, str, int]], in_flight: int) -> None:
+        self._counts = counts
+        self._in_flight = in_flight
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["method", "route", "status"]
+        answered = CounterMetricFamily("troupellm_http_requests", "Requests answered.", labels=labels)
+        for (method, route, status), number in sorted(self._counts.items()):
+            answered.add_metric([method, route, str(status)], number)
+        yield answered
+        yield GaugeMetricFamily("troupellm_http_requests_in_flight", "Requests that use the engine.", self._in_flight)

@@ -1,0 +1,221 @@
+"""Reports of a running server: the statistics line, and how late its event loop is."""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import anyio
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from troupellm.actors.engine.engine import Engine
+from troupellm.protocol.messages.snapshot import EngineSnapshot
+from troupellm.server.base.body_room import BodyRoom
+from troupellm.server.http.connection_limit import Crowd
+from troupellm.server.observe import logs
+
+logger = logging.getLogger("troupellm.server")
+
+TICK_SECONDS = 0.05
+WINDOW_SECONDS = 10.0
+"""The gauge shows the worst lateness of this window and the one before it, so no scrape misses a hold-up."""
+ALARM_PAUSE_SECONDS = 10.0
+"""At most one alarm line in this time."""
+
+
+class LoopLag:
+    """Measures how late a timer of the event loop is called."""
+
+    def __init__(self, alarm: float) -> None:
+        """`alarm`: seconds of lateness that are worth a line; 0 never tells."""
+        self._alarm = alarm
+        self._current = self._previous = 0.0
+        self._window_ends = time.monotonic() + WINDOW_SECONDS
+        self._silent_until = 0.0
+
+    @property
+    def worst(self) -> float:
+        """Seconds, within the last one to two windows."""
+        return max(self._current, self._previous)
+
+    def note(self, lag: float, now: float) -> None:
+        if now >= self._window_ends:
+            self._previous, self._current = self._current, 0.0
+            self._window_ends = now + WINDOW_SECONDS
+        self._current = max(self._current, lag)
+        if self._alarm and lag >= self._alarm and now >= self._silent_until:
+            self._silent_until = now + ALARM_PAUSE_SECONDS
+            fields = {"loop_lag_seconds": round(lag, 3)}
+            logger.warning("the event loop was held up for %.1f seconds", lag, extra={"fields": fields})
+
+    async def run(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_SECONDS
+            await anyio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            self.note(max(0.0, now - due), now)
+
+
+class StatsLine:
+    """Rates since the last line; silent while there is no work."""
+
+    def __init__(self, first: EngineSnapshot) -> None:
+        self._last = first
+        self._at = time.monotonic()
+        self._told_work = False
+
+    def line(self, snapshot: EngineSnapshot, now: float) -> tuple[str, dict[str, float]] | None:
+        """Text and fields; None when there is none to tell. The first idle interval after work still gets a line."""
+        last, seconds = self._last, max(now - self._at, 1e-9)
+        self._last, self._at = snapshot, now
+        was, here = last.scheduler, snapshot.scheduler
+        prompt = snapshot.prompt_tokens_computed - last.prompt_tokens_computed
+        generated = here.tokens_generated - was.tokens_generated
+        working = bool(prompt or generated or here.running or here.waiting)
+        if not (working or self._told_work):
+            return None
+        self._told_work = working
+        queries, hits = here.prefix_queries - was.prefix_queries, here.prefix_hits - was.prefix_hits
+        fields = {
+            "prompt_tokens_per_second": round(prompt / seconds, 1),
+            "generation_tokens_per_second": round(generated / seconds, 1),
+            "running": here.running,
+            "waiting": here.waiting,
+            "kv_cache_usage": round(here.blocks_used / max(here.blocks_total, 1), 4),
+            "prefix_cache_hit_rate": round(hits / queries, 4) if queries else 0.0,
+        }
+        text = (
+            f"Avg prompt throughput: {prompt / seconds:.1f} tokens/s, "
+            f"Avg generation throughput: {generated / seconds:.1f} tokens/s, "
+            f"Running: {here.running} reqs, Waiting: {here.waiting} reqs, "
+            f"KV cache usage: {100 * fields['kv_cache_usage']:.1f}%, "
+            f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%"
+        )
+        if here.offload is not None and was.offload is not None:
+            asked = here.offload.queried_tokens - was.offload.queried_tokens
+            found = here.offload.hit_tokens - was.offload.hit_tokens
+            rate = fields["external_prefix_cache_hit_rate"] = round(found / asked, 4) if asked else 0.0
+            text += f", External prefix cache hit rate: {100 * rate:.1f}%"
+            disabled = [tier.name for tier in here.offload.tiers if tier.disabled]
+            if disabled:
+                text += f", KV tiers left alone: {', '.join(disabled)}"
+        drafts, drafted = here.drafts - was.drafts, here.draft_tokens - was.draft_tokens
+        if drafts and drafted:
+            accepted = here.accepted_draft_tokens - was.accepted_draft_tokens
+            fields["acceptance_length"] = round(1 + accepted / drafts, 2)
+            fields["draft_acceptance_rate"] = round(accepted / drafted, 4)
+            fields["draft_tokens_per_second"] = round(drafted / seconds, 1)
+            text += (
+                f", Mean acceptance length: {1 + accepted / drafts:.2f}, "
+                f"Draft acceptance rate: {100 * accepted / drafted:.1f}% of {drafted / seconds:.1f} drafts/s"
+            )
+        return text, fields
+
+
+async def log_stats(engine: Engine, interval: float) -> None:
+    """A line every `interval` seconds in which there was work."""
+    stats = StatsLine(engine.snapshot())
+    while True:
+        await anyio.sleep(interval)
+        told = stats.line(engine.snapshot(), time.monotonic())
+        if told is not None:
+            text, fields = told
+            logs.stats.info(text, extra={"fields": fields})
+
+
+class VitalSigns(msgspec.Struct, frozen=True):
+    """Of one process."""
+
+    loop_lag: float
+    """Seconds; worst lateness of the event loop lately."""
+    log_lines_dropped: int | None
+    """None where the process has logging of its own."""
+    tasks: int = 0
+    """Of its event loop."""
+    connections: int | None = None
+    """None where the process takes none."""
+    connections_dropped: int = 0
+    """Closed to make room for others, or because there was none."""
+    body_bytes: int = 0
+    """Of request bodies that are worked on, and of room that is kept for those that are read."""
+    bodies_waiting: int = 0
+    """Request bodies that wait for room."""
+    template_processes: int = 0
+    """That render chat templates, idle ones among them."""
+
+
+class _VitalsCollector(Collector):
+    def __init__(self, signs: Mapping[str, VitalSigns]) -> None:
+        self._signs = signs
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["process"]
+        late = GaugeMetricFamily(
+            "troupellm_loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", labels=labels
+        )
+        lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
+        tasks = GaugeMetricFamily("troupellm_tasks", "Tasks of the event loop.", labels=labels)
+        connections = GaugeMetricFamily("troupellm_http_connections", "Open connections.", labels=labels)
+        dropped = CounterMetricFamily(
+            "troupellm_http_connections_dropped", "Connections closed because there were too many.", labels=labels
+        )
+        bodies = GaugeMetricFamily("troupellm_http_body_bytes", "Request bodies that are worked on.", labels=labels)
+        waiting = GaugeMetricFamily("troupellm_http_bodies_waiting", "Bodies that wait for room.", labels=labels)
+        templates = GaugeMetricFamily(
+            "troupellm_template_processes", "Processes that render chat templates.", labels=labels
+        )
+        for process, signs in self._signs.items():
+            templates.add_metric([process], signs.template_processes)
+            if signs.connections is not None:
+                bodies.add_metric([process], signs.body_bytes)
+                waiting.add_metric([process], signs.bodies_waiting)
+                connections.add_metric([process], signs.connections)
+                dropped.add_metric([process], signs.connections_dropped)
+            tasks.add_metric([process], signs.tasks)
+            late.add_metric([process], signs.loop_lag)
+            if signs.log_lines_dropped is not None:
+                lines.add_metric([process], signs.log_lines_dropped)
+        yield late
+        yield tasks
+        yield templates
+        for family in (lines, connections, dropped, bodies, waiting):
+            if family.samples:
+                yield family
+
+
+class Vitals:
+    """The process's own metrics, for `/metrics`."""
+
+    def __init__(self, lag_alarm: float, process: str = "server") -> None:
+        self.lag = LoopLag(lag_alarm)
+        self._process = process
+        self.crowd: Crowd | None = None
+        """Of the process's listener."""
+        self.bodies: BodyRoom | None = None
+        """Of the process's requests."""
+        self.count_templates: Callable[[], int] = int
+        """How many processes render chat templates for this one."""
+
+    @property
+    def signs(self) -> VitalSigns:
+        """Only on the event loop."""
+        signs = VitalSigns(
+            self.lag.worst,
+            logs.dropped(),
+            len(anyio.get_running_tasks()),
+            template_processes=self.count_templates(),
+            body_bytes=0 if self.bodies is None else self.bodies.num_bytes,
+            bodies_waiting=0 if self.bodies is None else self.bodies.num_waiting,
+        )
+        if self.crowd is None:
+            return signs
+        return msgspec.structs.replace(signs, connections=len(self.crowd), connections_dropped=self.crowd.dropped)
+
+    def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
+        """Prometheus' text format, together with other processes by their names."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_VitalsCollector({self._process: self.signs, **(others or {})}))
+        return generate_latest(registry)

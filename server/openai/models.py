@@ -1,0 +1,72 @@
+"""GET /v1/models and /v1/models/{id}. Ids may hold slashes."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol.api.model_info import ModelCard, ModelList
+from troupellm.protocol.messages.worker import WorkerReady
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.served_engine import ServedEngine
+
+
+async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
+    names = host.require().model_names
+    listed = ModelList(data=[_card(host, name) for name in names], first_id=names[0], last_id=names[-1])
+    await exchange.respond(200, msgspec.json.encode(listed))
+
+
+async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+    await exchange.respond(200, msgspec.json.encode(_card(host, host.check_model(exchange.tail))))
+
+
+def _card(host: EngineHost, name: str) -> ModelCard:
+    engine = host.require()
+    context = engine.limits.max_model_len
+    return ModelCard(
+        id=name,
+        created=host.created,
+        root=engine.model_names[0],
+        max_model_len=context,
+        tasks=tasks_of(engine.ready),
+        display_name=name,
+        created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(host.created)),
+        max_input_tokens=context - 1 if engine.ready.generates else context,
+        max_tokens=context - 1 if engine.ready.generates else 0,
+        capabilities=_capabilities(engine),
+    )
+
+
+def _capabilities(engine: ServedEngine) -> dict[str, Any]:
+    """The capabilities of a model here, in the form of Anthropic's API."""
+    generates = engine.ready.generates
+    thinks = generates and engine.speaker.thinks
+    yes, no = {"supported": True}, {"supported": False}
+    effort = {"supported": thinks}
+    return {
+        "batch": no,
+        "citations": no,
+        "code_execution": no,
+        "context_management": {"supported": False},
+        "effort": {"supported": thinks, **dict.fromkeys(("low", "medium", "high", "max"), effort)},
+        "image_input": no,
+        "pdf_input": no,
+        "server_tools": {"supported": False, "code_execution": no, "web_search": no},
+        "structured_outputs": yes if generates else no,
+        "thinking": {
+            "supported": thinks,
+            "types": {
+                "adaptive": {"supported": thinks},
+                "between_tools": {"supported": thinks},
+                "disabled": yes,
+                "enabled": {"supported": thinks},
+            },
+        },
+    }
+
+
+def tasks_of(ready: WorkerReady) -> list[str]:
+    """The tasks of the model."""
+    return ["generate"] * ready.generates + list(ready.pooling.tasks if ready.pooling else ())

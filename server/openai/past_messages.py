@@ -1,0 +1,240 @@
+"""Messages of a conversation as chat templates read them: contents as text, calls with their results, thoughts.
+
+A past message never makes a conversation fail: it is rendered, told as text, or left out and named. Only the newest
+turn's own faults are refused.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from troupellm.protocol.api.chat import ChatMessage
+from troupellm.protocol.errors import InvalidRequest
+from troupellm.server.base.skipped import skipped_names
+from troupellm.server.openai.billing import without_billing
+from troupellm.server.openai.past_texts import newest_places, omitted, past_texts
+
+MAX_MESSAGES = 10_000
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+WITHOUT_CALL = "without_call"
+"""Kind of a result that answers no call before it."""
+_SYSTEM = ("system", "developer")
+_RESULTS = ("tool", "function")
+_SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = re.compile("[\ud800-\udfff]")
+"""Of a surrogate pair: JSON can spell it, and no prompt can hold it."""
+_UNNAMED = "unnamed"
+_THOUGHTS = ("thinking", "reasoning")
+"""Types of parts."""
+
+
+class PlainChat(msgspec.Struct, frozen=True):
+    messages: list[dict[str, Any]]
+    skipped: list[str]
+    """Parts that the model does not get as they were sent; see `skipped_names`."""
+
+
+def plain_messages(messages: Sequence[ChatMessage]) -> PlainChat:
+    """
+    Raises:
+        InvalidRequest: none or too many, or a fault of the newest turn; names `messages[i]` and the field in it.
+    """
+    if not messages:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        message = f"messages must have at most {MAX_MESSAGES} entries, got {len(messages)}"
+        raise InvalidRequest(message, param="messages")
+    reader = _Reader(newest_places([message.role or "?" for message in messages]))
+    for place, given in enumerate(messages):
+        reader.add(place, given)
+    if not reader.made:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    return PlainChat(reader.made, list(reader.skipped))
+
+
+def plain_arguments(given: object) -> dict[str, Any] | str:
+    """An object where there is one, or where the text is one; otherwise the text that a model has written.
+
+    Halves of surrogate pairs go: no template's text could be read any more over them.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, str):
+        return json.dumps(given, ensure_ascii=False)
+    if not given.strip():
+        return {}
+    try:
+        value = json.loads(given)
+        if _SPELT_HALF.search(given):
+            value = json.loads(_HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return given
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else given
+
+
+class _Reader:
+    def __init__(self, newest: frozenset[int]) -> None:
+        self.made: list[dict[str, Any]] = []
+        self.skipped: dict[str, None] = {}
+        self._newest = newest
+        self._calls: dict[str, str] = {}
+        """Names by id."""
+        self._open: dict[str, None] = {}
+        """Ids of the last answer's calls that have no result yet."""
+
+    def add(self, place: int, message: ChatMessage) -> None:
+        here, role, newest = f"messages[{place}]", message.role, place in self._newest
+        if role not in ROLES:
+            if newest:
+                raise InvalidRequest(f"{here}.role must be one of {', '.join(ROLES[:-1])}", param=f"{here}.role")
+            self._skip("message", [role])
+            role = "user"
+        if role in _RESULTS:
+            self._result(message)
+        elif role == "assistant":
+            self._answer(place, message)
+        else:
+            content = _strict_content(here, message.content) if newest else self._content(message.content)
+            if role in _SYSTEM and not self.made:
+                rest = _without_billing(content)
+                if content and not rest:
+                    return  # nothing but the line for the vendor's own server
+                content = rest
+            # Few templates know the developer role, which took the system role's place.
+            self._append("system" if role in _SYSTEM else "user", content, message)
+
+    def _append(self, role: str, content: object, message: ChatMessage) -> dict[str, Any]:
+        made = {"role": role, "content": content}
+        if isinstance(message.name, str):
+            made["name"] = message.name
+        self.made.append(made)
+        return made
+
+    def _answer(self, place: int, message: ChatMessage) -> None:
+        given, parts = message.content, []
+        if isinstance(given, list):  # some servers give thoughts as parts of the content
+            parts = [part for part in given if _kind(part) in _THOUGHTS]
+            given = [part for part in given if _kind(part) not in _THOUGHTS]
+        content = self._content(given)
+        if not content and isinstance(message.refusal, str):
+            content = message.refusal
+        if isinstance(message.audio, Mapping):
+            self._skip("message", ["audio"])
+            content = content or omitted("audio")
+        made = self._append("assistant", content, message)
+        calls = list(self._plain_calls(place, message))
+        if calls:
+            made["tool_calls"] = calls
+            self._open = {call["id"]: None for call in calls}
+            self._calls |= {call["id"]: call["function"]["name"] for call in calls}
+        thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        if isinstance(thoughts, str):
+            made["reasoning_content"] = thoughts
+        elif thoughts is not None or parts:
+            found = thoughts if thoughts is not None else [part.get(_kind(part), part.get("text")) for part in parts]
+            made["reasoning_content"] = "\n".join(past_texts(found).texts)
+
+    def _plain_calls(self, place: int, message: ChatMessage) -> Iterator[dict[str, Any]]:
+        given = message.tool_calls
+        calls = given if isinstance(given, list) else [] if given is None else [given]
+        if isinstance(message.function_call, Mapping):
+            calls = [*calls, {"function": message.function_call}]
+        for index, call in enumerate(calls):
+            function = _function(call)
+            if function is None:
+                kind = call.get("type") if isinstance(call, Mapping) else None
+                self._skip("call", [str(kind or "?")])
+                continue
+            name, call_id = function.get("name"), call.get("id")
+            yield {
+                "id": call_id if isinstance(call_id, str) and call_id else f"call_{place}_{index}",
+                "type": "function",
+                "function": {
+                    "name": name if isinstance(name, str) and name else _UNNAMED,
+                    "arguments": plain_arguments(function.get("arguments")),
+                },
+            }
+
+    def _result(self, message: ChatMessage) -> None:
+        content = self._content(message.content)
+        call_id = message.tool_call_id
+        if call_id is None and self._open:
+            call_id = next(iter(self._open))
+        if not isinstance(call_id, str) or call_id not in self._calls:
+            self._skip("result", [WITHOUT_CALL])
+            text = content if isinstance(content, str) else "\n".join([part["text"] for part in content])
+            self.made.append({"role": "user", "content": f"Result of an earlier call: {text}"})
+            return
+        self._open.pop(call_id, None)
+        made = self._append("tool", content, message)
+        made["tool_call_id"] = call_id
+        made.setdefault("name", self._calls[call_id])
+
+    def _content(self, content: object) -> str | list[dict[str, str]]:
+        """A text, or its parts: the chat template decides which form it reads."""
+        if isinstance(content, str):
+            return content
+        found = past_texts(content)
+        self._skip("part", found.skipped)
+        if isinstance(content, list):
+            return [{"type": "text", "text": text} for text in found.texts]
+        return "\n".join(found.texts)  # templates write a content that is null as "None"
+
+    def _skip(self, noun: str, kinds: Sequence[str]) -> None:
+        self.skipped |= dict.fromkeys(skipped_names(noun, kinds))
+
+
+def _without_billing(content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return without_billing(content)
+    if not content:
+        return content
+    text = without_billing(content[0]["text"])
+    return [{**content[0], "text": text}, *content[1:]] if text else content[1:]
+
+
+def _kind(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) else ""
+
+
+def _function(call: object) -> Mapping[str, Any] | None:
+    """Name and arguments of a call, in any of the forms in which servers write them."""
+    if not isinstance(call, Mapping):
+        return None
+    function, custom = call.get("function"), call.get("custom")
+    if isinstance(function, Mapping):
+        return function
+    if isinstance(custom, Mapping):
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call if "name" in call else None
+
+
+def _strict_content(here: str, content: object) -> str | list[dict[str, str]]:
+    """
+    Raises:
+        InvalidRequest: it is missing, or has another part than text.
+    """
+    if content is None:
+        message = f"{here}.content is missing"
+        raise InvalidRequest(message, param=f"{here}.content", code="missing_required_parameter")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        message = f"{here}.content must be a text or a list of parts"
+        raise InvalidRequest(message, param=f"{here}.content", code="invalid_type")
+    parts = []
+    for position, part in enumerate(content):
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
+        if kind != "text" or not isinstance(text, str):
+            param = f"{here}.content[{position}]"
+            raise InvalidRequest(f"{param} must be a part of type text with a text", param=param)
+        parts.append({"type": "text", "text": text})
+    return parts

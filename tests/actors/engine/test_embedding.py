@@ -1,0 +1,99 @@
+"""An engine as a guest: it holds up no loop of its host, and a call from the wrong place is told so at once."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from troupellm import Engine, WrongEventLoop
+
+MOST_HELD_MS = 20.0
+SUPPORT = Path(__file__).resolve().parents[2] / "support"
+
+
+def host_says(case: str, model: Path) -> Any:
+    """The report of a fresh process; see `host_loop`."""
+    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "host_loop", case, str(model)],
+        capture_output=True, text=True, timeout=100, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_first_engine_of_a_process_holds_its_loop_for_20_ms_at_most(model_folder: Path) -> None:
+    held = host_says("held", model_folder)
+    assert max(held.values()) <= MOST_HELD_MS, held
+
+
+def test_an_engine_that_is_first_named_in_a_running_loop_is_imported_on_a_thread(model_folder: Path) -> None:
+    assert host_says("late", model_folder) == {
+        "before": [True, False],
+        "same": True,
+        "answers": True,
+        "state": "stopped",
+        "refused": "max_seqs",
+        "is_engine": True,
+        "imported_now": True,
+    }
+
+
+def test_a_class_that_is_not_imported_yet_has_subclasses_and_attributes(model_folder: Path) -> None:
+    assert host_says("inherited", model_folder) == {"is_mine": True, "config": True}
+
+
+def test_a_fork_hears_that_engines_live_in_its_parent_and_ends_nothing_of_them(model_folder: Path) -> None:
+    assert host_says("forked", model_folder) == {
+        "engine": "WrongEventLoop",
+        "llm": "WrongEventLoop",
+        "left": "nothing",
+    }
+
+
+async def _stream(engine: Engine) -> None:
+    async with engine.stream("hello"):
+        pass
+
+
+CALLS: dict[str, Callable[[Engine], Awaitable[object]]] = {
+    "generate": lambda engine: engine.generate("hello"),
+    "stream": _stream,
+    "render": lambda engine: engine.render("hello"),
+    "pause": lambda engine: engine.pause(),
+    "abort_all": lambda engine: engine.abort_all(),
+    "drain": lambda engine: engine.drain(1.0),
+    "wait_failed": lambda engine: engine.wait_failed(),
+    "aclose": lambda engine: engine.aclose(),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+async def test_a_call_from_another_loop_is_told_so_at_once(
+    model_folder: Path, fake_worker: Any, anyio_backend: object, backend: str
+) -> None:
+    async with Engine(model_folder, worker=lambda folder: fake_worker) as engine:
+        for name, call in CALLS.items():
+            with pytest.raises(WrongEventLoop):
+                await anyio.to_thread.run_sync(partial(anyio.run, call, engine, backend=backend))
+            assert engine.state == "ready", name
+        assert (await engine.generate([5], max_tokens=2)).usage.completion_tokens == 2
+
+
+async def _entered(model: Path) -> None:
+    async with Engine(model):
+        pass
+
+
+@pytest.mark.parametrize("start", [_entered, Engine.open])
+def test_an_engine_is_refused_under_trio(model_folder: Path, start: Callable[[Path], Awaitable[object]]) -> None:
+    with pytest.raises(WrongEventLoop, match="asyncio"):
+        anyio.run(start, model_folder, backend="trio")

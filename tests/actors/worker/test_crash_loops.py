@@ -1,0 +1,175 @@
+"""A worker that never gets anywhere is given up within minutes, at the budget of production and on a virtual clock."""
+
+from collections import deque
+from functools import partial
+from math import inf
+
+import anyio
+import pytest
+from oracle import ready
+from trio.testing import MockClock
+
+from troupellm.actors.engine.edges import SUPERVISION
+from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.actors.worker.actor import WorkerActor
+from troupellm.actors.worker.thread_host import WorkerGone
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerBack, WorkerLost
+from troupellm.protocol.messages.sleep import WorkerControl
+from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
+
+STEP_TIMEOUT = 60.0
+"""The server's."""
+MINUTES = 600.0
+"""Most seconds in all, for any form of the loop."""
+
+
+class VirtualClock:
+    def now(self) -> float:
+        return anyio.current_time()
+
+    def wall(self) -> float:
+        return anyio.current_time()
+
+
+class MortalSeat:
+    """Its workers die over a step once they have finished `steps`, or after `idle` seconds without one."""
+
+    pid = spare_pid = None
+    replaceable = True
+    stopped = False
+
+    def __init__(
+        self, *, steps: int = 0, step: float = 0.0, load: float = 0.0, broken: bool = False, idle: float = inf
+    ) -> None:
+        """step, load: seconds that they take. broken: no successor can be loaded."""
+        self.restarts = 0
+        self._steps, self._step, self._load, self._broken, self._idle = steps, step, load, broken, idle
+        self._plans: deque[StepPlan] = deque()
+        self._arrived = anyio.Event()
+        self._finished = 0
+
+    def send(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+        self._arrived.set()
+
+    async def receive(self) -> StepResult:
+        while not self._plans:
+            self._arrived = anyio.Event()
+            with anyio.move_on_after(self._idle) as idle:
+                await self._arrived.wait()
+            if idle.cancelled_caught:
+                raise WorkerGone("the worker was killed", fault=False)
+        await anyio.sleep(self._step)
+        plan = self._plans.popleft()
+        if self._finished >= self._steps:
+            raise WorkerGone("the worker was killed", fault=False)
+        self._finished += 1
+        return StepResult(
+            step=plan.step, engine_epoch=plan.engine_epoch, rows=(), epochs=(), token_counts=(), tokens=()
+        )
+
+    async def stand_by(self) -> None:
+        """There is no spare."""
+
+    async def restart(self) -> WorkerReady:
+        self.restarts += 1
+        self._plans.clear()
+        self._finished = 0
+        await anyio.sleep(self._load)
+        if self._broken:
+            raise RuntimeError("there are no weights any more")
+        return ready()
+
+
+class Life:
+    """A worker actor with a scheduler that always has another plan, unless it is `idle`."""
+
+    def __init__(self, seat: MortalSeat, *, losses: float = inf, idle: bool = False) -> None:
+        """losses: after so many nothing more is wanted."""
+        self._most = losses
+        self._idle = idle
+        self._epoch = 0
+        self._step = 0
+        self._plans: Mailbox[StepPlan, WorkerControl] = Mailbox("worker", 2)
+        self._results: Mailbox[StepFinished, WorkerLost | WorkerBack] = Mailbox("scheduler", 2)
+        self._actor = WorkerActor(
+            self._plans, self._results, seat, VirtualClock(), STEP_TIMEOUT, SUPERVISION["worker"].intensity
+        )
+
+    async def run(self) -> tuple[Exception | None, float]:
+        """The error that the actor ended with, and after how many seconds."""
+        error: Exception | None = None
+        began = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._schedule)
+            try:
+                await self._actor.run()
+            except Exception as raised:
+                error = raised
+            group.cancel_scope.cancel()
+        return error, anyio.current_time() - began
+
+    async def _schedule(self) -> None:
+        await self._plan()
+        while await self._results.wait():
+            while (message := self._results.take()) is not None:
+                if isinstance(message, WorkerLost):
+                    self._epoch += 1
+                elif self._epoch >= self._most:
+                    self._plans.close()
+                    return
+                else:
+                    await self._plan()
+
+    async def _plan(self) -> None:
+        if self._idle:
+            return
+        self._step += 1
+        await self._plans.put(
+            StepPlan(step=self._step, engine_epoch=self._epoch, rows=(), epochs=(), starts=(), counts=())
+        )
+
+
+def lived(seat_of: partial[MortalSeat], **options: object) -> tuple[MortalSeat, Exception | None, float]:
+    async def main() -> tuple[MortalSeat, Exception | None, float]:
+        seat = seat_of()
+        error, seconds = await Life(seat, **options).run()  # type: ignore[arg-type]
+        return seat, error, seconds
+
+    return anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+
+MOST = SUPERVISION["worker"].intensity.restarts
+LOOPS = {
+    "no successor can be loaded": (partial(MortalSeat, broken=True), MOST),
+    "successors are silent for two minutes": (partial(MortalSeat, load=120.0, broken=True), 4),
+    "every step is fatal at once": (partial(MortalSeat), MOST),
+    "every step is fatal, and loading takes 4 seconds": (partial(MortalSeat, load=4.0), MOST),
+    "every step is fatal after 5 seconds": (partial(MortalSeat, step=5.0), MOST),
+    "every step is fatal, and loading takes more than a minute": (partial(MortalSeat, load=70.0), 4),
+    "every step hangs": (partial(MortalSeat, step=inf, load=5.0), 4),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_crash_loop_is_given_up_within_minutes(loop: str) -> None:
+    seat_of, restarts = LOOPS[loop]
+    seat, error, seconds = lived(seat_of)
+    assert isinstance(error, RuntimeError if "loaded" in loop or "silent" in loop else WorkerGone)
+    assert "lost again and again" in error.__notes__[0]
+    assert seat.restarts == restarts
+    assert seconds <= MINUTES
+
+
+@pytest.mark.parametrize("load", [0.0, 4.0, 300.0])
+def test_a_worker_that_finishes_a_step_between_its_deaths_is_never_given_up(load: float) -> None:
+    seat, error, _ = lived(partial(MortalSeat, steps=1, load=load), losses=200)
+    assert error is None
+    assert seat.restarts == 200
+
+
+def test_rare_kills_of_an_idle_worker_never_add_up() -> None:
+    seat, error, seconds = lived(partial(MortalSeat, load=10.0, idle=600.0), losses=200, idle=True)
+    assert error is None
+    assert seat.restarts == 200
+    assert seconds > 200 * 600.0

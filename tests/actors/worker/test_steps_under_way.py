@@ -1,0 +1,325 @@
+"""Both seats launch a plan when it comes, also while the device is waited for; results come in order all the same."""
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tests.support.hand_device import PATIENCE, HandDevice
+from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.actors.runtime.ports import StepThread, SystemClock, ThreadPool
+from troupellm.actors.runtime.restart_intensity import Intensity
+from troupellm.actors.worker.actor import WorkerActor
+from troupellm.actors.worker.thread_host import ThreadSeat
+from troupellm.models.worker import main
+from troupellm.models.worker.main import EXIT_FAILED, Server
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.errors import WorkerCrashed
+from troupellm.protocol.messages.sleep import StopProfile
+from troupellm.protocol.messages.worker import StepPlan, Ticket
+from troupellm.protocol.params.guide import GuideProgram
+from troupellm.protocol.wire.frame_socket import FrameSocket
+from troupellm.protocol.wire.frames import FrameError, PeerGone
+from troupellm.protocol.wire.worker import (
+    HELLO,
+    Failed,
+    Finished,
+    FromWorker,
+    GuidePrepared,
+    Launch,
+    Load,
+    Loaded,
+    Obey,
+    PrepareGuide,
+    Progress,
+    ToWorker,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def plan(step: int) -> StepPlan:
+    return StepPlan(step=step, engine_epoch=0, rows=(), epochs=(), starts=(), counts=())
+
+
+class OnThread:
+    """The worker's thread and its seat."""
+
+    def __init__(self, device: HandDevice) -> None:
+        self.thread = StepThread("step")
+        self.seat = ThreadSeat(device, self.thread, device.ready(), None)
+
+    async def send(self, step: int) -> None:
+        self.seat.send(plan(step))
+
+    async def receive(self) -> int:
+        return (await self.seat.receive()).step
+
+    async def close(self) -> None:
+        assert await self.thread.close()
+
+
+class OnLink:
+    """The main loop of a worker process, on a thread, with the other end of its socket."""
+
+    def __init__(self, device: HandDevice) -> None:
+        near, far = socket.socketpair()
+        self.link: FrameSocket[ToWorker, FromWorker] = FrameSocket(near, FromWorker, HELLO)
+        self._pool = ThreadPool("listens", 1)
+        self._serving: main.Link = FrameSocket(far, ToWorker, HELLO)
+        self._server = Server(self._serving)
+        self.ends: list[int | type[Exception]] = []
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.link.greet()
+        self.link.send(Load(factory="", folder="", config=EngineConfig()))
+        assert isinstance(self.link.receive(PATIENCE), Progress)
+        assert isinstance(self.link.receive(PATIENCE), Loaded)
+
+    def _serve(self) -> None:
+        self._serving.greet()
+        try:
+            self.ends.append(self._server.run())
+        except FrameError as error:
+            self.ends.append(type(error))
+
+    async def send(self, step: int) -> None:
+        self.link.send(Launch(plan(step)))
+
+    async def receive(self) -> int:
+        message = await self._pool.run(self.link.receive, PATIENCE)
+        assert isinstance(message, Finished)
+        return message.result.step
+
+    def end(self) -> list[int | type[Exception]]:
+        """How the loop ended."""
+        self._thread.join(PATIENCE)
+        return self.ends
+
+    async def close(self) -> None:
+        assert await self._pool.close()
+        self.link.close()
+        self._thread.join(PATIENCE)
+        self._serving.close()
+        self._server._waits.end()  # which a process leaves to its end
+        self._server._guides.shutdown()
+        if self._server._bell is not None:
+            self._server._bell.close()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HandDevice:
+    made = HandDevice()
+
+    def resolve(factory: str) -> Any:
+        return lambda folder: made
+
+    monkeypatch.setattr(main, "resolve", resolve)
+    return made
+
+
+Seat = OnThread | OnLink
+SEATS = pytest.mark.parametrize("sit", [OnThread, OnLink])
+
+
+@SEATS
+async def test_a_plan_is_launched_while_another_step_is_waited_for(device: HandDevice, sit: type[Seat]) -> None:
+    seat, elsewhere = sit(device), ThreadPool("tests", 1)
+    await seat.send(1)
+    await elsewhere.run(device.until_waited, 1)
+    await seat.send(2)
+    await elsewhere.run(device.until_launched, 2)
+    assert device.calls == ["launch 1", "launch 2"]
+    device.finish(1)
+    assert await seat.receive() == 1
+    await elsewhere.run(device.until_waited, 2)
+    await seat.send(3)
+    await elsewhere.run(device.until_launched, 3)
+    assert device.calls == ["launch 1", "launch 2", "collect 1", "launch 3"]
+    device.finish(2, 3)
+    assert [await seat.receive(), await seat.receive()] == [2, 3]
+    assert len(device.threads) == len(device.waiting_threads) == 1
+    assert device.threads.isdisjoint(device.waiting_threads)
+    await seat.close()
+    await elsewhere.close()
+
+
+@SEATS
+async def test_a_step_that_is_done_keeps_its_place_behind_one_that_is_not(device: HandDevice, sit: type[Seat]) -> None:
+    device.at_once = {1, 3}
+    seat, elsewhere = sit(device), ThreadPool("tests", 1)
+    await seat.send(1)
+    assert await seat.receive() == 1
+    assert not device.waiting_threads
+    await seat.send(2)
+    await seat.send(3)
+    await elsewhere.run(device.until_launched, 3)
+    assert device.calls == ["launch 1", "collect 1", "launch 2", "launch 3"]
+    device.finish(2)
+    assert [await seat.receive(), await seat.receive()] == [2, 3]
+    await seat.close()
+    await elsewhere.close()
+
+
+@SEATS
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
+    device: HandDevice, sit: type[Seat], at_once: bool
+) -> None:
+    device.late, device.at_once = {2, 3}, {2} if at_once else set()
+    seat, elsewhere = sit(device), ThreadPool("tests", 1)
+    await seat.send(1)
+    await seat.send(2)
+    await elsewhere.run(device.until_launched, 2)
+    assert device.late == {2, 3}
+    device.finish(1, 2)
+    assert [await seat.receive(), await seat.receive()] == [1, 2]
+    await seat.send(3)
+    device.finish(3)
+    assert await seat.receive() == 3
+    assert device.calls == [
+        "launch 1", "launch 2", "collect 1", "complete 2", "collect 2", "launch 3", "complete 3", "collect 3",
+    ]  # fmt: skip
+    await seat.close()
+    await elsewhere.close()
+
+
+async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_completed(
+    device: HandDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter that left the bell ringing would never sleep again."""
+    device.late, device.at_once = {1}, {1, 2}
+    seat, launch, heard = OnLink(device), device.launch, threading.Event()
+    steps = seat._server._steps
+    assert steps is not None
+    landed = steps.landed
+
+    def launch_and_complete(plan: StepPlan) -> Ticket:
+        if plan.step == 2:
+            device.late.clear()
+        return launch(plan)
+
+    def note() -> None:
+        landed()
+        heard.set()
+
+    monkeypatch.setattr(device, "launch", launch_and_complete)
+    monkeypatch.setattr(steps, "landed", note)
+    encode = seat.link._codec.encode
+    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Launch(plan(2))))
+    assert [await seat.receive(), await seat.receive()] == [1, 2]
+    was_heard = heard.wait(PATIENCE)
+    await seat.close()
+    assert was_heard
+    assert "complete 1" not in device.calls
+
+
+@SEATS
+async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
+    device.at_once = {1, 2, 3}
+    seat = sit(device)
+    for step in (1, 2, 3):
+        await seat.send(step)
+    assert [await seat.receive() for _ in range(3)] == [1, 2, 3]
+    assert device.calls == ["launch 1", "collect 1", "launch 2", "collect 2", "launch 3", "collect 3"]
+    await seat.close()
+
+
+async def test_a_device_that_breaks_is_the_steps_failure(device: HandDevice) -> None:
+    device.broken = {1}
+    seat = OnThread(device)
+    await seat.send(1)
+    await seat.send(2)
+    device.finish(1, 2)
+    with pytest.raises(RuntimeError, match="the device is broken"):
+        await seat.receive()
+    await seat.thread.run(int)  # behind what the other wait has posted
+    assert device.calls == ["launch 1", "launch 2", "collect 1"]
+    await seat.seat.restart()
+    await seat.send(3)
+    device.finish(3)
+    assert await seat.receive() == 3
+    await seat.close()
+
+
+async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None:
+    device.broken = {1}
+    seat = OnLink(device)
+    await seat.send(1)
+    device.finish(1)
+    message = seat.link.receive(PATIENCE)
+    assert isinstance(message, Failed)
+    assert message.message == "the device is broken"
+    assert seat.end() == [EXIT_FAILED]
+    await seat.close()
+
+
+async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
+    device: HandDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def complete(ticket: Ticket) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(device, "complete", complete)
+    device.late = {1}
+    seat = OnLink(device)
+    await seat.send(1)
+    message = seat.link.receive(PATIENCE)
+    assert isinstance(message, Failed)
+    assert message.message == "out of memory"
+    assert seat.end() == [EXIT_FAILED]
+    await seat.close()
+
+
+async def test_what_was_under_way_at_a_restart_is_never_told(device: HandDevice) -> None:
+    seat = OnThread(device)
+    await seat.send(1)
+    await seat.send(2)
+    await seat.thread.run(int)
+    await seat.seat.restart()
+    await seat.send(3)
+    device.finish(1, 2, 3)
+    assert await seat.receive() == 3
+    assert device.calls == ["launch 1", "launch 2", "reset", "launch 3", "collect 3"]
+    await seat.close()
+
+
+async def test_a_device_that_hangs_is_the_end(device: HandDevice) -> None:
+    plans: Mailbox[Any, Any] = Mailbox("worker", 2)
+    results: Mailbox[Any, Any] = Mailbox("scheduler", 2)
+    seat = OnThread(device)
+    actor = WorkerActor(plans, results, seat.seat, SystemClock(), 0.01, Intensity())
+    await plans.put(plan(1))
+    with pytest.raises(WorkerCrashed, match=r"longer than 0\.01 s \(step_timeout\)"):
+        await actor.run()
+    assert not await seat.thread.close(0.01)  # left behind
+    device.finish(1)
+    for thread in threading.enumerate():
+        if thread.name.startswith("step"):
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+async def test_guides_are_built_while_a_device_is_waited_for(device: HandDevice) -> None:
+    seat, program = OnLink(device), GuideProgram(backend="any", text="x")
+    await seat.send(1)
+    device.until_waited(1)
+    seat.link.send(PrepareGuide(7, program))
+    assert seat.link.receive(PATIENCE) == GuidePrepared(7)
+    assert device.guides == [program]
+    device.finish(1)
+    assert await seat.receive() == 1
+    await seat.close()
+    assert seat.ends == [PeerGone]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_a_command_while_a_step_is_under_way_breaks_the_protocol(device: HandDevice, at_once: bool) -> None:
+    device.at_once = {1} if at_once else set()
+    seat = OnLink(device)
+    encode = seat.link._codec.encode
+    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Obey(StopProfile())))
+    assert seat.end() == [FrameError]
+    device.finish(1)
+    await seat.close()

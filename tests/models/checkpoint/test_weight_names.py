@@ -1,0 +1,60 @@
+"""The text part of a checkpoint that sees images is found under its newer and its older names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from decoder_pairs import FAMILIES, MAX_LEN, Pair
+from safetensors.torch import load_file, save_file
+
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.protocol.errors import ModelLoadError
+
+OLDER = {
+    "model.language_model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+    "model.vision_tower.": "vision_tower.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(tmp_path_factory.mktemp("gemma3"), FAMILIES["gemma3_with_images"]())
+
+
+def renamed(tensors: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, tensor in tensors.items():
+        old = next((beginning for beginning in names if name.startswith(beginning)), None)
+        found[name if old is None else names[old] + name.removeprefix(old)] = tensor
+    return found
+
+
+def read(pair: Pair, folder: Path) -> Decoder:
+    checkpoint = Checkpoint(folder, torch.float32)
+    decoder = Decoder(pair.config, decoder_weights(pair.config, checkpoint, EMBEDDING), max_model_len=MAX_LEN)
+    checkpoint.finish()
+    return decoder
+
+
+def test_older_and_newer_names_are_the_same_model(pair: Pair, tmp_path: Path) -> None:
+    tensors = load_file(pair.folder / "model.safetensors")
+    newer = renamed(tensors, {old: new for new, old in OLDER.items()})
+    for number, names in enumerate((newer, renamed(newer, OLDER))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_file(names, folder / "model.safetensors")
+        decoder = read(pair, folder)
+        assert torch.equal(decoder.embedding, pair.decoder.embedding)
+        assert torch.equal(decoder.norm, pair.decoder.norm)
+    assert set(newer) != set(renamed(newer, OLDER))
+
+
+def test_a_part_that_nobody_knows_is_refused(pair: Pair, tmp_path: Path) -> None:
+    tensors = load_file(pair.folder / "model.safetensors")
+    save_file(tensors | {"audio_tower.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"unknown tensor audio_tower\.weight"):
+        read(pair, tmp_path)

@@ -1,0 +1,26 @@
+"""Look-ups of a step in a library of guides, once a guide is built."""
+
+from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
+from troupellm.protocol.params.guide import GuideProgram
+
+
+class Counted:
+    """A tokenizer that counts how often it is looked at."""
+
+    def __init__(self, tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.looks = 0
+
+    def __getattr__(self, name: str) -> object:
+        self.looks += 1
+        return getattr(self._tokenizer, name)
+
+
+def test_the_width_of_masks_is_known_when_a_guide_is_built(tokenizer):
+    """To find it takes a lock that is held for seconds while another backend is made."""
+    counted = Counted(tokenizer)
+    library = GuideLibrary(lambda: counted, tokenizer.size, 1)
+    library.matcher(GuideProgram(backend="llguidance", text='start: "a"'))
+    before = counted.looks
+    assert library.mask_words == GuideLibrary(lambda: tokenizer, tokenizer.size, 1).mask_words
+    assert counted.looks == before

@@ -1,0 +1,32 @@
+"""One front's parent, without the process."""
+
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from troupellm.protocol.wire.api_process import AskAdmin, CancelAdmin
+from troupellm.server.api_processes.member import Member
+
+pytestmark = pytest.mark.anyio
+
+
+class Desk:
+    """A fleet whose admin actions last until they are cancelled."""
+
+    def __init__(self) -> None:
+        self.office = self
+
+    async def act(self, name: str, arguments: bytes) -> bytes:
+        await anyio.sleep_forever()
+        return b""
+
+
+async def test_what_is_taken_back_before_it_has_begun_does_not_go_on() -> None:
+    member = Member(cast(Any, Desk()), 0, cast(Any, None))
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:  # which ends when the action has ended
+            member._group = group
+            member._on_message(AskAdmin(query=1, action="pause", arguments=b"{}"))
+            member._on_message(CancelAdmin(1))
+    assert not member._asked
