@@ -57,7 +57,7 @@ class OwnServer:
 
     def workers(self) -> list[int]:
         """Processes below the server's that run the model, and their spares; the eldest first."""
-        return [pid for pid in process_tree(self.pid)[1:] if "worker_main" in _command(pid)]
+        return [pid for pid in process_tree(self.pid)[1:] if "worker.main" in _command(pid)]
 
     async def stop(self) -> int:
         """The exit code; -9 where it had to be killed."""

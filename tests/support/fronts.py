@@ -89,7 +89,7 @@ class Fronts:
 
 def _is_front(process: psutil.Process) -> bool:
     try:
-        return any("fronts.main" in word for word in process.cmdline())
+        return any("api_processes.main" in word for word in process.cmdline())
     except (psutil.ZombieProcess, psutil.NoSuchProcess):
         return False
 

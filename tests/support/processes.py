@@ -122,7 +122,7 @@ class ServerProcess:
         found = []
         for child in psutil.Process(self.pid).children(recursive=True):
             with suppress(psutil.Error):  # it ends just now
-                if any("worker_main" in word for word in child.cmdline()):
+                if any("worker.main" in word for word in child.cmdline()):
                     found.append((child.create_time(), child.pid))
         return [pid for _, pid in sorted(found)]
 
