@@ -197,7 +197,7 @@ def test_an_unknown_layout_leaves_the_product_to_onednn(monkeypatch: pytest.Monk
 
 @needs_compiler
 def test_wrong_code_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu.native.Library, "function", lambda self, name, arguments: lambda *given: None)
+    monkeypatch.setattr(cpu.cpp.Library, "function", lambda self, name, arguments: lambda *given: None)
     assert cpu.load.__wrapped__() is None
 
 

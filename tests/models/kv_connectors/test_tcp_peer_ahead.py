@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             counts.append(count)
         return what, count, size
 
-    monkeypatch.setattr(tcp_server.wire, "read_question", listening)
+    monkeypatch.setattr(tcp_server.tcp_wire, "read_question", listening)
     return counts
 
 
