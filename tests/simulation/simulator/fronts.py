@@ -96,7 +96,7 @@ class SimFront:
             await self._live()
 
     async def _live(self) -> None:
-        """The process, as `server.api_processes.main` has it; the tasks of one that was killed have no better end here."""
+        """The process, as `server.api_processes.main` has it; a killed one leaves its tasks to their end here."""
         try:
             await self._to_front.carry(self._on_word)
         except (FrameError, _Killed) as error:
