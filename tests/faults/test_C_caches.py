@@ -145,7 +145,7 @@ async def refuses(tiny_engine, monkeypatch, requests):
         longest[0] = max(longest[0], len(prompt))
         return encode(tokenizer, prompt, **options)
 
-    async with tiny_engine() as engine, under_attack(engine, canary_tokens=40) as attacked:
+    async with tiny_engine() as engine, under_attack(engine, canary_tokens=40, rest=0.3) as attacked:
         monkeypatch.setattr(Tokenizer, "encode", noting)
         for path, content in requests:
             answer = await attacked.client.post(path, content=content, headers={"content-type": "application/json"})

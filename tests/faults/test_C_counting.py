@@ -30,6 +30,9 @@ DEAR = {
     "combining": "e" + "\u0301" * (LONG // 2),
 }
 PROMPT = "a question that takes a thread " * 40
+REST = 0.3
+"""Seconds between two long answers of the canary. It shares its event loop with the server here: without a rest, the loop
+takes a core for itself, and beside another busy process no other thread gets the interpreter lock."""
 MARK = "count me "
 TEXT = MARK * 200
 assert min(len(PROMPT), len(TEXT)) > INLINE_CHARACTERS
@@ -40,7 +43,7 @@ async def test_C6_dear_texts_are_counted_whole_beside_long_prompts(tiny_engine, 
     answers = {}
     async with (
         tiny_engine() as engine,
-        under_attack(engine, canary_tokens=40, short_prompt=PROMPT) as attacked,
+        under_attack(engine, canary_tokens=40, short_prompt=PROMPT, rest=REST) as attacked,
         anyio.create_task_group() as group,
     ):
 
@@ -99,7 +102,10 @@ async def counts_while_a_prompt_is_answered(client, host, held: Held) -> None:
 
 async def test_C6_what_only_counts_holds_no_thread_of_prompts(tiny_engine, monkeypatch):
     held = Held(monkeypatch)
-    async with tiny_engine() as engine, under_attack(engine, canary_tokens=40, short_prompt=PROMPT) as attacked:
+    async with (
+        tiny_engine() as engine,
+        under_attack(engine, canary_tokens=40, short_prompt=PROMPT, rest=REST) as attacked,
+    ):
         await counts_while_a_prompt_is_answered(attacked.client, attacked.served.host, held)
 
 
@@ -123,7 +129,7 @@ async def test_C6_a_full_line_is_refused_and_short_texts_pass_it(tiny_engine, mo
     monkeypatch.setattr(counting, "MOST_WAITING", 0)
     async with (
         tiny_engine() as engine,
-        under_attack(engine, canary_tokens=40, short_prompt=PROMPT) as attacked,
+        under_attack(engine, canary_tokens=40, short_prompt=PROMPT, rest=REST) as attacked,
         anyio.create_task_group() as group,
     ):
         send = partial(attacked.client.post, headers=JSON)

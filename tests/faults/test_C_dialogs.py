@@ -6,7 +6,7 @@ import sqlite3
 import anyio
 import msgspec
 import pytest
-from canary import under_attack
+from canary import under_attack, under_many
 from serving import eventually, server_config
 
 from troupellm.server.base.errors import not_ready
@@ -120,7 +120,7 @@ async def test_an_odd_value_anywhere_is_taken_or_refused(tiny_engine, route, sha
     """One case of 17, or all of them."""
     cases = [(path, value) for path in places(BODIES[route]) for value in ODD][::share]
     wrong = []
-    async with tiny_engine() as engine, under_attack(engine) as attacked:
+    async with tiny_engine() as engine, under_many(engine) as attacked:
         assert (await attacked.client.post(route, json=BODIES[route] | {"max_tokens": 1025})).status_code in (200, 400)
         for path, value in cases:
             # The answer's length is no part of this: the limits are put back where they were not the change.
