@@ -6,15 +6,17 @@ fast; on a quiet machine all threads are. Our own products do not depend on the 
 A library's may, in their last bits: where those count, the number stays.
 
 A step of many tokens is mostly work, and one thread would make it as many times slower as there are cores. One thread
-is tried for it only after a step in which the calling thread stood still: a quiet machine never pays for the trial.
+is tried for it only after a step in which the calling thread stood still, and only where the trial takes a few seconds
+at most. On a quiet machine such a step is rare, so the trial is too.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter, thread_time
+from typing import Self
 
 import torch
 
@@ -22,16 +24,22 @@ LARGE_STEP_TOKENS = 128
 """From here on the work outweighs the waiting on a quiet machine. All such steps are judged together, by the token."""
 STANDSTILL = 1.3
 """A large step that took so many times the processor time of the thread that called it waited for something else.
-Waiting for its own threads is processor time: OpenMP spins for some milliseconds first."""
-PROBE_SHARE = 32
-"""The slower choice is tried again when steps have taken so many times what it would take."""
-PROBE_SECONDS = 15.0
+A short wait for its own threads is processor time, since they spin for some milliseconds; then they sleep. So a quiet
+machine comes near it only where a step is cut very unevenly."""
+TRIAL_SHARE = 32
+"""The slower choice is tried again when steps have taken so many times what its last trial took."""
+TRIAL_SECONDS = 15.0
 """Or when they have taken so long: what was measured of it may be of another time."""
-RECENT_STEPS = 5
-"""Of each choice, that are remembered; their median counts. One or two steps that the machine spoiled, or in which the
-process was stopped for a while, say nothing about threads; three of five do."""
+RECENT_STEPS, RECENT_LARGE_STEPS = 8, 3
+"""Of each choice, that are remembered; their mean counts. Beside a busy program most steps of all threads are as fast
+as on a quiet machine, and the others wait for time slices, which takes longer than all the fast ones."""
+LONGEST_TRIAL_SECONDS = TRIAL_SECONDS / 4
+"""A large step that would take longer with one thread, on a quiet machine, is not a reason to try it."""
+LONGEST_STEP = 5
+"""The longest of the remembered steps counts as so many times their median at most: a step in which the process was
+stopped for a while says nothing about threads. Further long steps count in full."""
 FIRST_STEPS = 2
-"""Steps that each choice gets at first, of which the faster one counts."""
+"""Steps that each choice gets at first."""
 
 
 _lock = threading.Lock()
@@ -77,45 +85,74 @@ class GivenThreads:
 class _Choice:
     """seconds: of a step, or of a token of a large one, from the `recent` ones of all `steps`."""
 
+    recent: deque[float]
     seconds: float = 0.0
     steps: int = 0
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
 
     def learn(self, seconds: float) -> None:
         self.steps += 1
         self.recent.append(seconds)
         ordered = sorted(self.recent)
-        self.seconds = ordered[(len(ordered) - 1) // 2]
+        ordered[-1] = min(ordered[-1], LONGEST_STEP * ordered[(len(ordered) - 1) // 2])
+        self.seconds = sum(ordered) / len(ordered)
 
 
 @dataclass(slots=True)
 class _Record:
     """For steps of about one size."""
 
-    all_threads: _Choice = field(default_factory=_Choice)
-    one_thread: _Choice = field(default_factory=_Choice)
-    since_probe: float = 0.0
+    all_threads: _Choice
+    one_thread: _Choice
+    since_trial: float = 0.0
     """Seconds of steps."""
+    trial: float = 0.0
+    """Seconds of the steps of the last trial."""
+    trying: float = 0.0
+    """Seconds of the steps of the trial that is under way."""
     stood_still: bool = True
     """Whether the last step of all threads did. One of few tokens is too short for that to be told."""
+    expected: float = 0.0
+    """How many times as long as with one thread a step takes with all, from steps of another size; 0: not known."""
+
+    @classmethod
+    def remembering(cls, steps: int, *, stood_still: bool = True, expected: float = 0.0) -> Self:
+        """steps: of each choice, that count."""
+        return cls(
+            _Choice(deque(maxlen=steps)), _Choice(deque(maxlen=steps)), stood_still=stood_still, expected=expected
+        )  # fmt: skip
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as with one thread a step takes with all; 0: not known."""
+        known = self.all_threads.steps and self.one_thread.seconds > 0.0  # a coarse clock may show no time
+        return self.all_threads.seconds / self.one_thread.seconds if known else 0.0
 
     def choose_one(self, units: int = 1) -> bool:
         """units: of what the choices' seconds are of, in the step that begins."""
         if not self.stood_still:
             return False
-        if self.all_threads.steps < FIRST_STEPS or self.one_thread.steps < FIRST_STEPS:
-            return self.all_threads.steps >= FIRST_STEPS
+        if self.all_threads.steps < FIRST_STEPS:
+            return self.expected > 1.0
+        if self.one_thread.steps < FIRST_STEPS:
+            return True
         one = self.one_thread.seconds < self.all_threads.seconds
         slower = self.all_threads if one else self.one_thread
-        return one != (self.since_probe >= min(PROBE_SHARE * slower.seconds * units, PROBE_SECONDS))
+        due = TRIAL_SHARE * max(self.trial, slower.seconds * units)
+        return one != (self.since_trial >= min(due, TRIAL_SECONDS))
 
     def learn(self, one: bool, seconds: float, units: int = 1) -> None:
         choice, other = (self.one_thread, self.all_threads) if one else (self.all_threads, self.one_thread)
-        probed = choice.seconds > other.seconds
+        tried = choice.seconds > other.seconds
         choice.learn(seconds / units)
-        self.since_probe += seconds
-        if probed and seconds / units >= other.seconds:  # one that was faster is followed by another one
-            self.since_probe = 0.0
+        if self.expected > 1.0 and self.one_thread.steps == FIRST_STEPS:
+            while self.all_threads.steps < FIRST_STEPS:
+                self.all_threads.learn(self.expected * self.one_thread.seconds)
+        self.since_trial += seconds
+        if not tried:
+            return
+        self.trying += seconds
+        if seconds / units >= other.seconds or choice.seconds <= other.seconds:  # else another step is tried at once
+            self.trial, self.trying, self.since_trial = self.trying, 0.0, 0.0
 
 
 class StepThreads:
@@ -139,7 +176,9 @@ class StepThreads:
         self._processor_clock = processor_clock
         self._most, self._set_threads, self._clock = most, set_threads, clock
         self._records: dict[int, _Record] = {}
-        self._large = _Record(stood_still=False)
+        self._latest = 0
+        """Key of the record of the last step that was not large."""
+        self._large = _Record.remembering(RECENT_LARGE_STEPS, stood_still=False)
 
     @contextmanager
     def step(self, tokens: int) -> Iterator[None]:
@@ -160,9 +199,23 @@ class StepThreads:
                 self._set_threads(self._most)
         seconds = self._clock() - begin
         if large and not one:
-            record.stood_still = seconds > STANDSTILL * (self._processor_clock() - processor_begin)
+            may_try = record.ratio > 1.0 or seconds * self._most < LONGEST_TRIAL_SECONDS
+            record.stood_still = may_try and seconds > STANDSTILL * (self._processor_clock() - processor_begin)
         record.learn(one, seconds, units)
 
     def _record(self, tokens: int) -> _Record:
-        """Of steps of about so few tokens."""
-        return self._records.setdefault(tokens.bit_length(), _Record())
+        """Of steps of about so few tokens. Those of another size tell whether the first ones take one thread."""
+        key = tokens.bit_length()
+        record = self._records.get(key)
+        if record is None:
+            record = self._records[key] = _Record.remembering(RECENT_STEPS, expected=self._expected(key))
+        self._latest = key
+        return record
+
+    def _expected(self, key: int) -> float:
+        """The latest ratio, unless it is of a very different size: more tokens are more work for each wait. A ratio
+        above the number of threads is not explained by the work at all."""
+        latest = self._records.get(self._latest)
+        if latest is None or (abs(key - self._latest) > 1 and latest.ratio < self._most):
+            return 0.0
+        return latest.ratio

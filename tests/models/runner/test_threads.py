@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from troupellm.models import threads
+from troupellm.models.runner import threads
 from troupellm.models.runner.threads import LARGE_STEP_TOKENS, GivenThreads, StepThreads
 
 
@@ -70,16 +70,45 @@ def test_a_step_in_which_the_process_was_stopped_changes_nothing(seconds: float)
     assert machine.now - begin < 200 * 0.025 + 0.5
 
 
-def test_a_busy_moment_now_and_then_changes_nothing() -> None:
-    """Every third step waits for a time slice; alone, a thread would be no faster than the others."""
-    machine, used = Machine(all_threads=1.6, one=2.4), 0
-    machine.run(20)
-    for _ in range(100):
+def run_beside(machine: Machine, one_in: int, slices: int) -> Counter[int]:
+    """One in so many steps waits for time slices, which takes 8 ms; others are as fast as on a quiet machine."""
+    used: Counter[int] = Counter()
+    quick = machine.milliseconds[4]
+    for _ in range(slices):
         machine.milliseconds[4] = 8.0
-        used += machine.run(1)[4]
-        machine.milliseconds[4] = 1.6
-        used += machine.run(2)[4]
-    assert used > 285
+        used += machine.run(1)
+        machine.milliseconds[4] = quick
+        used += machine.run(one_in - 1)
+    return used
+
+
+def test_a_busy_moment_now_and_then_changes_nothing() -> None:
+    machine = Machine(all_threads=1.6, one=2.5)
+    machine.run(20)
+    used = run_beside(machine, 16, 30)
+    assert used[4] > 0.9 * used.total()
+
+
+def test_the_mean_of_steps_counts_beside_a_program_that_most_steps_do_not_notice() -> None:
+    machine = Machine(all_threads=0.8, one=1.6)
+    machine.run(20)
+    begin = machine.now
+    used = run_beside(machine, 3, 300)
+    assert machine.now - begin < 1.15 * 0.0016 * used.total()
+
+
+def test_stalls_of_several_remembered_steps_count_in_full() -> None:
+    machine = Machine(all_threads=0.2, one=0.8)
+    used: Counter[int] = Counter()
+    for _ in range(3000):
+        machine.milliseconds[4] = 100.0 if used[4] % 8 in (1, 4, 7) else 0.2
+        used += machine.run(1)
+    assert used[1] > 2700
+
+
+def test_steps_that_take_no_time_on_a_coarse_clock_are_accepted() -> None:
+    machine = Machine(all_threads=0.0, one=0.0)
+    assert machine.run(20, tokens=1).total() == machine.run(20, tokens=2).total() == 20
 
 
 def test_all_threads_are_back_within_a_second_of_quiet() -> None:
@@ -106,7 +135,7 @@ def test_steps_that_stay_slow_are_believed_after_a_few() -> None:
 
 
 def test_the_slower_choice_is_tried_again_by_the_time_that_passes() -> None:
-    """Whatever was measured of it: here it was slow for a while, 5 s a step."""
+    """Old measurements expire: here it was slow for a while, 5 s a step."""
     machine = Machine(all_threads=5000.0, one=1000.0)
     machine.run(20)
     machine.milliseconds[4] = 25.0
@@ -142,6 +171,19 @@ def test_large_steps_take_all_threads_again_when_the_machine_is_quiet() -> None:
     assert machine.run(50, tokens=1000) == {4: 50}
 
 
+def test_a_long_step_that_stood_still_is_not_tried_with_one_thread() -> None:
+    machine = Machine(all_threads=1.0, one=4.0)
+    machine.busy = True
+    assert machine.run(100, tokens=1000) == {4: 100}
+
+
+def test_long_steps_take_the_one_thread_that_was_faster_for_shorter_ones() -> None:
+    machine = Machine(all_threads=0.3, one=0.05)
+    machine.busy = True
+    machine.run(20, tokens=1000)
+    assert machine.run(200, tokens=8000)[1] >= 180
+
+
 def test_single_threads_are_left_alone() -> None:
     machine = Machine(all_threads=8.0, one=1.0)
     single = StepThreads(1, set_threads=machine.set_threads)
@@ -159,10 +201,29 @@ def test_a_steady_number_is_left_alone() -> None:
 
 
 def test_sizes_are_judged_apart() -> None:
-    machine = Machine(all_threads=8.0, one=1.0)
+    machine = Machine(all_threads=1.0, one=8.0)
     machine.run(20, tokens=1)
-    machine.milliseconds = {4: 1.0, 1: 8.0}
-    assert machine.run(20, tokens=100)[4] > 15
+    machine.milliseconds = {4: 8.0, 1: 1.0}
+    assert machine.run(20, tokens=100)[1] > 15
+
+
+def test_steps_of_a_new_size_begin_with_one_thread_where_that_was_faster_for_others() -> None:
+    machine = Machine(all_threads=300.0, one=2.0)
+    machine.run(20, tokens=1)
+    begin = machine.now
+    assert machine.run(100, tokens=2) == machine.run(100, tokens=16) == {1: 100}
+    assert machine.now - begin < 0.5
+    machine.milliseconds[4] = 1.0
+    while machine.run(1, tokens=16)[1]:
+        assert machine.now - begin < 16.0
+    assert machine.run(100, tokens=16)[4] > 90
+
+
+def test_a_ratio_below_the_number_of_threads_tells_only_about_steps_of_about_that_size() -> None:
+    machine = Machine(all_threads=8.0, one=4.0)
+    machine.run(20, tokens=1)
+    assert machine.run(2, tokens=2) == {1: 2}
+    assert machine.run(1, tokens=16) == {4: 1}
 
 
 def test_a_step_that_raises_puts_the_count_back() -> None:
