@@ -22,7 +22,7 @@ def is_cuda(install: dict[str, Any], environment: dict[str, str]) -> bool:
     """Whether a torch that pip would install is a build for CUDA.
 
     A name may say it (`+cpu`, `+cu130`) and need not: wheels for macOS, and those of many an index, are plainly named.
-    What the wheel asks for on this machine does.
+    The requirements of the wheel on this machine do.
     """
     name = unquote(install["download_info"]["url"]).rpartition("/")[2]
     if "cpu" in name:

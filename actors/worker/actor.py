@@ -210,7 +210,7 @@ class WorkerActor:
             try:
                 result = await self._seat.receive()
                 if not self._pending:
-                    raise WorkerGone("the worker gave a result that nobody asked for")
+                    raise WorkerGone("the worker gave a result without a launched plan")
                 check_reply(self._pending[0], result)
             except Exception as error:  # the choke point for what a step raises
                 raise _Lost(error) from error

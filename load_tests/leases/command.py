@@ -32,16 +32,32 @@ def compare(shape: Shape) -> list[tuple[str, float, str, bool]]:
     speed = hinted.others_per_second / without.others_per_second
     first = grabbed.first_token / modest.first_token
     return [
-        ("share of a turn's past that is cached, with hints", hinted.cached, f">= {CACHED_WITH:g}",
-         hinted.cached >= CACHED_WITH),
+        (
+            "share of a turn's past that is cached, with hints",
+            hinted.cached,
+            f">= {CACHED_WITH:g}",
+            hinted.cached >= CACHED_WITH,
+        ),
         ("the same without leases", without.cached, f"<= {CACHED_WITHOUT:g}", without.cached <= CACHED_WITHOUT),
-        ("tokens/s of the other sessions, with hints over without", speed, f">= {OTHERS_SPEED:g}",
-         speed >= OTHERS_SPEED),
-        ("their time to the first token beside a key that leases all", first, f"<= {OTHERS_FIRST_TOKEN:g}",
-         first <= OTHERS_FIRST_TOKEN),
-        ("equal answers after the worker was killed", float(killed.answers == without.answers), "= 1",
-         killed.answers == without.answers == hinted.answers),
-    ]  # fmt: skip
+        (
+            "tokens/s of the other sessions, with hints over without",
+            speed,
+            f">= {OTHERS_SPEED:g}",
+            speed >= OTHERS_SPEED,
+        ),
+        (
+            "their time to the first token beside a key that leases all",
+            first,
+            f"<= {OTHERS_FIRST_TOKEN:g}",
+            first <= OTHERS_FIRST_TOKEN,
+        ),
+        (
+            "equal answers after the worker was killed",
+            float(killed.answers == without.answers),
+            "= 1",
+            killed.answers == without.answers == hinted.answers,
+        ),
+    ]
 
 
 def _run(shape: Shape, fraction: float, hints: frozenset[int]) -> Outcome:

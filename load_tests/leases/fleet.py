@@ -72,15 +72,25 @@ class Fleet:
             ("num_parameters", "weight_bytes", "kv_cache_bytes", "activation_bytes", "memory_free_bytes"), 0
         )
         self._ready = WorkerReady(
-            vocab_width=VOCAB, max_model_len=shape.longest + 1, num_blocks=shape.num_blocks, block_size=BLOCK_SIZE,
-            groups=(CacheGroup(num_layers=1),), dtype="float32", device="none", architecture="none",
-            load_seconds=0.0, **zeros,
-        )  # fmt: skip
+            vocab_width=VOCAB,
+            max_model_len=shape.longest + 1,
+            num_blocks=shape.num_blocks,
+            block_size=BLOCK_SIZE,
+            groups=(CacheGroup(num_layers=1),),
+            dtype="float32",
+            device="none",
+            architecture="none",
+            load_seconds=0.0,
+            **zeros,
+        )
         config = SchedulerConfig(max_num_seqs=shape.at_once, max_num_batched_tokens=2048, max_plans_in_flight=1)
         self.core = SchedulerCore(
-            config, self._ready, enable_prefix_caching=True, hash_key=b"a secret of the benchmark",
+            config,
+            self._ready,
+            enable_prefix_caching=True,
+            hash_key=b"a secret of the benchmark",
             leases=LeaseConfig(kv_lease_fraction=fraction),
-        )  # fmt: skip
+        )
         self._shape, self._hints, self._lose_at = shape, hints, lose_at
         self._now = 0.0
         self._steps = 0
@@ -129,14 +139,20 @@ class Fleet:
         self._answers[number] = []
         self.core.submit(
             SubmitRequest(
-                request=number, request_id=str(number), arrival=self._now, max_tokens=shape.answered, min_tokens=0,
+                request=number,
+                request_id=str(number),
+                arrival=self._now,
+                max_tokens=shape.answered,
+                min_tokens=0,
                 prompt=b"".join([token.to_bytes(4, "little") for token in prompt]),
                 sequences=(SequenceSpec(row=number, sampling=SamplingState(temperature=0.0)),),
-                stop_token_ids=frozenset(), eos_token_ids=frozenset(), tenant=_tenant(hinted),
+                stop_token_ids=frozenset(),
+                eos_token_ids=frozenset(),
+                tenant=_tenant(hinted),
                 session=str(session) if hinted else "",
                 leases=(PrefixLease(len(prompt), _LEASE_SECONDS),) if hinted else (),
             )
-        )  # fmt: skip
+        )
 
     def _step(self) -> list[int]:
         """One step; the sessions whose turns it ended."""
@@ -166,9 +182,13 @@ class Fleet:
                 tokens.append((31 * row + self._lengths[row]) % VOCAB)
                 self._lengths[row] += 1
         return StepResult(
-            step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs,
-            token_counts=tuple(counts), tokens=tuple(tokens),
-        )  # fmt: skip
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=tuple(counts),
+            tokens=tuple(tokens),
+        )
 
     def _read(self, output: StepOutput) -> list[int]:
         tokens = iter(output.tokens)

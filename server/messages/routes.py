@@ -48,9 +48,15 @@ def _batch_routes(host: EngineHost, prefix: str) -> list[Route]:
     def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
         bound, problems = partial(handler, host, prefix), (404, *more.pop("problems", ()))
         return Route(
-            method=method, path=path, handler=bound, summary=f"{summary} (Anthropic's API).", response=response,
-            error_shape="anthropic", problems=problems, **more,
-        )  # fmt: skip
+            method=method,
+            path=path,
+            handler=bound,
+            summary=f"{summary} (Anthropic's API).",
+            response=response,
+            error_shape="anthropic",
+            problems=problems,
+            **more,
+        )
 
     return [
         route(

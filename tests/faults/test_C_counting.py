@@ -31,8 +31,8 @@ DEAR = {
 }
 PROMPT = "a question that takes a thread " * 40
 REST = 0.3
-"""Seconds between two long answers of the canary. It shares its event loop with the server here: without a rest, the loop
-takes a core for itself, and beside another busy process no other thread gets the interpreter lock."""
+"""Seconds between two long answers of the canary. It shares its event loop with the server here: without a rest, the
+loop takes a core for itself, and beside another busy process no other thread gets the interpreter lock."""
 MARK = "count me "
 TEXT = MARK * 200
 assert min(len(PROMPT), len(TEXT)) > INLINE_CHARACTERS
