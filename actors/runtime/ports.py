@@ -9,6 +9,7 @@ import random  # noqa: TID251
 import secrets
 import threading  # noqa: TID251
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
@@ -197,16 +198,23 @@ class ExitWatch:
 
 
 class _Call(Generic[T]):
-    __slots__ = ("call", "dropped", "posted", "settle")
+    __slots__ = ("_call", "dropped", "posted", "settle")
 
     def __init__(
         self, call: Callable[[], T], settle: Callable[[T | None, BaseException | None], None], *, posted: bool = False
     ) -> None:
         self.posted = posted
         """By `post`: a call that tells when an outcome that is held may go."""
-        self.call = call
+        self._call: Callable[[], T] | None = call
         self.settle = settle
         self.dropped = False
+
+    def take(self) -> Callable[[], T]:
+        """The call, which is made once: its arguments do not outlive it here."""
+        call, self._call = self._call, None
+        if call is None:
+            raise RuntimeError("a call is made once")
+        return call
 
 
 def _settling(future: "asyncio.Future[T]") -> Callable[[T | None, BaseException | None], None]:
@@ -242,12 +250,13 @@ class ThreadPool:
 
     async def run(self, function: Callable[[Unpack[ArgsT]], T], *args: *ArgsT) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        call: _Call[T] = _Call(lambda: function(*args), _settling(future))
+        call: _Call[T] = _Call(partial(function, *args), _settling(future))
         try:
             self._hand_over(call)
             return await future
         finally:
             call.dropped = True
+            del call, future  # a raised error holds this frame, which would hold the error and all arguments
 
     async def close(self, timeout: float = 30.0) -> bool:
         """End the threads after the calls that run now; False when one is still busy after `timeout` seconds."""
@@ -308,6 +317,7 @@ class ThreadPool:
     def _make(self, call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
         if not call.dropped:
             _post(loop, call.settle, *_outcome(call))
+        del call  # see `_outcome`
 
     def _thread_ended(self) -> None:
         self._alive -= 1
@@ -375,6 +385,7 @@ class StepThread(ThreadPool):
             self._held = told
         else:
             told()
+        del call, error, told  # see `_outcome`
 
     def _end(self) -> None:
         self._tell()
@@ -382,9 +393,15 @@ class StepThread(ThreadPool):
 
 
 def _outcome(call: _Call[Any]) -> tuple[Any, BaseException | None]:
+    """What the call returned or raised.
+
+    An error's traceback holds the frames of the call and those below, so these may hold neither the call's arguments
+    nor the error: a refused prompt would stay until the next garbage collection.
+    """
     try:
-        return call.call(), None
+        return call.take()(), None
     except BaseException as raised:  # it belongs to the caller
+        traceback.clear_frames(raised.__traceback__)
         return None, raised
 
 

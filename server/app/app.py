@@ -340,7 +340,9 @@ class App:
             with exchange.reading:
                 raw = await read_body(exchange, limit=limit, timeout=timeout, reservation=reservation)
             self.host.require()
-            body = await decode_body(raw, route.body, self._unknown, limiter=self.host.decodes)
+            body = await decode_body(
+                raw, route.body, self._unknown, limiter=self.host.decodes, reservation=reservation, timeout=timeout
+            )
             raw = b""  # its memory is free while the request is answered
             await self._run(exchange, route, body)
 

@@ -25,6 +25,10 @@ MAX_CONTAINERS = 200_000
 MAX_STRINGS = 500_000
 INLINE_BYTES = 65_536
 """Larger bodies are decoded on a thread, so that they do not hold the event loop."""
+VALUE_BYTES = 40
+"""Memory of a decoded number or short string: the object and its place in a list."""
+CONTAINER_BYTES = 200
+"""Memory of a decoded object or list, without its values."""
 PARALLEL_DECODES = 1
 """Large bodies that are decoded at once: each takes several times its bytes meanwhile, and the interpreter's lock."""
 
@@ -164,17 +168,25 @@ async def decode_body(
     unknown: UnknownFields | None = None,
     *,
     limiter: anyio.CapacityLimiter | None = None,
+    reservation: Reservation | None = None,
+    timeout: float = 0.0,
 ) -> StructT:
     """Decode into `kind`; the time is linear in the size. Fields that `kind` does not have are reported to `unknown`.
 
     Args:
         limiter: how many large bodies are decoded at once.
+        reservation: the body's room, which takes the memory of a large body's values too.
+        timeout: seconds that the body waits for that room; see `Reservation.take`.
 
     Raises:
         InvalidRequest: not strict JSON, too many strings, objects or lists, nested deeper than 64, a repeated key, or
             not what the API takes.
+        RateLimited, HttpError: no room; see `Reservation.take`.
     """
     if len(raw) > INLINE_BYTES:
+        if reservation is not None and _value_bytes(raw) > len(raw):  # counts what texts hold too, and takes no copy
+            values = await offload(_decoded_bytes, raw, limiter=limiter)
+            await reservation.take(len(raw) + values, timeout)
         return await offload(decode_json, raw, kind, unknown, limiter=limiter)
     return decode_json(raw, kind, unknown)
 
@@ -234,6 +246,19 @@ def _bare(raw: bytes) -> bytes:
     if bare.count(b"[") + bare.count(b"{") > MAX_CONTAINERS:
         raise invalid_json(f"the request body has more than {MAX_CONTAINERS} objects and lists")
     return bare
+
+
+def _decoded_bytes(raw: bytes) -> int:
+    """About how many bytes of memory the values of a JSON text take, beside its texts.
+
+    Raises:
+        InvalidRequest: as of `_bare`.
+    """
+    return _value_bytes(_bare(raw))
+
+
+def _value_bytes(text: bytes) -> int:
+    return text.count(b",") * VALUE_BYTES + (text.count(b"[") + text.count(b"{")) * CONTAINER_BYTES
 
 
 def _count_keys(tree: Any) -> int:

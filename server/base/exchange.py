@@ -26,8 +26,8 @@ MAX_HEADER_BYTES = 16_384
 """Names and values of all headers, their overhead, and the request target."""
 HEADER_OVERHEAD = 32
 """Bytes that each header counts beside its text, as in HTTP/2: it bounds their number."""
-PROMPT_TOKEN_BYTES = 16
-"""So many bytes of a body belong to a token of its prompt at most; those beyond are no text of the conversation."""
+PROMPT_TOKEN_BYTES = 64
+"""A token of a prompt explains at most so many bytes of a body and of its decoded values."""
 PIECE_BYTES = 32_768
 """Of a whole answer, so that no more of it is copied than its client reads."""
 SWIFT_SENDS = 32

@@ -180,8 +180,16 @@ class ResponsesSocket:
         if frame.raw is None:
             raise no_room()
         exchange.body_bytes = len(frame.raw)
-        await frame.room.enter(self._host.config.body_timeout)
-        request = await decode_body(frame.raw, SocketRequest, self._unknown, limiter=self._host.decodes)
+        timeout = self._host.config.body_timeout
+        await frame.room.enter(timeout)
+        request = await decode_body(
+            frame.raw,
+            SocketRequest,
+            self._unknown,
+            limiter=self._host.decodes,
+            reservation=frame.room,
+            timeout=timeout,
+        )
         frame.raw = None  # its memory is free while the request is answered
         await self._make(exchange, frames, request)
 

@@ -8,6 +8,8 @@ import pytest
 
 from troupellm.protocol.errors import RateLimited
 from troupellm.server.base.body import read_body
+from troupellm.protocol.api.chat import CompletionRequest
+from troupellm.server.base.body import CONTAINER_BYTES, VALUE_BYTES, decode_body
 from troupellm.server.base.body_room import SMALL_BYTES, TRIMMED_BYTES, BodyRoom
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import PROMPT_TOKEN_BYTES
@@ -183,3 +185,42 @@ async def test_a_body_whose_prompt_is_made_keeps_what_the_prompt_does_not_explai
         assert room.num_bytes == MEBIBYTE - 1_000 * PROMPT_TOKEN_BYTES
         exchange.prompt_made(MEBIBYTE)
         assert room.num_bytes == 0
+
+
+async def test_a_body_takes_room_for_the_values_of_a_list():
+    room = BodyRoom(64 * MEBIBYTE, largest=8 * MEBIBYTE)
+    text = b'{"prompt":[' + b",".join(b"%d" % number for number in range(100_000)) + b"]}"
+    with room.reserving("", len(text)) as body:
+        await body.enter(0)
+        request = await decode_body(text, CompletionRequest, reservation=body)
+        assert len(request.prompt) == 100_000
+        assert room.num_bytes >= len(text) + 99_999 * VALUE_BYTES
+
+
+async def test_a_body_of_text_takes_its_bytes_alone():
+    room = BodyRoom(64 * MEBIBYTE, largest=8 * MEBIBYTE)
+    text = b'{"prompt":"' + b"a,[{" * 50_000 + b'"}'
+    with room.reserving("", len(text)) as body:
+        await body.enter(0)
+        await decode_body(text, CompletionRequest, reservation=body)
+        assert room.num_bytes < len(text) + 10 * CONTAINER_BYTES
+
+
+async def test_lists_that_are_larger_than_the_room_are_decoded_one_after_another():
+    room = BodyRoom(16 * MEBIBYTE, largest=MEBIBYTE)
+    text = b'{"prompt":[' + b",".join([b"7"] * 500_000) + b"]}"
+    most = 0
+
+    async def work(key: str) -> None:
+        nonlocal most
+        with room.reserving(key, len(text)) as body:
+            await body.enter(0)
+            await decode_body(text, CompletionRequest, reservation=body)
+            most = max(most, room.num_bytes)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            for key in ("a", "a", "b", ""):
+                group.start_soon(work, key)
+    assert 500_000 * VALUE_BYTES < most < 2 * 500_000 * VALUE_BYTES
+    assert (room.num_bytes, room.num_waiting) == (0, 0)
