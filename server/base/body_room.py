@@ -4,8 +4,8 @@ A body takes room as its bytes arrive, so that a client that declares much and s
 the room has one slot beside the shared bytes: the first body in line that finds no shared bytes takes the slot, which
 is as large as the largest body. So one body can always be read to its end, and bodies that are half read do not block
 each other for ever. A large body takes room for its decoded values too before it is decoded: a list of token ids is
-many times as large as its text. A body gives back its bytes when its request ends, and most of them once its prompt is made. Small
-bodies have a part of their own, in which they wait for no large one.
+many times as large as its text. A body gives back its bytes when its request ends, and most of them once its prompt is
+made. Small bodies have a part of their own, in which they wait for no large one.
 """
 
 from collections import Counter
