@@ -44,8 +44,6 @@ class PeerServer:
         self._lock = threading.Lock()
         self._wires: dict[Wire, threading.Thread] = {}
         self._closed = threading.Event()
-        self.num_refused = 0
-        """Connections that were one too many, or did not prove to know the secret."""
         self._thread = threading.Thread(target=self._accept, name="troupellm-kv-peer", daemon=True)
         self._thread.start()
 
@@ -90,7 +88,6 @@ class PeerServer:
         thread = threading.Thread(target=self._run, args=(connected,), name="troupellm-kv-peer-serve", daemon=True)
         with self._lock:
             if self._closed.is_set() or len(self._wires) >= self._most:
-                self.num_refused += 1
                 return False
             self._wires[connected] = thread  # it may answer before `start` comes back
             try:
@@ -124,8 +121,6 @@ class PeerServer:
         magic, version, block_bytes, fingerprint, _ = tcp_wire.CLAIM.unpack(claim)
         known = hmac.compare_digest(given, tcp_wire.proof(self._key, b"client", greeting, claim))
         if (magic, version) != (tcp_wire.MAGIC, tcp_wire.VERSION) or not known:
-            with self._lock:
-                self.num_refused += 1
             return False
         same = (block_bytes, fingerprint) == (self._seal.block_bytes, self._seal.fingerprint)
         verdict = tcp_wire.ACCEPTED if same else tcp_wire.OTHER_BLOCKS

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import secrets
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container
 from typing import BinaryIO
 
 import msgspec
@@ -137,12 +137,6 @@ def count_lines(source: BinaryIO, most: int) -> int:
         if piece.endswith(b"\n"):
             number, blank = number + (not blank), True
     return number + (not blank)
-
-
-def groups(read: Callable[[], list[RawLine]]) -> Iterator[list[RawLine]]:
-    """Until the end. Blocks."""
-    while group := read():
-        yield group
 
 
 def _custom_id(text: bytes) -> str | None:
