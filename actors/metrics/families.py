@@ -53,7 +53,7 @@ def families(
             continue
         labels = row.labels.split()
         family = row.kind(f"troupellm_{row.name}", row.text, labels=[*base, *labels])
-        for key, amount in value.items() if labels else [((), value)]:
+        for key, amount in (value if isinstance(value, Mapping) else {(): value}).items():
             _add(family, [*base.values(), *((key,) if isinstance(key, str) else key)], amount)
         yield family
         if compat and row.vllm:

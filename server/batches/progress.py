@@ -1,11 +1,9 @@
 """The results of a batch so far, as its runner stores them."""
 
-import os
 import sqlite3
 import time
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import anyio
 import msgspec
@@ -13,9 +11,17 @@ import msgspec
 from troupellm.protocol.api.batches import Batch, BatchResult, BatchStatus, FileObject
 from troupellm.server.base.threads import offload
 from troupellm.server.batches.lines import failed, is_good
-from troupellm.server.batches.upload import create_private, new_name
+from troupellm.server.batches.upload import create_private, new_name, sync
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_rows import BATCH, add_usage, as_batch, count, save_batch, usage
+from troupellm.server.storage.batches_rows import (
+    BATCH,
+    OPEN_STATUSES,
+    add_usage,
+    as_batch,
+    count,
+    save_batch,
+    usage,
+)
 
 _CHUNK = 256
 """Results that are copied into a file at once."""
@@ -31,8 +37,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def expired(self) -> bool:
-        expires = self.batch.expires_at
-        return expires is not None and time.time() >= expires
+        return self.batch.expires_at is not None and time.time() >= self.batch.expires_at
 
 
 async def unfinished(store: Store) -> list[Entry]:
@@ -40,8 +45,7 @@ async def unfinished(store: Store) -> list[Entry]:
 
     def read(database: sqlite3.Connection) -> list[Entry]:
         rows = database.execute(
-            f"SELECT number, owner, life, {BATCH} FROM batches "
-            "WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling') ORDER BY number"
+            f"SELECT number, owner, life, {BATCH} FROM batches WHERE status IN {OPEN_STATUSES} ORDER BY number"
         ).fetchall()
         return [Entry(number, owner, life, as_batch(tuple(rest))) for number, owner, life, *rest in rows]
 
@@ -70,7 +74,7 @@ class Progress:
                 database.execute("UPDATE batches SET total = ? WHERE number = ?", (total, self.entry.number))
             return changed
 
-        return await self.store.do(write)
+        return await self.store.transact(write)
 
     async def answered(self) -> set[int]:
         """Lines that have a result."""
@@ -87,23 +91,22 @@ class Progress:
         async with self._writing:
             if self._pending:  # the writer before has not taken these along
                 taken, self._pending = self._pending, []
-                await self.store.do(partial(self._write, results=taken))
+                await self.store.transact(partial(self._write, results=taken))
 
     async def put_all(self, results: list[tuple[int, BatchResult]]) -> None:
         """Many at once."""
         for first in range(0, len(results), _CHUNK):
             part = results[first : first + _CHUNK]
-            await self.store.do(partial(self._write, results=part))
+            await self.store.transact(partial(self._write, results=part))
 
     def _write(self, database: sqlite3.Connection, results: list[tuple[int, BatchResult]]) -> None:
         number, owner = self.entry.number, self.entry.owner
         room = self.store.config.max_stored_bytes - usage(database, owner)
-        written = good = 0
-        size = 0
-        for line, given in results:
-            data, result = msgspec.json.encode(given), given
+        written = good = size = 0
+        for line, result in results:
+            data = msgspec.json.encode(result)
             if size + len(data) > room:
-                result = failed(given.custom_id, "storage_full", "the answer does not fit: the key's files are full")
+                result = failed(result.custom_id, "storage_full", "the answer does not fit: the key's files are full")
                 data = msgspec.json.encode(result)
             fresh = database.execute(
                 "INSERT OR IGNORE INTO results (batch, line, good, data) VALUES (?, ?, ?, ?)",
@@ -130,7 +133,7 @@ class Progress:
         try:
             sizes = {good: await self._copy(good, path) for good, path in written.items()}
             files = {good: (self._file(good, size), written[good]) for good, size in sizes.items() if size}
-            await self.store.do(lambda database: self._close(database, status, files))
+            await self.store.transact(lambda database: self._close(database, status, files))
         except OSError as error:
             raise self.store.refused(error) from error
         finally:
@@ -146,7 +149,7 @@ class Progress:
                 data = b"".join([row[1] + b"\n" for row in rows])
                 size += len(data)
                 await offload(output.write, data)
-            await offload(_sync, output)
+            await offload(sync, output)
         return size
 
     async def _results(self, good: bool, after: int) -> list[tuple[int, bytes]]:
@@ -193,9 +196,3 @@ class Progress:
     def _read(self, database: sqlite3.Connection) -> Batch:
         row = database.execute(f"SELECT {BATCH} FROM batches WHERE number = ?", (self.entry.number,)).fetchone()
         return as_batch(row)
-
-
-def _sync(output: BinaryIO) -> None:
-
-    output.flush()
-    os.fsync(output.fileno())

@@ -4,7 +4,6 @@ The requests of one become an input file of its key, and its results come from t
 count as the key's files, and go with the batch.
 """
 
-import os
 import secrets
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -28,7 +27,7 @@ from troupellm.protocol.errors import Conflict, InvalidRequest
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.batches.upload import create_private, new_name
+from troupellm.server.batches.upload import create_private, new_name, sync
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.batch_shapes import EXPIRED, canceled, name_of, result_of, shown
 from troupellm.server.storage.batches import Store
@@ -93,11 +92,8 @@ async def listing(host: EngineHost, prefix: str, exchange: Exchange, _: None) ->
     page = await host.batches.store.batches(
         exchange.owner, after=after, before=before, limit=query.limit, prefix=PREFIX
     )
-    data = [await _shown(host, prefix, batch) for batch in page.entries if isinstance(batch, Batch)]
-    names = [batch.id for batch in data]
-    body = MessageBatchList(
-        data=data, has_more=page.more, first_id=names[0] if names else None, last_id=names[-1] if names else None
-    )
+    data = [await _shown(host, prefix, batch) for batch in page.data]
+    body = MessageBatchList(data=data, has_more=page.has_more, first_id=page.first_id, last_id=page.last_id)
     await exchange.respond(200, msgspec.json.encode(body))
 
 
@@ -160,8 +156,7 @@ def _write(path: Path, requests: Iterable[BatchedMessage], url: str) -> int:
         for request in requests:
             line = {"custom_id": request.custom_id, "method": "POST", "url": url, "body": request.params}
             size += output.write(msgspec.json.encode(line) + b"\n")
-        output.flush()
-        os.fsync(output.fileno())
+        sync(output)
         return size
 
 

@@ -11,8 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from troupellm.server.storage.kept_items import COMPACTION, after_compaction
-from troupellm.server.storage.responses_eviction import evict
-from troupellm.server.storage.responses_rows import CONVERSATION, Items, StoredResponse, read_row
+from troupellm.server.storage.responses_rows import CONVERSATION, Items, StoredResponse, evict, read_row
 
 _EMPTY: Final = b"[]"
 

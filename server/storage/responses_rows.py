@@ -1,10 +1,12 @@
-"""One stored response: what it is, how its row is read, and what becomes of one whose process has ended."""
+"""Stored responses: how a row is read, what becomes of one whose process has ended, and which of too many go."""
 
 import sqlite3
 import time
 from typing import Any
 
 import msgspec
+
+from troupellm.server.storage.database import add_to
 
 Items = list[dict[str, Any]]
 
@@ -87,6 +89,33 @@ def bury(database: sqlite3.Connection) -> None:
             "UPDATE responses SET status = 'failed', bytes = bytes - length(body) + ?, body = ? WHERE id = ?",
             (len(failed), failed, name),
         )
+
+
+def evict(database: sqlite3.Connection, now: float, entries: int, most_bytes: int) -> None:
+    """Down to the bounds: expired responses go, then the oldest of the owner that stored most. A running response is
+    never removed: running ones have a bound of their own.
+
+    Args:
+        now: epoch seconds.
+    """
+    bury(database)
+    expired = database.execute(
+        "DELETE FROM responses WHERE expires <= ? AND status NOT IN ('queued', 'in_progress')", (now,)
+    ).rowcount
+    if expired:
+        add_to(database, "evictions", "number", "expired", expired)
+    while True:
+        number, size = database.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM responses").fetchone()
+        if number <= entries and size <= most_bytes:
+            return
+        gone = database.execute(
+            "DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN "
+            "('queued', 'in_progress') AND owner = (SELECT owner FROM responses WHERE status NOT IN "
+            "('queued', 'in_progress') GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1) ORDER BY used, id LIMIT 1)"
+        ).rowcount
+        if not gone:
+            return
+        add_to(database, "evictions", "number", "entries" if number > entries else "bytes", gone)
 
 
 def failed_body(body: bytes, message: str, code: str = "server_error") -> bytes:

@@ -1,4 +1,4 @@
-"""`run-batch`: a file of requests in, a file of results out, in the same order, without a server.
+"""The output file of `run-batch`: results in the order of the input's lines.
 
 The output file is its own progress: it holds the results of the first lines, whole, whenever the program ends. The next
 run checks that they belong to the same input and goes on behind them. Results that come early wait in memory for those
@@ -6,9 +6,8 @@ before them, of which there are never many.
 """
 
 import os
-import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,8 +18,9 @@ import msgspec
 from troupellm.protocol.api.batches import BatchResult
 from troupellm.protocol.errors import TroupeError
 from troupellm.server.base.threads import offload
-from troupellm.server.batches.lines import Bad, Checker, Good, Lines, is_good
-from troupellm.server.batches.run_line import ask
+from troupellm.server.batches.concurrency import Share
+from troupellm.server.batches.lines import Bad, Good, Lines, is_good
+from troupellm.server.batches.run_line import answer_lines
 from troupellm.server.host.internal_requests import Inside
 
 AHEAD = 4
@@ -40,25 +40,6 @@ class Tally(msgspec.Struct):
     failed: int = 0
     resumed: int = 0
     """Of those, found in the output file."""
-
-
-class _Slots:
-    """Implements `asking.Room`: a fixed number of lines."""
-
-    def __init__(self, most: int) -> None:
-        self._slots = anyio.Semaphore(most)
-
-    async def enter(self) -> None:
-        await self._slots.acquire()
-
-    def leave(self) -> None:
-        self._slots.release()
-
-    async def pause(self, seconds: float) -> None:
-        await anyio.sleep(min(seconds, LONGEST_PAUSE) * (0.5 + secrets.randbelow(100) / 200))
-
-    def ended(self) -> None:
-        pass
 
 
 class Writer:
@@ -115,33 +96,29 @@ async def answer_all(
         ResumeError: they are others.
         OSError: a file cannot be read or written.
     """
-    room, writer = _Slots(most), Writer(output, AHEAD * most, on_result)
-    checker, lines = Checker(inside.urls, endpoint=None, longest=longest), Lines(source, longest)
-    place = 0
-    async with anyio.create_task_group() as group:
-        while found := await _read(lines, checker, source):
+    share, writer = Share(most, longest_pause=LONGEST_PAUSE), Writer(output, AHEAD * most, on_result)
+    lines = Lines(source, inside.urls, endpoint=None, longest=longest)
+
+    async def unknown() -> AsyncIterator[Good | Bad]:
+        place = 0
+        while found := await _read(lines, source):
             for line in found:
                 place += 1
                 if place <= len(known):
                     _compare(line, known[place - 1], place)
-                    continue
-                await writer.expect(line.number)
-                if isinstance(line, Bad):
-                    await writer.put(line.number, line.result)
-                    continue
-                await room.enter()
-                group.start_soon(ask, inside, line, room, writer.put)
+                else:
+                    await writer.expect(line.number)
+                    yield line
         if place < len(known):
             raise ResumeError(f"the output file has {len(known)} results, the input only {place} requests")
 
+    await answer_lines(inside, unknown(), share, writer.put)
 
-async def _read(lines: Lines, checker: Checker, source: BinaryIO) -> list[Good | Bad]:
-    def read() -> list[Good | Bad]:
-        return [checker.check(line) for line in lines.read()]
 
+async def _read(lines: Lines, source: BinaryIO) -> list[Good | Bad]:
     if source is sys.stdin.buffer:  # its writer may never end, and must not keep us from ending
-        return await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
-    return await offload(read)
+        return await anyio.to_thread.run_sync(lines.read, abandon_on_cancel=True)
+    return await offload(lines.read)
 
 
 def _compare(line: Good | Bad, known: str | None, place: int) -> None:
