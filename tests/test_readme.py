@@ -15,7 +15,7 @@ import pytest
 import troupellm
 from troupellm.load_tests import cli as bench
 from troupellm.protocol.config.engine import ServerConfig, TenantConfig
-from troupellm.protocol.vllm.flags import ELSEWHERE as MISSING
+from troupellm.protocol.vllm.flags import REFUSED as MISSING
 from troupellm.server.access import keys
 from troupellm.server.app.app import App
 from troupellm.server.base.router import Router
