@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable
 
 from troupellm.load_tests.speculation.question import Question
-from troupellm.models.builtin_training import words
-from troupellm.models.builtin_training.documents import Chat
+from troupellm.training import words
+from troupellm.training.documents import Chat
 
 Values = dict[str, str | int]
 Draw = Callable[[random.Random], str | int]

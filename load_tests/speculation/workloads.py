@@ -12,8 +12,8 @@ RANDOM_PROMPT = 64
 
 def copying(count: int) -> list[Question]:
     """Lists to say again that stand in the prompt twice already: an earlier turn and the question."""
-    from troupellm.models.builtin_training.documents import Chat, Exchange
-    from troupellm.models.builtin_training.words import CITIES, ITEMS, NAMES, WORDS
+    from troupellm.training.documents import Chat, Exchange
+    from troupellm.training.words import CITIES, ITEMS, NAMES, WORDS
 
     source, questions = random.Random("copying"), []
     for _ in range(count):
@@ -28,7 +28,7 @@ def copying(count: int) -> list[Question]:
 
 def held_out(count: int) -> dict[str, list[Question]]:
     """Prompts by kind that the model and its drafters were not trained on."""
-    from troupellm.models.builtin_training.drafters_evaluate import prompts
+    from troupellm.training.drafters_evaluate import prompts
 
     return {kind: [Question(text) for text in texts] for kind, texts in prompts(count).items()}
 
