@@ -4,16 +4,8 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-from troupellm.training import (
-    arithmetic,
-    dialogue,
-    facts,
-    json_objects,
-    made_up,
-    stories,
-    tool_calls,
-    words,
-)
+from troupellm.load_tests.speculation import words
+from troupellm.training import arithmetic, dialogue, facts, json_objects, made_up, stories, tool_calls
 from troupellm.training.documents import Chat, Exchange, Piece
 
 Make = Callable[[random.Random], list[Piece]]

@@ -2,7 +2,7 @@
 
 import random
 
-from troupellm.training import words
+from troupellm.load_tests.speculation import words
 from troupellm.training.documents import Exchange
 
 ABOUT = (

@@ -9,8 +9,8 @@ import json
 import re
 import urllib.request
 
-from troupellm.training.drafters_tally import Tally
 from troupellm.models.hub.source import BUILTIN_NAME
+from troupellm.training.drafters_tally import Tally
 
 VERIFIED, ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"
 _SECONDS = 120.0

@@ -4,7 +4,8 @@ import json
 import random
 from typing import Any
 
-from troupellm.training import made_up, words
+from troupellm.load_tests.speculation import words
+from troupellm.training import made_up
 from troupellm.training.documents import Chat
 
 USUAL = 0.75

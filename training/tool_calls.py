@@ -5,7 +5,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from troupellm.training import arithmetic, facts, made_up, words
+from troupellm.load_tests.speculation import words
+from troupellm.training import arithmetic, facts, made_up
 from troupellm.training.documents import Chat, call_text
 
 Tool = dict[str, Any]

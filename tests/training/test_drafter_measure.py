@@ -6,6 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from troupellm.load_tests.speculation.workloads import held_out
+from troupellm.training.drafters_evaluate import prompts
 from troupellm.training.drafters_served import ACCEPTED, VERIFIED, ask
 from troupellm.training.drafters_tally import Tally
 
@@ -62,3 +64,7 @@ def test_a_server_that_does_not_speculate_is_no_measure(address: str) -> None:
     _Counters.speculates = False
     with pytest.raises(LookupError, match="does not speculate"):
         ask(address, ["a"], 8)
+
+
+def test_the_prompts_of_the_benchmark_are_those_of_this_table() -> None:
+    assert {kind: [each.prompt for each in held] for kind, held in held_out(32).items()} == prompts(32)

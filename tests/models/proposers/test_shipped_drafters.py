@@ -8,6 +8,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from troupellm.models.hub.source import BUILTIN_FOLDER
+from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS, drafter_folder
+from troupellm.protocol.config.engine import ModelConfig
 from troupellm.training import evaluate
 from troupellm.training.batches import token_id
 from troupellm.training.documents import END_OF_TEXT
@@ -24,9 +27,6 @@ from troupellm.training.drafters_network import HEADS, SMALL, Eagle, Medusa
 from troupellm.training.drafters_tally import Tally
 from troupellm.training.drafters_texts import Generator, Text
 from troupellm.training.network import Network
-from troupellm.models.hub.source import BUILTIN_FOLDER
-from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS, drafter_folder
-from troupellm.protocol.config.engine import ModelConfig
 
 MOST_BYTES = 4_000_000
 DEPTH = 4
