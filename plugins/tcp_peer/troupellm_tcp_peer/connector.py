@@ -12,9 +12,9 @@ from time import monotonic
 import msgspec
 
 from troupellm.models.kv_connectors.base import ConnectorContext
-from troupellm.models.kv_connectors.tcp_client import PeerClient
-from troupellm.models.kv_connectors.tcp_server import PeerServer
-from troupellm.models.kv_connectors.tcp_shelf import Shelf
+from troupellm_tcp_peer.client import PeerClient
+from troupellm_tcp_peer.server import PeerServer
+from troupellm_tcp_peer.shelf import Shelf
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 NAME = "tcp-peer"

@@ -6,9 +6,9 @@ import threading
 import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
-from troupellm.models.kv_connectors import tcp_client, tcp_server, tcp_wire
-from troupellm.models.kv_connectors.tcp_client import AHEAD, MOST_IDLE, MOST_RUNS
-from troupellm.models.kv_connectors.tcp_peer import NAME, TcpPeer
+from troupellm_tcp_peer import client as tcp_client, server as tcp_server, wire as tcp_wire
+from troupellm_tcp_peer.client import AHEAD, MOST_IDLE, MOST_RUNS
+from troupellm_tcp_peer.connector import NAME, TcpPeer
 from troupellm.models.kv_offload.store import StoreMiss
 
 COUNT = 40

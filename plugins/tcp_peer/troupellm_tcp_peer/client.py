@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from troupellm.models.kv_connectors import tcp_wire
+from troupellm_tcp_peer import wire
 from troupellm.models.kv_connectors.sealed_block import Seal
-from troupellm.models.kv_connectors.tcp_run import Run
-from troupellm.models.kv_connectors.tcp_wire import Wire, WireError
+from troupellm_tcp_peer.run import Run
+from troupellm_tcp_peer.wire import Wire, WireError
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 
 MOST_IDLE = 4
@@ -48,11 +48,11 @@ class PeerClient:
         Raises:
             StoreError: it cannot be asked.
         """
-        keys = keys[: tcp_wire.MOST_KEYS]
+        keys = keys[: wire.MOST_KEYS]
 
         def ask(connected: Wire) -> int:
-            connected.send(tcp_wire.question(tcp_wire.CONTAINS, keys))
-            (count,) = tcp_wire.COUNT.unpack(connected.receive(tcp_wire.COUNT.size))
+            connected.send(wire.question(wire.CONTAINS, keys))
+            (count,) = wire.COUNT.unpack(connected.receive(wire.COUNT.size))
             if count > len(keys):
                 raise WireError("the peer says that it has more than it was asked for")
             return int(count)
@@ -100,8 +100,8 @@ class PeerClient:
             self._abandon(run)
 
         def ask(connected: Wire) -> None:
-            connected.send(tcp_wire.reset_question())
-            connected.receive(tcp_wire.COUNT.size)
+            connected.send(wire.reset_question())
+            connected.receive(wire.COUNT.size)
 
         self._call(ask)
 
@@ -218,7 +218,7 @@ class PeerClient:
             if connected is not None:
                 try:
                     return self._asked(connected, ask, run)
-                except (tcp_wire.WireClosed, ConnectionError):
+                except (wire.WireClosed, ConnectionError):
                     pass
             return self._asked(self._connect(), ask, run)
         except WireError as error:
@@ -280,17 +280,17 @@ class PeerClient:
         return connected
 
     def _greet(self, connected: Wire) -> None:
-        greeting = connected.receive(tcp_wire.GREETING.size)
-        if tcp_wire.GREETING.unpack(greeting)[:2] != (tcp_wire.MAGIC, tcp_wire.VERSION):
+        greeting = connected.receive(wire.GREETING.size)
+        if wire.GREETING.unpack(greeting)[:2] != (wire.MAGIC, wire.VERSION):
             raise WireError("the peer does not speak this protocol, or another version of it")
-        seal, challenge = self._seal, secrets.token_bytes(tcp_wire.CHALLENGE_BYTES)
-        claim = tcp_wire.CLAIM.pack(tcp_wire.MAGIC, tcp_wire.VERSION, seal.block_bytes, seal.fingerprint, challenge)
-        connected.send(claim, tcp_wire.proof(self._key, b"client", greeting, claim))
+        seal, challenge = self._seal, secrets.token_bytes(wire.CHALLENGE_BYTES)
+        claim = wire.CLAIM.pack(wire.MAGIC, wire.VERSION, seal.block_bytes, seal.fingerprint, challenge)
+        connected.send(claim, wire.proof(self._key, b"client", greeting, claim))
         try:
-            verdict, given = tcp_wire.VERDICT.unpack(connected.receive(tcp_wire.VERDICT.size))
-        except tcp_wire.WireClosed:
+            verdict, given = wire.VERDICT.unpack(connected.receive(wire.VERDICT.size))
+        except wire.WireClosed:
             raise WireError("the peer refused the connection: it has another secret, or too many connections") from None
-        if not hmac.compare_digest(given, tcp_wire.proof(self._key, b"server", greeting, claim)):
+        if not hmac.compare_digest(given, wire.proof(self._key, b"server", greeting, claim)):
             raise WireError("the peer does not know the secret")
-        if verdict != tcp_wire.ACCEPTED:
+        if verdict != wire.ACCEPTED:
             raise WireError("the peer has blocks of another model or setting")

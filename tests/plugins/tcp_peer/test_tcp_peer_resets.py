@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.models.kv_connectors.conftest import Open, content, key
-from tests.models.kv_connectors.test_tcp_peer import NAME, TcpPeer, peer_of, producer, read
+from tests.plugins.tcp_peer.test_tcp_peer import NAME, TcpPeer, peer_of, producer, read
 from troupellm.models.kv_offload.store import StoreError, StoreMiss
 
 __all__ = ["producer"]

@@ -7,10 +7,10 @@ import secrets
 import socket
 import threading
 
-from troupellm.models.kv_connectors import tcp_wire
+from troupellm_tcp_peer import wire
 from troupellm.models.kv_connectors.sealed_block import Seal
-from troupellm.models.kv_connectors.tcp_shelf import Shelf
-from troupellm.models.kv_connectors.tcp_wire import Wire, WireError
+from troupellm_tcp_peer.shelf import Shelf
+from troupellm_tcp_peer.wire import Wire, WireError
 
 logger = logging.getLogger("troupellm.worker")
 
@@ -112,42 +112,42 @@ class PeerServer:
     def _greet(self, connected: Wire) -> bool:
         """True if the other side knows the secret and wants blocks of this model and size."""
         connected.within(HANDSHAKE_SECONDS)
-        greeting = tcp_wire.GREETING.pack(
-            tcp_wire.MAGIC, tcp_wire.VERSION, secrets.token_bytes(tcp_wire.CHALLENGE_BYTES)
+        greeting = wire.GREETING.pack(
+            wire.MAGIC, wire.VERSION, secrets.token_bytes(wire.CHALLENGE_BYTES)
         )
         connected.send(greeting)
-        claim = connected.receive(tcp_wire.CLAIM.size)
-        given = connected.receive(tcp_wire.PROOF_BYTES)
-        magic, version, block_bytes, fingerprint, _ = tcp_wire.CLAIM.unpack(claim)
-        known = hmac.compare_digest(given, tcp_wire.proof(self._key, b"client", greeting, claim))
-        if (magic, version) != (tcp_wire.MAGIC, tcp_wire.VERSION) or not known:
+        claim = connected.receive(wire.CLAIM.size)
+        given = connected.receive(wire.PROOF_BYTES)
+        magic, version, block_bytes, fingerprint, _ = wire.CLAIM.unpack(claim)
+        known = hmac.compare_digest(given, wire.proof(self._key, b"client", greeting, claim))
+        if (magic, version) != (wire.MAGIC, wire.VERSION) or not known:
             return False
         same = (block_bytes, fingerprint) == (self._seal.block_bytes, self._seal.fingerprint)
-        verdict = tcp_wire.ACCEPTED if same else tcp_wire.OTHER_BLOCKS
-        connected.send(tcp_wire.VERDICT.pack(verdict, tcp_wire.proof(self._key, b"server", greeting, claim)))
+        verdict = wire.ACCEPTED if same else wire.OTHER_BLOCKS
+        connected.send(wire.VERDICT.pack(verdict, wire.proof(self._key, b"server", greeting, claim)))
         return same
 
     def _answer(self, connected: Wire) -> None:
         connected.within(IDLE_SECONDS)
-        head = connected.receive(tcp_wire.QUESTION.size)
+        head = connected.receive(wire.QUESTION.size)
         connected.within(self._seconds)
-        what, count, size = tcp_wire.read_question(head)
-        if what == tcp_wire.RESET:
+        what, count, size = wire.read_question(head)
+        if what == wire.RESET:
             self._shelf.clear()
-            connected.send(tcp_wire.COUNT.pack(0))
+            connected.send(wire.COUNT.pack(0))
             return
-        keys = tcp_wire.read_keys(connected.receive(size), count)
-        if what == tcp_wire.CONTAINS:
-            connected.send(tcp_wire.COUNT.pack(self._shelf.count(keys)))
+        keys = wire.read_keys(connected.receive(size), count)
+        if what == wire.CONTAINS:
+            connected.send(wire.COUNT.pack(self._shelf.count(keys)))
             return
         for key in keys:
             connected.within(self._seconds)
             found = self._shelf.find(key)
             if found is None:
-                connected.send(tcp_wire.PRESENT.pack(0))
+                connected.send(wire.PRESENT.pack(0))
             else:
                 header, content = found
-                connected.send(tcp_wire.PRESENT.pack(1) + header, content)
+                connected.send(wire.PRESENT.pack(1) + header, content)
 
 
 def _family(host: str) -> socket.AddressFamily:

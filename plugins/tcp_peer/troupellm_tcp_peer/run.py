@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 
-from troupellm.models.kv_connectors import tcp_wire
+from troupellm_tcp_peer import wire
 from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES
-from troupellm.models.kv_connectors.tcp_wire import Wire, WireError
+from troupellm_tcp_peer.wire import Wire, WireError
 
 
 class Run:
@@ -38,7 +38,7 @@ class Run:
     def begin(self, connected: Wire, into: memoryview) -> bytes | None:
         """Ask, and read the first block; again on another connection if this one was of no use. As `read`."""
         self.connected, self._due = connected, deque(self.keys)
-        connected.send(tcp_wire.question(tcp_wire.GET, self.keys))
+        connected.send(wire.question(wire.GET, self.keys))
         self._due.popleft()
         return _read_block(connected, into)
 
@@ -72,7 +72,7 @@ class Run:
 
 def _read_block(connected: Wire, into: memoryview) -> bytes | None:
     """Read one answer."""
-    (present,) = tcp_wire.PRESENT.unpack(connected.receive(tcp_wire.PRESENT.size))
+    (present,) = wire.PRESENT.unpack(connected.receive(wire.PRESENT.size))
     if present > 1:
         raise WireError("the peer sent something else than a block")
     if not present:
