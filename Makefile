@@ -42,6 +42,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Said where something cannot be installed; its tests say so again.
 without = echo "could not install $(1): make test-all needs ALLOW_ABSENT=1 to do without"
 INPUTS := pyproject.toml $(CONSTRAINTS)
+# Packages of the tree that users install beside the engine.
+PLUGINS := plugins/tcp_peer
 
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
@@ -148,7 +150,7 @@ check: $(VENV)/.checked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/prose.py
-	$(BIN)/mypy -p troupellm
+	$(BIN)/mypy -p troupellm -p troupellm_tcp_peer
 
 wheel: $(VENV)/.tested
 	$(BIN)/python -m build
@@ -178,9 +180,10 @@ $(VENV)/.demo: $(VENV)/.installed
 	@$(PIP) install -q -c $(CONSTRAINTS) openai
 	@touch $@
 
-$(VENV)/.tested: $(VENV)/.installed $(INPUTS)
+$(VENV)/.tested: $(VENV)/.installed $(INPUTS) $(PLUGINS:%=%/pyproject.toml)
 	@echo "installing the test tools (up to 350 MB to download; triton, on Linux only, is 290 MB of it)"
 	@$(PIP) install -q -c $(CONSTRAINTS) -e ".[test]"
+	@$(PIP) install -q --no-deps $(PLUGINS:%=-e %)
 	@touch $@
 
 $(VENV)/.checked: $(VENV)/.tested $(INPUTS)

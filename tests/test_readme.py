@@ -24,7 +24,7 @@ from troupellm.server.cli.main import _COMMANDS, _parser
 from troupellm.server.host.engine_host import EngineHost
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests", "training")
+FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests", "training", "plugins")
 _PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS), *_PAGES)
 """All documents of the product: the README, those of the top folders, and the pages below docs/."""

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from troupellm import Seal, StoreCorrupt, StoreError, StoreMiss
 from troupellm_tcp_peer import wire
-from troupellm.models.kv_connectors.sealed_block import Seal
 from troupellm_tcp_peer.run import Run
 from troupellm_tcp_peer.wire import Wire, WireError
-from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 
 MOST_IDLE = 4
 """Connections that wait for their next use."""
@@ -136,7 +135,7 @@ class PeerClient:
                 if following is None or following in self._run_of or following in keys:
                     break
                 keys.append(following)
-            run = Run(keys, self._seal.block_bytes)
+            run = Run(keys, self._seal)
             run.turn.acquire()
             if len(keys) > 1:
                 if len(self._runs) >= MOST_RUNS:

@@ -11,11 +11,10 @@ from time import monotonic
 
 import msgspec
 
-from troupellm.models.kv_connectors.base import ConnectorContext
+from troupellm import BlockStore, ConnectorContext, StoreCorrupt, StoreError, StoreMiss, StoreUse
 from troupellm_tcp_peer.client import PeerClient
 from troupellm_tcp_peer.server import PeerServer
 from troupellm_tcp_peer.shelf import Shelf
-from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 NAME = "tcp-peer"
 LOOPBACK = "127.0.0.1"
@@ -75,6 +74,7 @@ def open_tcp_peer(context: ConnectorContext) -> "TcpPeer":
 
 class TcpPeer(BlockStore):
     name = NAME
+    seals_blocks = True
 
     def __init__(self, clients: Sequence[PeerClient], shelf: Shelf | None, server: PeerServer | None) -> None:
         """Either of them may be left out; not all."""

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 
+from troupellm import Seal
 from troupellm_tcp_peer import wire
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES
 from troupellm_tcp_peer.wire import Wire, WireError
 
 
@@ -19,14 +19,14 @@ class Run:
     Its maker holds `turn` before other threads can find it and until `begin` has returned; `read` waits for that.
     """
 
-    def __init__(self, keys: Sequence[bytes], block_bytes: int) -> None:
+    def __init__(self, keys: Sequence[bytes], seal: Seal) -> None:
         """keys: the requested ones; the caller of `begin` reads the first."""
         self.keys = tuple(keys)
         self.turn = Lock()
         self.connected: Wire | None = None
         self.broken = False
         """No more answers may be read."""
-        self._block_bytes = block_bytes
+        self._seal = seal
         self._due: deque[bytes] = deque()
         self._early: dict[bytes, tuple[bytes, bytearray] | None] = {}
 
@@ -40,7 +40,7 @@ class Run:
         self.connected, self._due = connected, deque(self.keys)
         connected.send(wire.question(wire.GET, self.keys))
         self._due.popleft()
-        return _read_block(connected, into)
+        return self._read_block(connected, into)
 
     def read(self, key: bytes, into: memoryview, seconds: float) -> tuple[bytes | None, bool]:
         """The header of a block whose content is in `into` now, None if the peer does not have it; and whether nothing
@@ -63,20 +63,19 @@ class Run:
             self.connected.within(seconds)
             following = self._due.popleft()
             if following == key:
-                return _read_block(self.connected, into)
-            early = bytearray(self._block_bytes)
-            header = _read_block(self.connected, memoryview(early))
+                return self._read_block(self.connected, into)
+            early = bytearray(self._seal.block_bytes)
+            header = self._read_block(self.connected, memoryview(early))
             self._early[following] = None if header is None else (header, early)
         raise WireError("the peer was not asked for this block in the end")
 
-
-def _read_block(connected: Wire, into: memoryview) -> bytes | None:
-    """Read one answer."""
-    (present,) = wire.PRESENT.unpack(connected.receive(wire.PRESENT.size))
-    if present > 1:
-        raise WireError("the peer sent something else than a block")
-    if not present:
-        return None
-    header = connected.receive(HEADER_BYTES)
-    connected.receive_into(into)
-    return header
+    def _read_block(self, connected: Wire, into: memoryview) -> bytes | None:
+        """Read one answer."""
+        (present,) = wire.PRESENT.unpack(connected.receive(wire.PRESENT.size))
+        if present > 1:
+            raise WireError("the peer sent something else than a block")
+        if not present:
+            return None
+        header = connected.receive(self._seal.frame_bytes - self._seal.block_bytes)
+        connected.receive_into(into)
+        return header

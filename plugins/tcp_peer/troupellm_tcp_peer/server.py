@@ -7,8 +7,8 @@ import secrets
 import socket
 import threading
 
+from troupellm import Seal
 from troupellm_tcp_peer import wire
-from troupellm.models.kv_connectors.sealed_block import Seal
 from troupellm_tcp_peer.shelf import Shelf
 from troupellm_tcp_peer.wire import Wire, WireError
 
@@ -112,9 +112,7 @@ class PeerServer:
     def _greet(self, connected: Wire) -> bool:
         """True if the other side knows the secret and wants blocks of this model and size."""
         connected.within(HANDSHAKE_SECONDS)
-        greeting = wire.GREETING.pack(
-            wire.MAGIC, wire.VERSION, secrets.token_bytes(wire.CHALLENGE_BYTES)
-        )
+        greeting = wire.GREETING.pack(wire.MAGIC, wire.VERSION, secrets.token_bytes(wire.CHALLENGE_BYTES))
         connected.send(greeting)
         claim = connected.receive(wire.CLAIM.size)
         given = connected.receive(wire.PROOF_BYTES)

@@ -4,8 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from troupellm.models.kv_connectors.sealed_block import Seal
-from troupellm.models.kv_offload.store import StoreUse
+from troupellm import Seal, StoreUse
 
 
 class Shelf:

@@ -11,11 +11,11 @@ import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, Open, content, key
 from troupellm.models.hub.secret import derived_key
-from troupellm_tcp_peer import wire as tcp_wire
 from troupellm.models.kv_connectors.sealed_block import Seal
-from troupellm_tcp_peer.connector import NAME, TcpPeer
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
+from troupellm_tcp_peer import wire as tcp_wire
+from troupellm_tcp_peer.connector import NAME, TcpPeer
 
 HANDSHAKE = derived_key(SECRET, f"{NAME} handshake")
 SEAL = Seal(derived_key(SECRET, "sealed KV blocks"), FINGERPRINT, BLOCK)

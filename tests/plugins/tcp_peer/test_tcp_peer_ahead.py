@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
+from troupellm.models.kv_offload.store import StoreMiss
 from troupellm_tcp_peer import client as tcp_client, server as tcp_server, wire as tcp_wire
 from troupellm_tcp_peer.client import AHEAD, MOST_IDLE, MOST_RUNS
 from troupellm_tcp_peer.connector import NAME, TcpPeer
-from troupellm.models.kv_offload.store import StoreMiss
 
 COUNT = 40
 KEYS = [key(number) for number in range(COUNT)]
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             counts.append(count)
         return what, count, size
 
-    monkeypatch.setattr(tcp_server.tcp_wire, "read_question", listening)
+    monkeypatch.setattr(tcp_server.wire, "read_question", listening)
     return counts
 
 
