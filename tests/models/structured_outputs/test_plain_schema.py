@@ -15,7 +15,7 @@ from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.structured_outputs.schema_disjoint import MOST_OPTIONS
 from troupellm.models.structured_outputs.schema_normalise import ENFORCED_FORMATS, plain_schema
 from troupellm.models.structured_outputs.schema_regex import without_look_ahead
-from troupellm.models.structured_outputs.xgrammar_backend import xgrammar_text
+from troupellm_xgrammar.backend import xgrammar_text
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
 

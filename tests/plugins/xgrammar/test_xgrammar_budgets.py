@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from guide_crowd import VOCAB, Crowd
 
-from troupellm.models.structured_outputs import xgrammar_backend
+from troupellm_xgrammar import backend as xgrammar_backend
 from troupellm.models.structured_outputs.backend import MASK_SECONDS
 from troupellm.models.structured_outputs.guided_row import MOST_DEBT
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
-from troupellm.models.structured_outputs.xgrammar_backend import (
+from troupellm_xgrammar.backend import (
     ACCEPT_SECONDS,
     ACCEPT_WEIGHT,
     HOPELESS_SECONDS,

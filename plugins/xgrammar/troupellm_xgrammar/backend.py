@@ -11,7 +11,7 @@ from troupellm.models.structured_outputs.backend import BackendError, GuideError
 from troupellm.models.structured_outputs.lark import literal
 from troupellm.models.structured_outputs.schema_normalise import plain_schema
 from troupellm.models.structured_outputs.to_lark import close_objects, object_of, read_json
-from troupellm.models.structured_outputs.xgrammar_schema import check_schema
+from troupellm_xgrammar.schema import check_schema
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
 
