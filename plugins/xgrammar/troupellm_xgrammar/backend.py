@@ -1,4 +1,4 @@
-"""xgrammar, where it is installed: an optional second backend. It compiles ahead, and forces no tokens here."""
+"""The guide backend of the package xgrammar. It compiles ahead, and forces no tokens."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from troupellm.models.structured_outputs.backend import BackendError, GuideError
 from troupellm.models.structured_outputs.lark import literal
 from troupellm.models.structured_outputs.schema_normalise import plain_schema
 from troupellm.models.structured_outputs.to_lark import close_objects, object_of, read_json
-from troupellm_xgrammar.schema import check_schema
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm_xgrammar.schema import check_schema
 
 MOST_GRAMMAR_CHARACTERS: Final = 16 * 1024
 """Largest grammar or pattern. The cost of one byte of text grows with the square of its size, and cannot be
@@ -155,6 +155,7 @@ class XGrammar:
     """Implements `Backend`."""
 
     name = "xgrammar"
+    program_text = staticmethod(xgrammar_text)
 
     def __init__(self, tokenizer: Tokenizer, num_tokens: int, num_threads: int) -> None:
         """
@@ -162,10 +163,12 @@ class XGrammar:
             num_tokens: that masks speak of.
 
         Raises:
-            BackendError: this model has no end token, or tokens that are no plain bytes.
+            BackendError: there is no xgrammar, or this model has no end token, or tokens that are no plain bytes.
         """
-        import xgrammar
-
+        try:
+            import xgrammar
+        except ImportError:
+            raise BackendError("the backend xgrammar is not installed: its package xgrammar is missing") from None
         if tokenizer.form == "other" or not tokenizer.eos_token_ids:
             raise BackendError("the backend xgrammar cannot guide a model with this tokenizer")
         special = tokenizer.special_token_ids

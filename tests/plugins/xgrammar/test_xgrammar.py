@@ -10,13 +10,13 @@ from absence import need_xgrammar
 from guide_corpus import corpus
 from guide_crowd import Crowd
 
-from troupellm_xgrammar import backend as xgrammar_backend
 from troupellm.models.structured_outputs.backend import GuideError
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
-from troupellm_xgrammar.backend import MOST_GRAMMAR_CHARACTERS, xgrammar_text
-from troupellm_xgrammar.schema import check_schema
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm_xgrammar import backend as xgrammar_backend
+from troupellm_xgrammar.backend import MOST_GRAMMAR_CHARACTERS, xgrammar_text
+from troupellm_xgrammar.schema import check_schema
 
 INSTALLED = find_spec("xgrammar") is not None
 needs_xgrammar = pytest.mark.usefixtures("xgrammar")

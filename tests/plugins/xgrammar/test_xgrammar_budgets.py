@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from guide_crowd import VOCAB, Crowd
 
-from troupellm_xgrammar import backend as xgrammar_backend
 from troupellm.models.structured_outputs.backend import MASK_SECONDS
 from troupellm.models.structured_outputs.guided_row import MOST_DEBT
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
+from troupellm.protocol.params.guide import GuideProgram
+from troupellm_xgrammar import backend as xgrammar_backend
 from troupellm_xgrammar.backend import (
     ACCEPT_SECONDS,
     ACCEPT_WEIGHT,
@@ -19,7 +20,6 @@ from troupellm_xgrammar.backend import (
     XGrammar,
     XGrammarMatcher,
 )
-from troupellm.protocol.params.guide import GuideProgram
 
 TOKEN = 64
 """The only one that may come."""
