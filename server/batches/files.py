@@ -1,8 +1,5 @@
 """/v1/files."""
 
-import secrets
-import time
-
 import anyio
 import msgspec
 from msgspec import UNSET
@@ -14,6 +11,7 @@ from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
 from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.storage.batches import new_file
 
 SLOWEST_BYTES = 65_536
 """Per second: how fast an upload must be on average, beside the time that every body has."""
@@ -64,16 +62,8 @@ def _file(form: Form) -> FileObject:
         raise invalid_field(error, FileForm, "the form") from None
     if (given.anchor is UNSET) != (given.seconds is UNSET):
         raise InvalidRequest(f"{_LIFE} come together", param="expires_after", code="missing_required_parameter")
-    created = int(time.time())
-    expires = created + given.seconds if isinstance(given.seconds, int) else None
-    return FileObject(
-        id=f"file-{secrets.token_hex(12)}",
-        bytes=form.size,
-        created_at=created,
-        expires_at=expires,
-        filename=form.filename,
-        purpose="batch",
-    )
+    life = given.seconds if isinstance(given.seconds, int) else None
+    return new_file(form.filename, form.size, "batch", life)
 
 
 async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:

@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 import anyio
 import msgspec
 
-from troupellm.protocol.api.batches import OVER, Batch, FileObject
+from troupellm.protocol.api.batches import OVER, Batch
 from troupellm.protocol.api.message_batches import (
     BatchedMessage,
     MessageBatch,
@@ -30,7 +30,7 @@ from troupellm.server.base.threads import offload
 from troupellm.server.batches.upload import create_private, new_name, sync
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.batch_shapes import EXPIRED, canceled, name_of, result_of, shown
-from troupellm.server.storage.batches import Store
+from troupellm.server.storage.batches import Store, new_file
 
 PREFIX: Final = "msgbatch_"
 WINDOW: Final = 24 * 3600
@@ -51,14 +51,7 @@ async def create(host: EngineHost, prefix: str, exchange: Exchange, request: Mes
     path = store.incoming(new_name())
     try:
         size = await offload(_write, path, request.requests, f"{prefix}/messages")
-        file = FileObject(
-            id=f"file-{secrets.token_hex(12)}",
-            bytes=size,
-            created_at=created,
-            expires_at=created + LIFE,
-            filename=f"{name}_input.jsonl",
-            purpose="batch",
-        )
+        file = new_file(f"{name}_input.jsonl", size, "batch", LIFE)
         await store.add_file(exchange.owner, file, path)
     except OSError as error:
         raise store.refused(error) from error

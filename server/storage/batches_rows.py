@@ -1,8 +1,8 @@
 """Rows of the folder's database: one statement each, inside the caller's transaction."""
 
 import os
-import sqlite3
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -29,22 +29,22 @@ class Wanted(NamedTuple):
     limit: int
 
 
-def usage(database: sqlite3.Connection, owner: str) -> int:
+def usage(database: Connection, owner: str) -> int:
     """Bytes of an owner's files, and of what its batches have answered so far."""
     row = database.execute("SELECT bytes FROM usage WHERE owner = ?", (owner,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
-def add_usage(database: sqlite3.Connection, owner: str, size: int) -> None:
+def add_usage(database: Connection, owner: str, size: int) -> None:
     add_to(database, "usage", "bytes", owner, size)
 
 
-def count(database: sqlite3.Connection, name: str, number: int = 1) -> None:
+def count(database: Connection, name: str, number: int = 1) -> None:
     """Add to a counter that lasts."""
     add_to(database, "counts", "number", name, number)
 
 
-def save_batch(database: sqlite3.Connection, batch: Batch) -> None:
+def save_batch(database: Connection, batch: Batch) -> None:
     """Its counts are kept beside it."""
     database.execute(
         "UPDATE batches SET status = ?, body = ? WHERE id = ?", (batch.status, msgspec.json.encode(batch), batch.id)
@@ -66,7 +66,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def find_batch(database: sqlite3.Connection, owner: str, batch_id: str) -> Batch | None:
+def find_batch(database: Connection, owner: str, batch_id: str) -> Batch | None:
     row = database.execute(f"SELECT {BATCH} FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)).fetchone()
     return None if row is None else as_batch(row)
 
@@ -76,7 +76,7 @@ def as_file(row: tuple[Any, ...]) -> FileObject:
 
 
 def page_rows(
-    database: sqlite3.Connection, source: str, where: str, values: tuple[object, ...], wanted: Wanted
+    database: Connection, source: str, where: str, values: tuple[object, ...], wanted: Wanted
 ) -> tuple[list[Any], bool]:
     """Part of an owner's rows, and whether there are more.
 

@@ -6,8 +6,8 @@ incoming/NAME       files that are being written; removed at the start
 runner.lock         held by the process that works on the batches
 """
 
-import sqlite3
 from pathlib import Path
+from sqlite3 import Connection
 
 from troupellm.server.storage.database import Schema, open_database
 
@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, number INTEGER NOT NUL
 SCHEMA = Schema(setting="files_dir", version=2, tables=_TABLES, synchronous="FULL")
 
 
-def open_folder(folder: Path) -> sqlite3.Connection:
+def open_folder(folder: Path) -> Connection:
     """Open the database. Makes what is not there, readable by the owner only. Blocks.
 
     Raises:

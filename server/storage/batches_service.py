@@ -1,9 +1,9 @@
 """Files and batches as the routes see them."""
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from sqlite3 import Connection
 from typing import get_args
 
 import msgspec
@@ -114,7 +114,7 @@ class Batches:
         await self.store.close()
 
 
-def _read(database: sqlite3.Connection) -> FolderCounts:
+def _read(database: Connection) -> FolderCounts:
     (files,) = database.execute("SELECT count(*) FROM files").fetchone()
     (size,) = database.execute("SELECT coalesce(sum(bytes), 0) FROM usage").fetchone()
     (waiting,) = database.execute(

@@ -7,10 +7,12 @@ import logging
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from sqlite3 import Connection
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -22,6 +24,8 @@ from troupellm.server.base.threads import offload
 logger = logging.getLogger("troupellm.server")
 
 T = TypeVar("T")
+P = ParamSpec("P")
+StoreT = TypeVar("StoreT", bound="_Transacts")
 
 BUSY_SECONDS = 5.0
 """Seconds that a process waits for another one's transaction."""
@@ -41,7 +45,7 @@ class Schema(msgspec.Struct, frozen=True):
     """Table, column and definition. A file without them is of the same version, whose rows name their columns."""
 
 
-def open_database(schema: Schema, path: Path | None) -> sqlite3.Connection:
+def open_database(schema: Schema, path: Path | None) -> Connection:
     """Open the file, or a database in memory, and make its tables. Blocks.
 
     Raises:
@@ -82,12 +86,42 @@ def told_as_config_error(setting: str, path: Path) -> Iterator[None]:
         raise ConfigError(f"{setting}: {path.name} cannot be used: {reason}", param=setting) from None
 
 
-def add_to(database: sqlite3.Connection, table: str, column: str, key: str, number: int) -> None:
+def add_to(database: Connection, table: str, column: str, key: str, number: int) -> None:
     """Add to a number in a table of two columns, the first of which is its key."""
     database.execute(
         f"INSERT INTO {table} VALUES (?, ?) ON CONFLICT DO UPDATE SET {column} = {column} + excluded.{column}",
         (key, number),
     )
+
+
+class _Transacts(Protocol):
+    def transact(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
+
+    def read(self, work: Callable[[Connection], T]) -> Awaitable[T]: ...
+
+
+def transaction(
+    work: Callable[Concatenate[StoreT, Connection, P], T],
+) -> Callable[Concatenate[StoreT, P], Coroutine[Any, Any, T]]:
+    """A method that is one transaction: its callers leave out the connection and await it, see `Database.transact`."""
+
+    @wraps(work)
+    async def method(self: StoreT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.transact(lambda database: work(self, database, *args, **kwargs))
+
+    return method
+
+
+def reading(
+    work: Callable[Concatenate[StoreT, Connection, P], T],
+) -> Callable[Concatenate[StoreT, P], Coroutine[Any, Any, T]]:
+    """A method that is one transaction and only reads, see `Database.read`."""
+
+    @wraps(work)
+    async def method(self: StoreT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.read(lambda database: work(self, database, *args, **kwargs))
+
+    return method
 
 
 class Database:
@@ -100,11 +134,11 @@ class Database:
         self._schema = schema
         self._path = path
         self._refusal = refusal
-        self._database: sqlite3.Connection | None = None
+        self._database: Connection | None = None
         self._turn = anyio.CapacityLimiter(1)
         self._finalizer: weakref.finalize[..., Database] | None = None
 
-    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def transact(self, work: Callable[[Connection], T]) -> T:
         """Run a transaction on a thread. It is not cut short by cancellation.
 
         Raises:
@@ -112,7 +146,7 @@ class Database:
         """
         return await self._transact("BEGIN IMMEDIATE", work)
 
-    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, work: Callable[[Connection], T]) -> T:
         """The same for a transaction that only reads: it sees one state, and waits for no other process."""
         return await self._transact("BEGIN", work)
 
@@ -132,10 +166,10 @@ class Database:
     def require(self) -> None:
         """Raises an HttpError where the server has no such store."""
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> Connection:
         return open_database(self._schema, self._path)
 
-    async def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _transact(self, begin: str, work: Callable[[Connection], T]) -> T:
         self.require()
 
         def transact() -> T:

@@ -7,12 +7,12 @@ A response is found by its id *and* its owner: another key's response does not e
 """
 
 import secrets
-import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from sqlite3 import Connection
 
 import anyio
 import msgspec
@@ -21,7 +21,7 @@ from troupellm.actors.metrics.families import counter, families, gauge, text_of
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.base.errors import HttpError, not_ready
 from troupellm.server.storage.conversation_rows import Bounds
-from troupellm.server.storage.database import Database
+from troupellm.server.storage.database import Database, transaction
 from troupellm.server.storage.responses_rows import StoredResponse, evict, read_row, size_of
 from troupellm.server.storage.responses_schema import SCHEMA
 
@@ -98,7 +98,7 @@ class ResponseStore(Database):
         if not self.fits(stored):
             return False
 
-        def write(database: sqlite3.Connection) -> bool:
+        def write(database: Connection) -> bool:
             now = time.time()
             database.execute(
                 "INSERT INTO responses (id, owner, previous, status, background, logged, body, items, bytes, used, "
@@ -115,13 +115,12 @@ class ResponseStore(Database):
 
         return await self.transact(write)
 
-    async def get(self, owner: str, name: str) -> StoredResponse | None:
-        def read(database: sqlite3.Connection) -> StoredResponse | None:
-            return read_row(database, owner, name)
+    @transaction
+    def get(self, database: Connection, owner: str, name: str) -> StoredResponse | None:
+        return read_row(database, owner, name)
 
-        return await self.transact(read)
-
-    async def chain(self, owner: str, name: str, most: int, most_bytes: int) -> list[StoredResponse]:
+    @transaction
+    def chain(self, database: Connection, owner: str, name: str, most: int, most_bytes: int) -> list[StoredResponse]:
         """A response and all before it, oldest first. Nothing is read unless all of it may be.
 
         Raises:
@@ -129,130 +128,108 @@ class ResponseStore(Database):
             OverflowError: there are more than `most`.
             TooMuchError: they have more than `most_bytes`.
         """
+        names: list[str] = []
+        wanted: str | None = name
+        room = most_bytes
+        while wanted is not None:
+            if len(names) >= most:
+                raise OverflowError
+            row = size_of(database, owner, wanted)
+            if row is None:
+                raise KeyError(wanted)
+            names.append(wanted)
+            wanted, size = row
+            room -= size
+            if room < 0:
+                raise TooMuchError
+        return list(_several(database, owner, names[::-1]).values())
 
-        def read(database: sqlite3.Connection) -> list[StoredResponse]:
-            names: list[str] = []
-            wanted: str | None = name
-            room = most_bytes
-            while wanted is not None:
-                if len(names) >= most:
-                    raise OverflowError
-                row = size_of(database, owner, wanted)
-                if row is None:
-                    raise KeyError(wanted)
-                names.append(wanted)
-                wanted, size = row
-                room -= size
-                if room < 0:
-                    raise TooMuchError
-            return list(_several(database, owner, names[::-1]).values())
-
-        return await self.transact(read)
-
-    async def conversation(self, owner: str, name: str, most_bytes: int) -> StoredResponse | None:
+    @transaction
+    def conversation(self, database: Connection, owner: str, name: str, most_bytes: int) -> StoredResponse | None:
         """A conversation that is kept.
 
         Raises:
             TooMuchError: it has more than `most_bytes`, and was not read.
         """
+        size = size_of(database, owner, name, conversation=True)
+        if size is not None and size[1] > most_bytes:
+            raise TooMuchError
+        return read_row(database, owner, name, conversation=True)
 
-        def read(database: sqlite3.Connection) -> StoredResponse | None:
-            size = size_of(database, owner, name, conversation=True)
-            if size is not None and size[1] > most_bytes:
-                raise TooMuchError
-            return read_row(database, owner, name, conversation=True)
-
-        return await self.transact(read)
-
-    async def several(self, owner: str, names: Sequence[str], most_bytes: int) -> dict[str, StoredResponse]:
+    @transaction
+    def several(
+        self, database: Connection, owner: str, names: Sequence[str], most_bytes: int
+    ) -> dict[str, StoredResponse]:
         """Those of these that are there.
 
         Raises:
             TooMuchError: they have more than `most_bytes`, and nothing was read.
         """
+        rows = [size_of(database, owner, name) for name in names]
+        if sum(row[1] for row in rows if row is not None) > most_bytes:
+            raise TooMuchError
+        return _several(database, owner, names)
 
-        def read(database: sqlite3.Connection) -> dict[str, StoredResponse]:
-            rows = [size_of(database, owner, name) for name in names]
-            if sum(row[1] for row in rows if row is not None) > most_bytes:
-                raise TooMuchError
-            return _several(database, owner, names)
-
-        return await self.transact(read)
-
-    async def update(self, owner: str, name: str, status: str, body: bytes) -> bool:
+    @transaction
+    def update(self, database: Connection, owner: str, name: str, status: str, body: bytes) -> bool:
         """Write a running response anew; False where it runs no more, or is gone."""
+        changed = database.execute(
+            "UPDATE responses SET status = ?, bytes = bytes - length(body) + ?, body = ? WHERE id = ? AND "
+            "owner = ? AND status IN ('queued', 'in_progress')",
+            (status, len(body), body, name, owner),
+        ).rowcount
+        evict(database, time.time(), self._entries, self._bytes)
+        return changed > 0
 
-        def write(database: sqlite3.Connection) -> bool:
-            changed = database.execute(
-                "UPDATE responses SET status = ?, bytes = bytes - length(body) + ?, body = ? WHERE id = ? AND "
-                "owner = ? AND status IN ('queued', 'in_progress')",
-                (status, len(body), body, name, owner),
-            ).rowcount
-            evict(database, time.time(), self._entries, self._bytes)
-            return changed > 0
+    @transaction
+    def delete(self, database: Connection, owner: str, name: str, *, conversation: bool = False) -> bool:
+        found = read_row(database, owner, name, conversation=conversation) is not None
+        if found:
+            database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner))
+        return found
 
-        return await self.transact(write)
-
-    async def delete(self, owner: str, name: str, *, conversation: bool = False) -> bool:
-        def write(database: sqlite3.Connection) -> bool:
-            found = read_row(database, owner, name, conversation=conversation) is not None
-            if found:
-                database.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner))
-            return found
-
-        return await self.transact(write)
-
-    async def log(self, name: str, first: int, events: bytes) -> None:
+    @transaction
+    def log(self, database: Connection, name: str, first: int, events: bytes) -> None:
         """Keep events of a running response; `first` is the number of the first of them.
 
         Logs may take as many bytes together as all responses that have ended, and each its share of that: one that
         grows beyond it is dropped, and what is generated is not.
         """
+        row = database.execute("SELECT bytes FROM responses WHERE id = ? AND logged", (name,)).fetchone()
+        if row is None:
+            return
+        size = row[0] + len(events)
+        if size <= self._log_bytes:
+            database.execute("UPDATE responses SET bytes = ? WHERE id = ?", (size, name))
+            database.execute("INSERT INTO events (id, first, data) VALUES (?, ?, ?)", (name, first, events))
+            return
+        database.execute("DELETE FROM events WHERE id = ?", (name,))
+        database.execute("UPDATE responses SET logged = 0, bytes = length(body) + length(items) WHERE id = ?", (name,))
 
-        def write(database: sqlite3.Connection) -> None:
-            row = database.execute("SELECT bytes FROM responses WHERE id = ? AND logged", (name,)).fetchone()
-            if row is None:
-                return
-            size = row[0] + len(events)
-            if size <= self._log_bytes:
-                database.execute("UPDATE responses SET bytes = ? WHERE id = ?", (size, name))
-                database.execute("INSERT INTO events (id, first, data) VALUES (?, ?, ?)", (name, first, events))
-                return
-            database.execute("DELETE FROM events WHERE id = ?", (name,))
-            database.execute(
-                "UPDATE responses SET logged = 0, bytes = length(body) + length(items) WHERE id = ?", (name,)
-            )
-
-        await self.transact(write)
-
-    async def logged(self, owner: str, name: str, number: int) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
+    @transaction
+    def logged(
+        self, database: Connection, owner: str, name: str, number: int
+    ) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
         """A response, and what was logged of it from event `number` on (and perhaps some before)."""
+        stored = read_row(database, owner, name)  # first: what is logged later is found the next time
+        rows = database.execute(
+            "SELECT first, data FROM events WHERE id = ? AND first >= "
+            "(SELECT coalesce(max(first), 0) FROM events WHERE id = ? AND first <= ?) ORDER BY first",
+            (name, name, number),
+        ).fetchall()
+        return stored, rows if stored is not None else []
 
-        def read(database: sqlite3.Connection) -> tuple[StoredResponse | None, list[tuple[int, bytes]]]:
-            stored = read_row(database, owner, name)  # first: what is logged later is found the next time
-            rows = database.execute(
-                "SELECT first, data FROM events WHERE id = ? AND first >= "
-                "(SELECT coalesce(max(first), 0) FROM events WHERE id = ? AND first <= ?) ORDER BY first",
-                (name, name, number),
-            ).fetchall()
-            return stored, rows if stored is not None else []
-
-        return await self.transact(read)
-
-    async def renew(self, name: str) -> bool:
+    @transaction
+    def renew(self, database: Connection, name: str) -> bool:
         """Say that a response of this process runs; False where it should no more."""
-
-        def write(database: sqlite3.Connection) -> bool:
-            changed = database.execute(
-                "UPDATE responses SET lease = ? WHERE id = ? AND runner = ? AND status IN ('queued', 'in_progress')",
-                (time.monotonic(), name, self._runner),
-            ).rowcount
-            return changed > 0
-
-        return await self.transact(write)
+        changed = database.execute(
+            "UPDATE responses SET lease = ? WHERE id = ? AND runner = ? AND status IN ('queued', 'in_progress')",
+            (time.monotonic(), name, self._runner),
+        ).rowcount
+        return changed > 0
 
     async def counts(self) -> StoreCounts:
-        def read(database: sqlite3.Connection) -> StoreCounts:
+        def read(database: Connection) -> StoreCounts:
             evict(database, time.time(), self._entries, self._bytes)
             stored, size, running = database.execute(
                 "SELECT count(*), coalesce(sum(bytes), 0), coalesce(sum(status IN ('queued', 'in_progress')), 0) "
@@ -274,6 +251,6 @@ class ResponseStore(Database):
         return text_of(families(_FAMILIES, counts))
 
 
-def _several(database: sqlite3.Connection, owner: str, names: Sequence[str]) -> dict[str, StoredResponse]:
+def _several(database: Connection, owner: str, names: Sequence[str]) -> dict[str, StoredResponse]:
     found = [(name, read_row(database, owner, name)) for name in names]
     return {name: stored for name, stored in found if stored is not None}

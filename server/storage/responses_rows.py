@@ -1,7 +1,7 @@
 """Stored responses: how a row is read, what becomes of one whose process has ended, and which of too many go."""
 
-import sqlite3
 import time
+from sqlite3 import Connection
 from typing import Any
 
 import msgspec
@@ -41,9 +41,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.body) + len(self.items)
 
 
-def read_row(
-    database: sqlite3.Connection, owner: str, name: str, *, conversation: bool = False
-) -> StoredResponse | None:
+def read_row(database: Connection, owner: str, name: str, *, conversation: bool = False) -> StoredResponse | None:
     """A response (or a conversation) that is there, and note that it was used."""
     now = time.time()
     bury(database)
@@ -62,7 +60,7 @@ def read_row(
 
 
 def size_of(
-    database: sqlite3.Connection, owner: str, name: str, *, conversation: bool = False
+    database: Connection, owner: str, name: str, *, conversation: bool = False
 ) -> tuple[str | None, int] | None:
     """The response before it, and its size in bytes, which are not read for this."""
     row: tuple[str | None, int] | None = database.execute(
@@ -73,7 +71,7 @@ def size_of(
     return row
 
 
-def bury(database: sqlite3.Connection) -> None:
+def bury(database: Connection) -> None:
     """Running responses of a dead process have failed, and age from now on like all others.
 
     A lease of the future is one from before the machine was started anew.
@@ -91,7 +89,7 @@ def bury(database: sqlite3.Connection) -> None:
         )
 
 
-def evict(database: sqlite3.Connection, now: float, entries: int, most_bytes: int) -> None:
+def evict(database: Connection, now: float, entries: int, most_bytes: int) -> None:
     """Down to the bounds: expired responses go, then the oldest of the owner that stored most. A running response is
     never removed: running ones have a bound of their own.
 
