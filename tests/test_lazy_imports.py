@@ -18,7 +18,7 @@ import troupellm
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {"torch", "transformers", "triton"}
 """Packages that take seconds to import."""
-LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests")
+LAYERS = ("protocol", "kernels", "models", "actors", "server", "load_tests", "training")
 
 
 def product_files() -> list[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("protocol", "kernels", "models", "actors", "server", "load_tests", ".ci")
+PACKAGES = ("protocol", "kernels", "models", "actors", "server", "load_tests", "training", "plugins", ".ci")
 FILES = sorted([ROOT / "__init__.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 
 MODULES = frozenset({"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"})

@@ -1,8 +1,10 @@
 """A plug-in names the types that it needs from the root `troupellm`, and no module below it."""
 
+import ast
 import inspect
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +69,12 @@ def test_a_parser_plug_in_builds_its_syntax_from_exported_types() -> None:
     assert isinstance(calls, catalog.CallSyntax)
     assert isinstance(troupellm.Thinking(), catalog.Thinking)
     assert isinstance(troupellm.Channels(), catalog.Channels)
+
+
+@pytest.mark.parametrize("plug_in", ["tcp_peer"])
+def test_a_plug_in_of_the_tree_imports_exported_names_only(plug_in: str) -> None:
+    folder = Path(__file__).resolve().parents[1] / "plugins" / plug_in
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert "troupellm" in {node.module for node in imports}
+    assert not [node.module for node in imports if str(node.module).startswith("troupellm.")]

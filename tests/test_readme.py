@@ -15,7 +15,7 @@ import pytest
 import troupellm
 from troupellm.load_tests import cli as bench
 from troupellm.protocol.config.engine import ServerConfig, TenantConfig
-from troupellm.protocol.vllm.flags import ELSEWHERE as MISSING
+from troupellm.protocol.vllm.flags import REFUSED as MISSING
 from troupellm.server.access import keys
 from troupellm.server.app.app import App
 from troupellm.server.base.router import Router
@@ -24,7 +24,7 @@ from troupellm.server.cli.main import _COMMANDS, _parser
 from troupellm.server.host.engine_host import EngineHost
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests")
+FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests", "training", "plugins")
 _PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
 READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS), *_PAGES)
 """All documents of the product: the README, those of the top folders, and the pages below docs/."""

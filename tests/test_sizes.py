@@ -17,7 +17,7 @@ LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 """Files and functions over the cap, with their lines. Entries may shrink and go; none may grow or come."""
 
-PACKAGES = ("protocol", "kernels", "models", "actors", "server", "load_tests", "tests")
+PACKAGES = ("protocol", "kernels", "models", "actors", "server", "load_tests", "training", "plugins", "tests")
 FILES = sorted([ROOT / "__init__.py", *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))])
 NATIVE = sorted(path for kind in ("*.cpp", "*.h") for path in (ROOT / "kernels" / "cpp").glob(kind))
 

@@ -9,9 +9,9 @@ import json
 import random
 from collections.abc import Callable
 
+from troupellm.load_tests.speculation import words
+from troupellm.load_tests.speculation.chat_text import prompt_of
 from troupellm.load_tests.speculation.question import Question
-from troupellm.models.builtin_training import words
-from troupellm.models.builtin_training.documents import Chat
 
 Values = dict[str, str | int]
 Draw = Callable[[random.Random], str | int]
@@ -60,13 +60,14 @@ def agent_turns(count: int, round_number: int, seed: int = 7) -> list[Question]:
 
 def _call(source: random.Random, name: str, parameters: dict[str, Draw]) -> Question:
     given = " and ".join(f"{key} {value}" for key, value in _drawn(source, parameters).items())
-    chat = Chat(tools=[_tool(name, parameters) for name, parameters in TOOLS.items()])
-    return _asked(chat, f"Call {name} with {given}.")
+    tools = [_tool(name, parameters) for name, parameters in TOOLS.items()]
+    return Question(prompt_of([f"Call {name} with {given}."], tools))
 
 
 def _record(source: random.Random, sentence: str, fields: dict[str, Draw]) -> Question:
     schema = _schema(_drawn(source, fields))
-    return _asked(Chat(), f"Extract: {sentence.format_map(_drawn(source, fields))}\nSchema: {json.dumps(schema)}")
+    request = f"Extract: {sentence.format_map(_drawn(source, fields))}\nSchema: {json.dumps(schema)}"
+    return Question(prompt_of([request]))
 
 
 def _drawn(source: random.Random, fields: dict[str, Draw]) -> Values:
@@ -82,10 +83,3 @@ def _tool(name: str, parameters: dict[str, Draw]) -> dict[str, object]:
 def _schema(values: Values) -> dict[str, object]:
     properties = {name: {"type": _TYPES[type(value)]} for name, value in values.items()}
     return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _asked(chat: Chat, request: str) -> Question:
-    chat.turns = [("user", request, 0.0), ("assistant", "", 0.0)]
-    text = "".join(piece.text for piece in chat.pieces())
-    mark = "assistant\n"
-    return Question(text[: text.rindex(mark) + len(mark)])

@@ -1,9 +1,17 @@
 """The prompts, of the built-in model in texts of its training's kinds, and of random ones in random tokens."""
 
 import random
+from itertools import cycle, islice
+from pathlib import Path
 
+import msgspec
+
+from troupellm.load_tests.speculation.chat_text import prompt_of
 from troupellm.load_tests.speculation.question import Question
+from troupellm.load_tests.speculation.words import CITIES, ITEMS, NAMES, WORDS
 
+HELD_OUT = Path(__file__).with_name("held_out.json")
+"""`troupellm.training.drafters_evaluate.prompts` made it."""
 LIST_WORDS = 12
 LENGTHS, LENGTHS_APART = 16, 7
 """How many lengths of answers there are, and how far one is from the next."""
@@ -12,25 +20,18 @@ RANDOM_PROMPT = 64
 
 def copying(count: int) -> list[Question]:
     """Lists to say again that stand in the prompt twice already: an earlier turn and the question."""
-    from troupellm.models.builtin_training.documents import Chat, Exchange
-    from troupellm.models.builtin_training.words import CITIES, ITEMS, NAMES, WORDS
-
     source, questions = random.Random("copying"), []
     for _ in range(count):
         listed = " ".join(source.choices(WORDS + NAMES + CITIES + ITEMS, k=LIST_WORDS))
-        chat = Chat()
-        for _ in range(2):
-            chat.ask(Exchange(f"Repeat: {listed}", listed))
-        text = "".join(piece.text for piece in chat.pieces())
-        questions.append(Question(text[: text.rindex(listed)]))
+        request = f"Repeat: {listed}"
+        questions.append(Question(prompt_of([request, listed, request])))
     return questions
 
 
 def held_out(count: int) -> dict[str, list[Question]]:
-    """Prompts by kind that the model and its drafters were not trained on."""
-    from troupellm.models.builtin_training.drafters_evaluate import prompts
-
-    return {kind: [Question(text) for text in texts] for kind, texts in prompts(count).items()}
+    """Prompts by kind that the model and its drafters were not trained on; those of the file over and over."""
+    kinds: dict[str, list[str]] = msgspec.json.decode(HELD_OUT.read_bytes())
+    return {kind: [Question(text) for text in islice(cycle(texts), count)] for kind, texts in kinds.items()}
 
 
 def mixed(count: int, output_len: int) -> list[Question]:

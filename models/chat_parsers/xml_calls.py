@@ -48,27 +48,22 @@ class TaggedParameter:
         if len(parts) - place == 3 and isinstance(last, Maybe):
             self.head = self.head[:-1]
             self.wrapped, self.wrapper_ends = _only_word(last), _only_word(parts[place + 1])
-        self.key_mark = self._following(self.head, kinds.index("key") - 1)
         self.entities = entities
         self.on_lines = "\n{value}\n" in template
         """Line breaks around a value are not part of it."""
         self._hidden = hidden
         self._closes: dict[str, Marks] = {}
 
-    @staticmethod
-    def _following(head: Sequence[Element], index: int) -> Marks:
-        """Marks of which one ends the hole at `index`."""
+    def ends_of(self, index: int) -> Marks:
+        """Marks of which one ends the hole of the head at `index`."""
         found: list[str] = []
-        for part in head[index + 1 :]:
+        for part in self.head[index + 1 :]:
             if isinstance(part, Word):
                 found.append(part.text)
                 break
             if isinstance(part, Maybe):
                 found.append(_only_word(part))
         return Marks(found)
-
-    def ends_of(self, index: int) -> Marks:
-        return self._following(self.head, index)
 
     def closes(self, ending: str) -> Marks:
         """The ends of a value: its mark or a special token. If a model has left both out, a mark such as <|...|> of the

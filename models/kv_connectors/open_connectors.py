@@ -9,21 +9,22 @@ from troupellm.models.hub.secret import read_secret
 from troupellm.models.kv_connectors.base import ConnectorContext, MakeConnector
 from troupellm.models.kv_connectors.plugin import PlugInStore
 from troupellm.models.kv_connectors.shared_directory import NAME as SHARED_DIRECTORY, open_shared_directory
-from troupellm.models.kv_connectors.tcp_peer import NAME as TCP_PEER, open_tcp_peer
 from troupellm.models.kv_offload.store import BlockStore, StoreContext
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_connectors import FIELD, KVTransferConfig, read_transfer_configs
 from troupellm.protocol.errors import ConfigError, TroupeError
 
 GROUP = "troupellm.connectors"
-BUILT_IN: Mapping[str, MakeConnector] = {SHARED_DIRECTORY: open_shared_directory, TCP_PEER: open_tcp_peer}
+BUILT_IN: Mapping[str, MakeConnector] = {SHARED_DIRECTORY: open_shared_directory}
 _OWN = ("host", "disk")
 """Tiers of the engine's own, which are known by their names."""
-_FROM_VLLM = {
+_TCP_PEER = "tcp-peer"
+_HINTS = {
+    _TCP_PEER: "it is a plug-in: install the package troupellm-tcp-peer (pip install ./plugins/tcp_peer in the clone)",
     "OffloadingConnector": "use kv_offloading_size",
     "SimpleCPUOffloadConnector": "use kv_offloading_size",
     "MultiConnector": f"give a list of connectors as {FIELD}",
-    "NixlConnector": f"use {TCP_PEER}",
+    "NixlConnector": f"use {_TCP_PEER}",
     "ExampleConnector": f"use {SHARED_DIRECTORY}",
 }
 
@@ -58,17 +59,15 @@ def open_connectors(config: EngineConfig, store: StoreContext) -> list[BlockStor
 
 def _open(context: ConnectorContext) -> BlockStore:
     config = context.config
-    built_in = BUILT_IN.get(config.kv_connector)
-    make = built_in or _plug_in(config)
     try:
-        store = make(context)
+        store = find_connector(config)(context)
     except TroupeError:
         raise
     except Exception as error:  # a plug-in may raise anything
         raise ConfigError(f"the connector {config.kv_connector} cannot be opened: {error}", param=FIELD) from error
     if not isinstance(store, BlockStore):
         raise ConfigError(f"the connector {config.kv_connector} gave no BlockStore", param=FIELD)
-    if built_in is None:
+    if config.kv_connector not in BUILT_IN and not store.seals_blocks:
         store = PlugInStore(store, context.seal)
     store.name = config.kv_connector
     store.loads, store.stores = config.consumes, config.produces
@@ -76,8 +75,14 @@ def _open(context: ConnectorContext) -> BlockStore:
     return store
 
 
-def _plug_in(config: KVTransferConfig) -> MakeConnector:
+def find_connector(config: KVTransferConfig) -> MakeConnector:
+    """
+    Raises:
+        ConfigError: it is not there, or a plug-in that cannot be loaded.
+    """
     name = config.kv_connector
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     if name in _OWN:
         raise ConfigError(
             f"{FIELD}.kv_connector: {name!r} is the name of a tier that is no connector", param=f"{FIELD}.kv_connector"
@@ -89,5 +94,5 @@ def _plug_in(config: KVTransferConfig) -> MakeConnector:
             raise ConfigError(f"the connector {name} cannot be loaded: {error}", param=FIELD) from error
         return make
     known = ", ".join(sorted({*BUILT_IN, *entry_points(group=GROUP).names} - {*_OWN}))
-    hint = _FROM_VLLM.get(name, f"there are {known}, and plug-ins under the entry point group {GROUP}")
+    hint = _HINTS.get(name, f"there are {known}, and plug-ins under the entry point group {GROUP}")
     raise ConfigError(f"{FIELD}.kv_connector: {name!r} is not there; {hint}", param=f"{FIELD}.kv_connector")

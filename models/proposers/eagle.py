@@ -24,13 +24,11 @@ from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.decoder import EMBEDDING, HEAD, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.taps import Taps
-from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
-from troupellm.models.memory.stored_size import checkpoint_bytes
+from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.proposers.checkpoint_folder import drafter_folder
 from troupellm.models.proposers.load import Context, Turns, describe_head, own_decoder, paged, target_of
-from troupellm.models.proposers.paged_pending import KEPT
-from troupellm.models.proposers.stored_drafters import open_head, source_of
+from troupellm.models.proposers.stored_drafters import needs_of, open_head, source_of
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
 FUSION = "fc"
@@ -91,15 +89,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     folder, reader, layers = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     _ignore(stored)
-    weights = checkpoint_bytes(stored, target.dtype, target.device)
-    size = layers.hidden_size
-    return DrafterNeeds(
-        weight_bytes=weights,
-        layers=layers,
-        width=KEPT * size,
-        shown=target.config.hidden_size,
-        border=size + MARK_NUMBERS,
-    )
+    return needs_of(stored, layers, target)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

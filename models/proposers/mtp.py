@@ -26,13 +26,11 @@ from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.taps import Taps
 from troupellm.models.load.architecture import read_config
-from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
-from troupellm.models.memory.stored_size import checkpoint_bytes
+from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.proposers.load import Context, Turns, own_decoder, paged, target_of
 from troupellm.models.proposers.paged_attention import own_windows
-from troupellm.models.proposers.paged_pending import KEPT
-from troupellm.models.proposers.stored_drafters import open_head, refuse, source_of
+from troupellm.models.proposers.stored_drafters import needs_of, open_head, refuse, source_of
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
 FAMILIES = ("DeepseekV3ForCausalLM",)
@@ -89,15 +87,7 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     """
     reader, layers, prefix = _described(target)
     stored = open_head(target.folder, reader, config, target, lambda _: None)
-    weights = checkpoint_bytes(stored, target.dtype, target.device, prefix)
-    size = layers.hidden_size
-    return DrafterNeeds(
-        weight_bytes=weights,
-        layers=layers,
-        width=KEPT * size,
-        shown=target.config.hidden_size,
-        border=size + MARK_NUMBERS,
-    )
+    return needs_of(stored, layers, target, prefix)
 
 
 def make(config: SpeculativeConfig, context: Context) -> Proposer:

@@ -9,12 +9,15 @@ import torch
 
 from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.checkpoint.weight_names import RenamedWeights
+from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.weight_files import SINGLE
 from troupellm.models.load.read_decoder import stored_format
 from troupellm.models.load.to_device import OnDevice
-from troupellm.models.memory.drafter_needs import Target
+from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
+from troupellm.models.memory.stored_size import checkpoint_bytes
+from troupellm.models.proposers.paged_pending import KEPT
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.config.engine import ModelConfig
@@ -50,6 +53,22 @@ def open_head(
     if form is not None:
         return QuantizedCheckpoint(folder, target.dtype, taken, form)
     return Checkpoint(folder, target.dtype, taken, files)
+
+
+def needs_of(stored: Checkpoint, layers: DecoderConfig, target: Target, prefix: str = "") -> DrafterNeeds:
+    """The memory needs of decoder layers that read the target's hidden states.
+
+    Args:
+        prefix: how the names of their tensors begin.
+    """
+    size = layers.hidden_size
+    return DrafterNeeds(
+        weight_bytes=checkpoint_bytes(stored, target.dtype, target.device, prefix),
+        layers=layers,
+        width=KEPT * size,
+        shown=target.config.hidden_size,
+        border=size + MARK_NUMBERS,
+    )
 
 
 def source_of(

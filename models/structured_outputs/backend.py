@@ -10,6 +10,9 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.protocol.params.guide import GuideSpec
+
 Masks = NDArray[np.int32]
 """[rows, ceil(vocab / 32)]: bit i of word w is token 32 * w + i; 1 allows it."""
 
@@ -84,4 +87,25 @@ class Backend(Protocol):
         Returns:
             CPU seconds of each, with what its tokens since the last mask are charged with; empty where they were not
             taken one by one, which goes on only while all are quick.
+        """
+
+
+class BackendPlugIn(Protocol):
+    """The object behind an entry point of the group `troupellm.guide_backends`."""
+
+    def __call__(self, tokenizer: Tokenizer, num_tokens: int, num_threads: int) -> Backend:
+        """
+        Args:
+            num_tokens: that masks speak of.
+            num_threads: for filling masks.
+
+        Raises:
+            BackendError: it cannot be used, or cannot read this tokenizer.
+        """
+
+    def program_text(self, spec: GuideSpec, depth: int) -> str:
+        """A guide as the backend's `compile` reads it.
+
+        Raises:
+            GuideError: the backend cannot serve it.
         """

@@ -1,17 +1,19 @@
 """The backends by name, and the check that a grammar can begin."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.metadata import entry_points
 from typing import Final
 
 import numpy as np
 
-from troupellm.models.structured_outputs.backend import Backend, BackendError, GuideError, Matcher
+from troupellm.models.structured_outputs.backend import Backend, BackendError, BackendPlugIn, GuideError, Matcher
 from troupellm.models.structured_outputs.to_lark import translate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
 
+GROUP: Final = "troupellm.guide_backends"
 BITS: Final = 32
+_OWN: Final = "llguidance"
 
 
 def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads: int = 1) -> Backend:
@@ -23,12 +25,8 @@ def make_backend(name: str, tokenizer: Tokenizer, vocab_width: int, num_threads:
     Raises:
         BackendError: it is not installed, or cannot read this tokenizer.
     """
-    if name == "xgrammar":
-        if find_spec("xgrammar") is None:
-            raise BackendError("the backend xgrammar is not installed")
-        from troupellm.models.structured_outputs.xgrammar_backend import XGrammar
-
-        return XGrammar(tokenizer, masked_tokens(tokenizer, vocab_width), num_threads)
+    if name != _OWN:
+        return _plug_in(name)(tokenizer, masked_tokens(tokenizer, vocab_width), num_threads)
     from troupellm.models.structured_outputs.llguidance_backend import LLGuidance, vocabulary, vocabulary_marks
 
     try:
@@ -47,11 +45,14 @@ def program_text(spec: GuideSpec, backend: str, depth: int, special: Mapping[str
     Raises:
         GuideError: it has none.
     """
-    if backend == "xgrammar":
-        from troupellm.models.structured_outputs.xgrammar_backend import xgrammar_text
+    return translate(spec, depth, special) if backend == _OWN else _plug_in(backend).program_text(spec, depth)
 
-        return xgrammar_text(spec, depth)
-    return translate(spec, depth, special)
+
+def _plug_in(name: str) -> BackendPlugIn:
+    for point in entry_points(group=GROUP, name=name):
+        found: BackendPlugIn = point.load()
+        return found
+    raise BackendError(f"the backend {name} is not installed; its package is troupellm-{name}, in plugins/{name}")
 
 
 def masked_tokens(tokenizer: Tokenizer, vocab_width: int) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.protocol.vllm.values import check_refused
 
 STRUCTURED: Final = "structured_outputs_config"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 
 logger = logging.getLogger("troupellm.config")
 

@@ -2,15 +2,13 @@
 
 import secrets
 import time
-from typing import cast
 
 import msgspec
 
-from troupellm.protocol.api.batches import Batch, BatchesQuery, BatchList, BatchRequest
+from troupellm.protocol.api.batches import Batch, BatchesQuery, BatchRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.batches.files import ends
 from troupellm.server.host.engine_host import EngineHost
 
 LONGEST_SECONDS = 7 * 24 * 3600
@@ -48,8 +46,7 @@ async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
     """GET /v1/batches."""
     query: BatchesQuery = exchange.query
     page = await host.batches.store.batches(exchange.owner, after=query.after, limit=query.limit)
-    found = cast(list[Batch], page.entries)
-    await exchange.respond(200, msgspec.json.encode(BatchList(data=found, **ends(page))))
+    await exchange.respond(200, msgspec.json.encode(page))
 
 
 async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:

@@ -1,21 +1,17 @@
 """/v1/files."""
 
-import secrets
-import time
-from typing import Any, cast
-
 import anyio
 import msgspec
 from msgspec import UNSET
 
-from troupellm.protocol.api.batches import FileDeleted, FileForm, FileList, FileObject, FilesQuery
+from troupellm.protocol.api.batches import FileDeleted, FileForm, FileObject, FilesQuery
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import BodyReader, invalid_field
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.storage.batches import Page, Store
+from troupellm.server.storage.batches import new_file
 
 SLOWEST_BYTES = 65_536
 """Per second: how fast an upload must be on average, beside the time that every body has."""
@@ -38,26 +34,16 @@ async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
         upload = Upload(exchange.header(b"content-type") or "", store.incoming(new_name()), store.config.max_file_bytes)
         host.enter(exchange)
         with exchange.reading:
-            file, path = await _take(store, upload, reader), upload.path
             try:
-                await store.add_file(exchange.owner, file, path)
+                file = _file(await upload.take(reader))
+                await store.add_file(exchange.owner, file, upload.path)
+            except OSError as error:
+                raise store.refused(error) from error
             finally:
-                path.unlink(missing_ok=True)
+                upload.path.unlink(missing_ok=True)
             await exchange.respond(200, msgspec.json.encode(file))
     if exchange.reading.cancelled_caught:
         host.require()
-
-
-async def _take(store: Store, upload: Upload, reader: BodyReader) -> FileObject:
-    try:
-        form = await upload.take(reader)
-    except OSError as error:
-        raise store.refused(error) from error
-    try:
-        return _file(form)
-    except BaseException:
-        upload.path.unlink(missing_ok=True)
-        raise
 
 
 def _file(form: Form) -> FileObject:
@@ -76,16 +62,8 @@ def _file(form: Form) -> FileObject:
         raise invalid_field(error, FileForm, "the form") from None
     if (given.anchor is UNSET) != (given.seconds is UNSET):
         raise InvalidRequest(f"{_LIFE} come together", param="expires_after", code="missing_required_parameter")
-    created = int(time.time())
-    expires = created + given.seconds if isinstance(given.seconds, int) else None
-    return FileObject(
-        id=f"file-{secrets.token_hex(12)}",
-        bytes=form.size,
-        created_at=created,
-        expires_at=expires,
-        filename=form.filename,
-        purpose="batch",
-    )
+    life = given.seconds if isinstance(given.seconds, int) else None
+    return new_file(form.filename, form.size, "batch", life)
 
 
 async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
@@ -94,8 +72,7 @@ async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
     page = await host.batches.store.files(
         exchange.owner, after=query.after, limit=query.limit, newest=query.order == "desc", purpose=query.purpose
     )
-    files = cast(list[FileObject], page.entries)
-    await exchange.respond(200, msgspec.json.encode(FileList(data=files, **ends(page))))
+    await exchange.respond(200, msgspec.json.encode(page))
 
 
 async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
@@ -135,16 +112,6 @@ async def content(host: EngineHost, exchange: Exchange, _: None) -> None:
             left -= len(piece)
             await exchange.write(piece)
         await exchange.write(b"", last=True)
-
-
-def ends(page: Page) -> dict[str, Any]:
-    """The fields of every list beside its entries."""
-    names = [entry.id for entry in page.entries]
-    return {
-        "first_id": names[0] if names else None,
-        "last_id": names[-1] if names else None,
-        "has_more": page.more,
-    }
 
 
 def no_file() -> HttpError:

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import secrets
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container
 from typing import BinaryIO
 
 import msgspec
@@ -15,13 +15,6 @@ GROUP_BYTES = 2**20
 GROUP_LINES = 256
 """Lines are read in groups of at most so many, and so many bytes (and one line more)."""
 _BLANK = b" \t\r\n"
-
-
-class RawLine(msgspec.Struct, frozen=True):
-    number: int
-    """From 1, blank lines counted too."""
-    text: bytes
-    """b"" for a line that is too long."""
 
 
 class Good(msgspec.Struct, frozen=True):
@@ -37,21 +30,30 @@ class Bad(msgspec.Struct, frozen=True):
     """A line that cannot."""
 
     number: int
+    """From 1, blank lines counted too."""
     result: BatchResult
 
 
 class Lines:
-    """Reads groups of lines; blank ones are passed over. Blocks: call it on a thread."""
+    """Reads and checks groups of lines; blank ones are passed over. It remembers their names."""
 
-    def __init__(self, source: BinaryIO, longest: int) -> None:
-        """longest: bytes of a line."""
+    def __init__(self, source: BinaryIO, urls: Container[str], *, endpoint: str | None, longest: int) -> None:
+        """
+        Args:
+            urls: the routes that lines may ask for.
+            endpoint: the route that all of them must ask for; None leaves it to each.
+            longest: bytes of a line.
+        """
         self._source = source
+        self._urls = urls
+        self._endpoint = endpoint
         self._longest = longest
         self._number = 0
+        self._seen: set[bytes] = set()
 
-    def read(self) -> list[RawLine]:
-        """The next lines; none at the end."""
-        group: list[RawLine] = []
+    def read(self) -> list[Good | Bad]:
+        """The next lines; none at the end. Blocks: call it on a thread."""
+        group: list[Good | Bad] = []
         size = 0
         while len(group) < GROUP_LINES and size < GROUP_BYTES:
             line = self._source.readline(self._longest + 1)
@@ -59,56 +61,34 @@ class Lines:
                 break
             self._number += 1
             if len(line) > self._longest and not line.endswith(b"\n"):
-                self._skip_rest()
-                group.append(RawLine(self._number, b""))
-                continue
-            if line.strip(_BLANK):
-                group.append(RawLine(self._number, line))
+                while (rest := self._source.readline(io.DEFAULT_BUFFER_SIZE)) and not rest.endswith(b"\n"):
+                    pass
+                group.append(self._bad(None, "line_too_long", f"a line may have at most {self._longest} bytes"))
+            elif line.strip(_BLANK):
+                group.append(self._check(line))
                 size += len(line)
         return group
 
-    def _skip_rest(self) -> None:
-        while (rest := self._source.readline(io.DEFAULT_BUFFER_SIZE)) and not rest.endswith(b"\n"):
-            pass
-
-
-class Checker:
-    """Checks lines in their order; it remembers their names."""
-
-    def __init__(self, urls: Container[str], *, endpoint: str | None, longest: int) -> None:
-        """
-        Args:
-            urls: what lines may ask for.
-            endpoint: what all of them must ask for; None leaves it to each.
-            longest: bytes of a line, for the message.
-        """
-        self._urls = urls
-        self._endpoint = endpoint
-        self._longest = longest
-        self._seen: set[bytes] = set()
-
-    def check(self, line: RawLine) -> Good | Bad:
-        if not line.text:
-            return self._bad(line, None, "line_too_long", f"a line may have at most {self._longest} bytes")
+    def _check(self, text: bytes) -> Good | Bad:
         try:
-            parsed = msgspec.json.decode(line.text, type=BatchLine)
+            parsed = msgspec.json.decode(text, type=BatchLine)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             invalid = isinstance(error, msgspec.ValidationError)
-            text = str(error) if isinstance(error, msgspec.DecodeError) else "it is nested too deeply, or no UTF-8"
+            reason = str(error) if isinstance(error, msgspec.DecodeError) else "it is nested too deeply, or no UTF-8"
             code = "invalid_request" if invalid else "invalid_json_line"
-            return self._bad(line, _custom_id(line.text) if invalid else None, code, f"line {line.number}: {text}")
+            return self._bad(_custom_id(text) if invalid else None, code, f"line {self._number}: {reason}")
         name = hashlib.blake2b(parsed.custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if name in self._seen:
-            return self._bad(line, parsed.custom_id, "duplicate_custom_id", "another line has this custom_id already")
+            return self._bad(parsed.custom_id, "duplicate_custom_id", "another line has this custom_id already")
         self._seen.add(name)
         if self._endpoint is not None and parsed.url != self._endpoint:
-            return self._bad(line, parsed.custom_id, "mismatched_url", f"url must be {self._endpoint} in this batch")
+            return self._bad(parsed.custom_id, "mismatched_url", f"url must be {self._endpoint} in this batch")
         if parsed.url not in self._urls:
-            return self._bad(line, parsed.custom_id, "invalid_url", "url is none that a line may ask for")
-        return Good(line.number, parsed.custom_id, parsed.url, bytes(parsed.body))
+            return self._bad(parsed.custom_id, "invalid_url", "url is none that a line may ask for")
+        return Good(self._number, parsed.custom_id, parsed.url, bytes(parsed.body))
 
-    def _bad(self, line: RawLine, custom_id: str | None, code: str, message: str) -> Bad:
-        return Bad(line.number, failed(custom_id, code, message, line.number))
+    def _bad(self, custom_id: str | None, code: str, message: str) -> Bad:
+        return Bad(self._number, failed(custom_id, code, message, self._number))
 
 
 def answered(line: Good, answer: Answered) -> BatchResult:
@@ -137,12 +117,6 @@ def count_lines(source: BinaryIO, most: int) -> int:
         if piece.endswith(b"\n"):
             number, blank = number + (not blank), True
     return number + (not blank)
-
-
-def groups(read: Callable[[], list[RawLine]]) -> Iterator[list[RawLine]]:
-    """Until the end. Blocks."""
-    while group := read():
-        yield group
 
 
 def _custom_id(text: bytes) -> str | None:

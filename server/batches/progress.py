@@ -1,11 +1,9 @@
 """The results of a batch so far, as its runner stores them."""
 
-import os
-import sqlite3
 import time
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from sqlite3 import Connection
 
 import anyio
 import msgspec
@@ -13,9 +11,10 @@ import msgspec
 from troupellm.protocol.api.batches import Batch, BatchResult, BatchStatus, FileObject
 from troupellm.server.base.threads import offload
 from troupellm.server.batches.lines import failed, is_good
-from troupellm.server.batches.upload import create_private, new_name
-from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_rows import BATCH, add_usage, as_batch, count, save_batch, usage
+from troupellm.server.batches.upload import create_private, new_name, sync
+from troupellm.server.storage.batches import Store, new_file
+from troupellm.server.storage.batches_rows import BATCH, OPEN_STATUSES, add_usage, as_batch, count, save_batch, usage
+from troupellm.server.storage.database import reading, transaction
 
 _CHUNK = 256
 """Results that are copied into a file at once."""
@@ -31,17 +30,15 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def expired(self) -> bool:
-        expires = self.batch.expires_at
-        return expires is not None and time.time() >= expires
+        return self.batch.expires_at is not None and time.time() >= self.batch.expires_at
 
 
 async def unfinished(store: Store) -> list[Entry]:
     """Oldest first."""
 
-    def read(database: sqlite3.Connection) -> list[Entry]:
+    def read(database: Connection) -> list[Entry]:
         rows = database.execute(
-            f"SELECT number, owner, life, {BATCH} FROM batches "
-            "WHERE status IN ('validating', 'in_progress', 'finalizing', 'cancelling') ORDER BY number"
+            f"SELECT number, owner, life, {BATCH} FROM batches WHERE status IN {OPEN_STATUSES} ORDER BY number"
         ).fetchall()
         return [Entry(number, owner, life, as_batch(tuple(rest))) for number, owner, life, *rest in rows]
 
@@ -52,34 +49,30 @@ class Progress:
     """Of one batch. Results that come together are written together."""
 
     def __init__(self, store: Store, entry: Entry) -> None:
-        self.store = store
+        self.store, self.transact, self.read = store, store.transact, store.read
         self.entry = entry
         self._pending: list[tuple[int, BatchResult]] = []
         self._writing = anyio.Lock()
 
-    async def set_status(self, status: BatchStatus, *, total: int | None = None, **fields: object) -> Batch:
+    @transaction
+    def set_status(
+        self, database: Connection, /, status: BatchStatus, *, total: int | None = None, **fields: object
+    ) -> Batch:
         """Change a batch, unless it is being cancelled, which only `cancelled` follows."""
+        batch = self._read(database)
+        if batch.status == "cancelling" and status != "cancelled":
+            return batch
+        changed = msgspec.structs.replace(batch, status=status, **{f"{status}_at": int(time.time())}, **fields)
+        save_batch(database, changed)
+        if total is not None:
+            database.execute("UPDATE batches SET total = ? WHERE number = ?", (total, self.entry.number))
+        return changed
 
-        def write(database: sqlite3.Connection) -> Batch:
-            batch = self._read(database)
-            if batch.status == "cancelling" and status != "cancelled":
-                return batch
-            changed = msgspec.structs.replace(batch, status=status, **{f"{status}_at": int(time.time())}, **fields)
-            save_batch(database, changed)
-            if total is not None:
-                database.execute("UPDATE batches SET total = ? WHERE number = ?", (total, self.entry.number))
-            return changed
-
-        return await self.store.do(write)
-
-    async def answered(self) -> set[int]:
+    @reading
+    def answered(self, database: Connection) -> set[int]:
         """Lines that have a result."""
-
-        def read(database: sqlite3.Connection) -> set[int]:
-            rows = database.execute("SELECT line FROM results WHERE batch = ?", (self.entry.number,)).fetchall()
-            return {line for (line,) in rows}
-
-        return await self.store.read(read)
+        rows = database.execute("SELECT line FROM results WHERE batch = ?", (self.entry.number,)).fetchall()
+        return {line for (line,) in rows}
 
     async def put(self, line: int, result: BatchResult) -> None:
         """Keep a result; it is on the disk when this returns."""
@@ -87,23 +80,22 @@ class Progress:
         async with self._writing:
             if self._pending:  # the writer before has not taken these along
                 taken, self._pending = self._pending, []
-                await self.store.do(partial(self._write, results=taken))
+                await self.transact(partial(self._write, results=taken))
 
     async def put_all(self, results: list[tuple[int, BatchResult]]) -> None:
         """Many at once."""
         for first in range(0, len(results), _CHUNK):
             part = results[first : first + _CHUNK]
-            await self.store.do(partial(self._write, results=part))
+            await self.transact(partial(self._write, results=part))
 
-    def _write(self, database: sqlite3.Connection, results: list[tuple[int, BatchResult]]) -> None:
+    def _write(self, database: Connection, results: list[tuple[int, BatchResult]]) -> None:
         number, owner = self.entry.number, self.entry.owner
         room = self.store.config.max_stored_bytes - usage(database, owner)
-        written = good = 0
-        size = 0
-        for line, given in results:
-            data, result = msgspec.json.encode(given), given
+        written = good = size = 0
+        for line, result in results:
+            data = msgspec.json.encode(result)
             if size + len(data) > room:
-                result = failed(given.custom_id, "storage_full", "the answer does not fit: the key's files are full")
+                result = failed(result.custom_id, "storage_full", "the answer does not fit: the key's files are full")
                 data = msgspec.json.encode(result)
             fresh = database.execute(
                 "INSERT OR IGNORE INTO results (batch, line, good, data) VALUES (?, ?, ?, ?)",
@@ -130,7 +122,7 @@ class Progress:
         try:
             sizes = {good: await self._copy(good, path) for good, path in written.items()}
             files = {good: (self._file(good, size), written[good]) for good, size in sizes.items() if size}
-            await self.store.do(lambda database: self._close(database, status, files))
+            await self.transact(lambda database: self._close(database, status, files))
         except OSError as error:
             raise self.store.refused(error) from error
         finally:
@@ -146,33 +138,21 @@ class Progress:
                 data = b"".join([row[1] + b"\n" for row in rows])
                 size += len(data)
                 await offload(output.write, data)
-            await offload(_sync, output)
+            await offload(sync, output)
         return size
 
-    async def _results(self, good: bool, after: int) -> list[tuple[int, bytes]]:
-        def read(database: sqlite3.Connection) -> list[tuple[int, bytes]]:
-            return database.execute(
-                "SELECT line, data FROM results WHERE batch = ? AND good = ? AND line > ? ORDER BY line LIMIT ?",
-                (self.entry.number, good, after, _CHUNK),
-            ).fetchall()
-
-        return await self.store.read(read)
+    @reading
+    def _results(self, database: Connection, good: bool, after: int) -> list[tuple[int, bytes]]:
+        return database.execute(
+            "SELECT line, data FROM results WHERE batch = ? AND good = ? AND line > ? ORDER BY line LIMIT ?",
+            (self.entry.number, good, after, _CHUNK),
+        ).fetchall()
 
     def _file(self, good: bool, size: int) -> FileObject:
-        created = int(time.time())
-        kind = "output" if good else "error"
-        return FileObject(
-            id=f"file-{new_name()[:24]}",
-            bytes=size,
-            created_at=created,
-            expires_at=None if self.entry.life is None else created + self.entry.life,
-            filename=f"{self.entry.batch.id}_{kind}.jsonl",
-            purpose="batch_output",
-        )
+        name = f"{self.entry.batch.id}_{'output' if good else 'error'}.jsonl"
+        return new_file(name, size, "batch_output", self.entry.life)
 
-    def _close(
-        self, database: sqlite3.Connection, status: BatchStatus, files: dict[bool, tuple[FileObject, Path]]
-    ) -> None:
+    def _close(self, database: Connection, status: BatchStatus, files: dict[bool, tuple[FileObject, Path]]) -> None:
         (held,) = database.execute(
             "SELECT coalesce(sum(length(data)), 0) FROM results WHERE batch = ?", (self.entry.number,)
         ).fetchone()
@@ -190,12 +170,6 @@ class Progress:
         )
         save_batch(database, ended)
 
-    def _read(self, database: sqlite3.Connection) -> Batch:
+    def _read(self, database: Connection) -> Batch:
         row = database.execute(f"SELECT {BATCH} FROM batches WHERE number = ?", (self.entry.number,)).fetchone()
         return as_batch(row)
-
-
-def _sync(output: BinaryIO) -> None:
-
-    output.flush()
-    os.fsync(output.fileno())

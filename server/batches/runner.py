@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import anyio
@@ -20,17 +20,17 @@ from anyio.abc import TaskGroup
 from troupellm.protocol.api.batches import BatchError, BatchErrors
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.server.base.errors import HttpError
+from troupellm.server.base.errors import HttpError, flatten
 from troupellm.server.base.router import Route
-from troupellm.server.batches.concurrency import Governor
+from troupellm.server.batches.concurrency import Governor, Share
 from troupellm.server.batches.job import Job
-from troupellm.server.batches.owner_share import Share
 from troupellm.server.batches.progress import Entry, Progress, unfinished
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.internal_requests import Inside
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_schema import CONTENT, INCOMING, LOCK, PARAM, open_database, prepare
+from troupellm.server.storage.batches_schema import CONTENT, INCOMING, LOCK, SCHEMA, open_folder
+from troupellm.server.storage.database import told_as_config_error
 
 logger = logging.getLogger("troupellm.server")
 
@@ -91,9 +91,9 @@ class Runner:
                 break
             waiting.remove(entry)
             tenant = self._owners.get(entry.owner, "")
-            share = self._shares.get(entry.owner)
-            if share is None:
-                share = self._shares[entry.owner] = Share(self._governor, self._most.get(tenant))
+            if entry.owner not in self._shares:
+                self._shares[entry.owner] = self._governor.share(self._most.get(tenant))
+            share = self._shares[entry.owner]
             job = Job(entry, self._store, self._inside, share, self._config, tenant=tenant)
             self._active[entry.number] = job
             group.start_soon(self._work, job)
@@ -112,29 +112,25 @@ class Runner:
         try:
             await job.run()
             logger.info("batch %s is over", batch.id)
-        except HttpError:  # the disk; told already
-            await anyio.sleep(RETRY_SECONDS)
         except (Exception, BaseExceptionGroup) as error:
-            await self._fail(job, error)
+            await self._fail(job, flatten(error))
         finally:
             self._active.pop(job.entry.number, None)
 
     async def _fail(self, job: Job, error: BaseException) -> None:
-        only = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-        if isinstance(only, HttpError):
-            await anyio.sleep(RETRY_SECONDS)
-            return
-        logger.error("batch %s has failed", job.entry.batch.id, exc_info=error)
-        errors = BatchErrors(data=[BatchError(code="internal_error", message="internal error")])
         try:
+            if isinstance(error, HttpError):
+                raise error
+            logger.error("batch %s has failed", job.entry.batch.id, exc_info=error)
+            errors = BatchErrors(data=[BatchError(code="internal_error", message="internal error")])
             await Progress(self._store, job.entry).set_status("failed", errors=errors)
-        except HttpError:
+        except HttpError:  # the disk; told already
             await anyio.sleep(RETRY_SECONDS)
 
 
 @contextmanager
 def held_folder(config: ServerConfig) -> Iterator[None]:
-    """Have the folder for this process alone, and without what an earlier one left half done.
+    """Have the folder for this process alone, without half-written and unknown files of an earlier one.
 
     Raises:
         ConfigError: it cannot be used, or another server uses it.
@@ -143,34 +139,20 @@ def held_folder(config: ServerConfig) -> Iterator[None]:
         yield
         return
     folder = Path(config.files_dir)
-    try:
-        prepare(folder)
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{PARAM}: {folder.name} cannot be used: {error.strerror}", param=PARAM) from None
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{PARAM}: another server uses {folder.name}", param=PARAM) from None
-        _tidy(folder)
+    with ExitStack() as stack:
+        with told_as_config_error(SCHEMA.setting, folder), closing(open_folder(folder)) as database:
+            handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                message = f"{SCHEMA.setting}: another server uses {folder.name}"
+                raise ConfigError(message, param=SCHEMA.setting) from None
+            known = {name for (name,) in database.execute("SELECT id FROM files")}
+            unknown = [path for path in (folder / CONTENT).iterdir() if path.name not in known]
+            for path in (*(folder / INCOMING).iterdir(), *unknown):
+                path.unlink(missing_ok=True)
         yield
-    finally:
-        os.close(handle)
-
-
-def _tidy(folder: Path) -> None:
-    """Remove what was being written, and files that never became known."""
-    for path in (folder / INCOMING).iterdir():
-        path.unlink(missing_ok=True)
-    database = open_database(folder)
-    try:
-        known = {name for (name,) in database.execute("SELECT id FROM files")}
-    finally:
-        database.close()
-    for path in (folder / CONTENT).iterdir():
-        if path.name not in known:
-            path.unlink(missing_ok=True)
 
 
 @asynccontextmanager

@@ -49,7 +49,7 @@ class _Part:
 
 
 class Upload:
-    """Takes one file and some short fields. `path` is where the file is written, and is there after a success only."""
+    """Takes one file and some short fields. The file is written to `path`, which is there after a failure, too."""
 
     def __init__(self, content_type: str, path: Path, most: int) -> None:
         """
@@ -70,7 +70,6 @@ class Upload:
         self._filename: str | None = None
         self._size = 0
         self._buffer = bytearray()
-        self._output: BinaryIO | None = None
         self._ended = False
         self._parser = MultipartParser(
             boundary,
@@ -97,37 +96,26 @@ class Upload:
             ClientGone: the client left first.
             OSError: the disk refuses.
         """
+        output = await offload(create_private, self.path)
         try:
-            self._output = await offload(create_private, self.path)
             while (piece := await body.read()) is not None:
                 try:
                     self._parser.write(piece)
                 except FormParserError:
                     raise _invalid("the body is no multipart form") from None
                 if len(self._buffer) >= BUFFER_BYTES:
-                    await self._flush()
-            await self._flush()
-            form = self._form()
-            await offload(_finish, self._output)
-        except BaseException:
-            if self._output is not None:
-                with suppress(OSError):  # a full disk refuses what is buffered once more
-                    self._output.close()
-            self.path.unlink(missing_ok=True)
-            raise
-        return form
-
-    def _form(self) -> Form:
-        if not self._ended:
-            raise _invalid("the multipart form ends too early")
-        if self._filename is None:
-            raise InvalidRequest("file is missing", param="file", code="missing_required_parameter")
+                    written, self._buffer = self._buffer, bytearray()
+                    await offload(output.write, written)
+            if not self._ended:
+                raise _invalid("the multipart form ends too early")
+            if self._filename is None:
+                raise InvalidRequest("file is missing", param="file", code="missing_required_parameter")
+            await offload(output.write, self._buffer)
+            await offload(sync, output)
+        finally:
+            with suppress(OSError):  # a full disk refuses what is buffered once more
+                output.close()
         return Form(self._fields, self._filename, self._size)
-
-    async def _flush(self) -> None:
-        written, self._buffer = self._buffer, bytearray()
-        if written and self._output is not None:
-            await offload(self._output.write, written)
 
     def _begin(self) -> None:
         self._part = _Part()
@@ -194,10 +182,10 @@ def create_private(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
-def _finish(output: BinaryIO) -> None:
+def sync(output: BinaryIO) -> None:
+    """Its bytes are on the disk when this returns. Blocks."""
     output.flush()
     os.fsync(output.fileno())
-    output.close()
 
 
 def _invalid(message: str) -> InvalidRequest:

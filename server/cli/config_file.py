@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.protocol.vllm.values import REMOTE_CODE, accepts, check_refused
 from troupellm.server.cli.unknown_flags import of_vllm, unknown_setting
 

@@ -20,8 +20,7 @@ from troupellm.protocol.config.allowed_values import with_allowed_values
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.config.sizes import human_int
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.flags import SHORT
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED, SHORT
 from troupellm.protocol.vllm.values import check_refused, is_switch
 from troupellm.server.cli.config_file import read_config_file
 from troupellm.server.cli.guide_flags import guide_flags, is_guide_flag, takes_value

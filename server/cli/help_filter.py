@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.server.cli.flags import add_flag, config_flags
 
 _GROUPS = {"frontend": "server", "parallel": "worker", "device": "worker", "structuredoutputs": "guide"}

@@ -15,7 +15,7 @@ from troupellm.server.cli.flags import add_config_flags, load_configs
 
 if TYPE_CHECKING:
     from troupellm.protocol.config.engine import EngineConfig, ServerConfig
-    from troupellm.server.batches.run_batch import Tally
+    from troupellm.server.cli.batch_results import Tally
 
 STANDARD = "-"
 _EPILOG = (
@@ -44,7 +44,7 @@ def register(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     import anyio
 
-    from troupellm.server.batches.run_batch import Tally
+    from troupellm.server.cli.batch_results import Tally
 
     engine_config, server_config = load_configs(arguments)
     most = _most(arguments, engine_config)
@@ -86,7 +86,7 @@ def _open(arguments: argparse.Namespace, stack: ExitStack, tally: "Tally") -> _F
         ResumeError: the output file holds something else.
     """
     from troupellm.server.batches.lines import count_lines
-    from troupellm.server.batches.run_batch import resume
+    from troupellm.server.cli.batch_results import resume
 
     known: list[str | None] = []
     if arguments.input_file == STANDARD:
@@ -127,7 +127,7 @@ async def _run(
     from troupellm.protocol.api.batches import BatchResult
     from troupellm.server.app.app import routes
     from troupellm.server.base.errors import flatten
-    from troupellm.server.batches.run_batch import answer_all, count
+    from troupellm.server.cli.batch_results import answer_all, count
     from troupellm.server.host.engine_host import EngineHost
     from troupellm.server.host.internal_requests import Inside
     from troupellm.server.observe.load_log import LoadLog, terminal

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.server.cli.guide_flags import is_guide_flag
 
 _GUIDE_KEYS = "use guide_backend, guide_any_whitespace and guide_additional_properties"

@@ -4,7 +4,6 @@ The requests of one become an input file of its key, and its results come from t
 count as the key's files, and go with the batch.
 """
 
-import os
 import secrets
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import BinaryIO, Final
 import anyio
 import msgspec
 
-from troupellm.protocol.api.batches import OVER, Batch, FileObject
+from troupellm.protocol.api.batches import OVER, Batch
 from troupellm.protocol.api.message_batches import (
     BatchedMessage,
     MessageBatch,
@@ -28,10 +27,10 @@ from troupellm.protocol.errors import Conflict, InvalidRequest
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.batches.upload import create_private, new_name
+from troupellm.server.batches.upload import create_private, new_name, sync
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.batch_shapes import EXPIRED, canceled, name_of, result_of, shown
-from troupellm.server.storage.batches import Store
+from troupellm.server.storage.batches import Store, new_file
 
 PREFIX: Final = "msgbatch_"
 WINDOW: Final = 24 * 3600
@@ -52,14 +51,7 @@ async def create(host: EngineHost, prefix: str, exchange: Exchange, request: Mes
     path = store.incoming(new_name())
     try:
         size = await offload(_write, path, request.requests, f"{prefix}/messages")
-        file = FileObject(
-            id=f"file-{secrets.token_hex(12)}",
-            bytes=size,
-            created_at=created,
-            expires_at=created + LIFE,
-            filename=f"{name}_input.jsonl",
-            purpose="batch",
-        )
+        file = new_file(f"{name}_input.jsonl", size, "batch", LIFE)
         await store.add_file(exchange.owner, file, path)
     except OSError as error:
         raise store.refused(error) from error
@@ -93,11 +85,8 @@ async def listing(host: EngineHost, prefix: str, exchange: Exchange, _: None) ->
     page = await host.batches.store.batches(
         exchange.owner, after=after, before=before, limit=query.limit, prefix=PREFIX
     )
-    data = [await _shown(host, prefix, batch) for batch in page.entries if isinstance(batch, Batch)]
-    names = [batch.id for batch in data]
-    body = MessageBatchList(
-        data=data, has_more=page.more, first_id=names[0] if names else None, last_id=names[-1] if names else None
-    )
+    data = [await _shown(host, prefix, batch) for batch in page.data]
+    body = MessageBatchList(data=data, has_more=page.has_more, first_id=page.first_id, last_id=page.last_id)
     await exchange.respond(200, msgspec.json.encode(body))
 
 
@@ -160,8 +149,7 @@ def _write(path: Path, requests: Iterable[BatchedMessage], url: str) -> int:
         for request in requests:
             line = {"custom_id": request.custom_id, "method": "POST", "url": url, "body": request.params}
             size += output.write(msgspec.json.encode(line) + b"\n")
-        output.flush()
-        os.fsync(output.fileno())
+        sync(output)
         return size
 
 

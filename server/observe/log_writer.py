@@ -1,78 +1,71 @@
-"""Log lines on their way out: a bounded queue and a thread that writes, so that no request waits for a full pipe."""
+"""A bounded queue of log lines and the thread that writes them, so that no request waits for a full pipe."""
 
 import logging
 import os
 import select
 import threading
-import time
-from collections import deque
 from collections.abc import Callable
+from logging.handlers import QueueHandler, QueueListener
+from queue import SimpleQueue
+from typing import Any
 
 CAPACITY = 4096
-"""Lines that may wait; more are dropped and counted."""
+"""Lines that may wait; further lines are dropped and counted."""
+_MOST_TOGETHER = 256
+"""Lines of one write."""
 _POLL_SECONDS = 1.0
-_FLUSH_POLL_SECONDS = 0.005
 
 
-class LogWriter:
-    """Writes lines to a descriptor. The thread is a daemon and holds no lock of Python's while it writes, so a sink
-    that takes nothing holds up neither a caller nor the end of the process."""
+class LogWriter(QueueListener):
+    """Writes lines to a descriptor. The thread is a daemon and holds no lock while it writes, so a sink that takes
+    nothing delays neither a caller nor the end of the process. The queue may be entered again by a finalizer that logs.
+    """
+
+    queue: SimpleQueue[Any]
+    """Lines without their end, and the events of `flush`."""
 
     def __init__(self, descriptor: int, notice: Callable[[int], str], capacity: int = CAPACITY) -> None:
-        """`notice` makes the line that tells how many were dropped, once there is room again."""
+        """`notice` makes the line that tells the number of dropped lines, once there is room again."""
+        super().__init__(SimpleQueue())
         self._descriptor = descriptor
         self._notice = notice
         self._capacity = capacity
-        self._lines: deque[str] = deque()
-        self._wake = threading.Event()
-        self._writing = False
-        self._closed = False
+        self._batch: list[str] = []
         self._untold = 0
         self.dropped = 0
         """Lines that were never written: the sink was too slow, full, or gone."""
-        self._thread = threading.Thread(target=self._run, name="troupellm-log", daemon=True)
-        self._thread.start()
+        self.start()
 
     def put(self, line: str) -> None:
-        """Hand over a line, without its end. Never waits."""
-        if len(self._lines) >= self._capacity:
+        """Never waits."""
+        if self.queue.qsize() < self._capacity:
+            self.queue.put(line)
+        else:
             self._drop(1)
-            return
-        self._lines.append(line)
-        self._wake.set()
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is written; False when that takes longer than `seconds`."""
-        due = time.monotonic() + seconds
-        while self._lines or self._writing:
-            if time.monotonic() >= due:
-                return False
-            time.sleep(_FLUSH_POLL_SECONDS)
-        return True
+        written = threading.Event()
+        self.queue.put(written)
+        return written.wait(seconds)
 
-    def close(self, seconds: float) -> bool:
-        """End the thread after what waits; False when the sink takes it too slowly."""
-        self._closed = True
-        self._wake.set()
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def handle(self, record: Any) -> None:
+        """The thread calls it for each entry of the queue."""
+        if isinstance(record, str):
+            self._batch.append(record)
+            if self.queue.empty() or len(self._batch) >= _MOST_TOGETHER:
+                self._write_batch()
+        else:
+            self._write_batch()
+            record.set()
 
-    def _run(self) -> None:
-        while True:
-            self._wake.wait()
-            self._wake.clear()
-            self._writing = True
-            while self._lines:
-                batch = [self._lines.popleft() for _ in range(len(self._lines))]
-                untold, self._untold = self._untold, 0
-                if untold:
-                    batch.insert(0, self._notice(untold))
-                if not self._write("".join([line + "\n" for line in batch]).encode(errors="replace")):
-                    self._drop(len(batch) - bool(untold))
-                    self._untold += untold
-            self._writing = False
-            if self._closed:
-                return
+    def _write_batch(self) -> None:
+        batch, self._batch = self._batch, []
+        untold, self._untold = self._untold, 0
+        lines = [self._notice(untold), *batch] if untold else batch
+        if lines and not self._write("".join([line + "\n" for line in lines]).encode(errors="replace")):
+            self._drop(len(batch))
+            self._untold += untold
 
     def _write(self, data: bytes) -> bool:
         rest = memoryview(data)
@@ -90,16 +83,18 @@ class LogWriter:
         self._untold += lines
 
 
-class QueuedHandler(logging.Handler):
+class QueuedHandler(QueueHandler):
     """Formats in the caller's thread and hands the line over."""
 
     def __init__(self, writer: LogWriter) -> None:
-        super().__init__()
+        super().__init__(writer.queue)
         self.writer = writer
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def prepare(self, record: logging.LogRecord) -> str:
         try:
-            line = self.format(record)
+            return self.format(record)
         except Exception as error:  # a line that cannot be formatted must not harm the request that it is about
-            line = f"a log line of {record.name} could not be formatted: {type(error).__name__}"
-        self.writer.put(line)
+            return f"a log line of {record.name} could not be formatted: {type(error).__name__}"
+
+    def enqueue(self, record: Any) -> None:
+        self.writer.put(record)

@@ -1,13 +1,9 @@
 """How many requests were answered, by method, route and status: for `/metrics`, and to be added up over processes."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
+from troupellm.actors.metrics.families import counter, families, gauge, text_of
 from troupellm.protocol.wire.api_process import HttpCount
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -39,20 +35,9 @@ class HttpCounts:
     def text(self, in_flight: int) -> bytes:
         """Prometheus' text format."""
         self.take()
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_HttpCollector(self._counts, in_flight))
-        return generate_latest(registry)
-
-
-class _HttpCollector(Collector):
-    def __init__(self, counts: Counter[tuple[str, str, int]], in_flight: int) -> None:
-        self._counts = counts
-        self._in_flight = in_flight
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ["method", "route", "status"]
-        answered = CounterMetricFamily("troupellm_http_requests", "Requests answered.", labels=labels)
-        for (method, route, status), number in sorted(self._counts.items()):
-            answered.add_metric([method, route, str(status)], number)
-        yield answered
-        yield GaugeMetricFamily("troupellm_http_requests_in_flight", "Requests that use the engine.", self._in_flight)
+        answered = {(method, route, str(status)): n for (method, route, status), n in sorted(self._counts.items())}
+        table = (
+            counter("http_requests", "Requests answered.", lambda _: answered, "method route status"),
+            gauge("http_requests_in_flight", "Requests that use the engine.", lambda _: in_flight),
+        )
+        return text_of(families(table, self))

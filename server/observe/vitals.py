@@ -2,16 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.actors.metrics.families import counter, families, gauge, text_of
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.server.base.body_room import BodyRoom
 from troupellm.server.http.connection_limit import Crowd
@@ -147,43 +144,31 @@ class VitalSigns(msgspec.Struct, frozen=True):
     """That render chat templates, idle ones among them."""
 
 
-class _VitalsCollector(Collector):
-    def __init__(self, signs: Mapping[str, VitalSigns]) -> None:
-        self._signs = signs
+def _of_each(attribute: str, beside: str = "") -> Callable[[Mapping[str, VitalSigns]], dict[str, float] | None]:
+    """Values by process, of processes where both attributes are there; None if there are none."""
 
-    def collect(self) -> Iterator[Metric]:
-        labels = ["process"]
-        late = GaugeMetricFamily(
-            "troupellm_loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", labels=labels
-        )
-        lines = CounterMetricFamily("troupellm_log_lines_dropped", "Log lines never written.", labels=labels)
-        tasks = GaugeMetricFamily("troupellm_tasks", "Tasks of the event loop.", labels=labels)
-        connections = GaugeMetricFamily("troupellm_http_connections", "Open connections.", labels=labels)
-        dropped = CounterMetricFamily(
-            "troupellm_http_connections_dropped", "Connections closed because there were too many.", labels=labels
-        )
-        bodies = GaugeMetricFamily("troupellm_http_body_bytes", "Request bodies that are worked on.", labels=labels)
-        waiting = GaugeMetricFamily("troupellm_http_bodies_waiting", "Bodies that wait for room.", labels=labels)
-        templates = GaugeMetricFamily(
-            "troupellm_template_processes", "Processes that render chat templates.", labels=labels
-        )
-        for process, signs in self._signs.items():
-            templates.add_metric([process], signs.template_processes)
-            if signs.connections is not None:
-                bodies.add_metric([process], signs.body_bytes)
-                waiting.add_metric([process], signs.bodies_waiting)
-                connections.add_metric([process], signs.connections)
-                dropped.add_metric([process], signs.connections_dropped)
-            tasks.add_metric([process], signs.tasks)
-            late.add_metric([process], signs.loop_lag)
-            if signs.log_lines_dropped is not None:
-                lines.add_metric([process], signs.log_lines_dropped)
-        yield late
-        yield tasks
-        yield templates
-        for family in (lines, connections, dropped, bodies, waiting):
-            if family.samples:
-                yield family
+    def values(signs: Mapping[str, VitalSigns]) -> dict[str, float] | None:
+        there = [process for process, its in signs.items() if getattr(its, beside or attribute) is not None]
+        return {process: getattr(signs[process], attribute) for process in there} or None
+
+    return values
+
+
+# fmt: off
+_FAMILIES = (
+    gauge("loop_lag_seconds", "Worst lateness of the event loop in the last seconds.", _of_each("loop_lag"), "process"),
+    gauge("tasks", "Tasks of the event loop.", _of_each("tasks"), "process"),
+    gauge("template_processes", "Processes that render chat templates.", _of_each("template_processes"), "process"),
+    counter("log_lines_dropped", "Log lines never written.", _of_each("log_lines_dropped"), "process"),
+    gauge("http_connections", "Open connections.", _of_each("connections"), "process"),
+    counter("http_connections_dropped", "Connections closed because there were too many.",
+            _of_each("connections_dropped", beside="connections"), "process"),
+    gauge("http_body_bytes", "Request bodies that are worked on.", _of_each("body_bytes", beside="connections"),
+          "process"),
+    gauge("http_bodies_waiting", "Bodies that wait for room.", _of_each("bodies_waiting", beside="connections"),
+          "process"),
+)
+# fmt: on
 
 
 class Vitals:
@@ -216,6 +201,4 @@ class Vitals:
 
     def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
         """Prometheus' text format, together with other processes by their names."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_VitalsCollector({self._process: self.signs, **(others or {})}))
-        return generate_latest(registry)
+        return text_of(families(_FAMILIES, {self._process: self.signs, **(others or {})}))

@@ -1,10 +1,11 @@
 """vLLM's further request fields, as the engine knows them, and refusals of what this server does not do."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from troupellm.protocol.api.chat import GenerationFields
 from troupellm.protocol.api.extensions import ExtraFields
+from troupellm.protocol.api.pooling import PoolingFields
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Truncation
 from troupellm.protocol.params.sampling_checks import RepetitionDetection
@@ -36,8 +37,11 @@ def extra_values(request: ExtraFields) -> dict[str, Any]:
     return values
 
 
-def truncation_of(request: ExtraFields) -> Truncation | None:
+def truncation_of(request: ExtraFields | PoolingFields, side: Literal["left", "right"] = "left") -> Truncation | None:
     """How the request wants a long prompt cut.
+
+    Args:
+        side: where it is cut unless the request says otherwise.
 
     Raises:
         InvalidRequest: a number of tokens that means nothing, or a side without one.
@@ -53,7 +57,7 @@ def truncation_of(request: ExtraFields) -> Truncation | None:
             param="truncate_prompt_tokens",
             code="integer_below_min_value" if tokens < 1 else "integer_above_max_value",
         )
-    return Truncation(tokens, request.truncation_side or "left")
+    return Truncation(tokens, request.truncation_side or side)
 
 
 def check_documents(documents: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -73,7 +77,15 @@ def refuse_extras(request: GenerationFields) -> None:
     """
     if request.store:
         raise unsupported("store", "completions are not stored here; use /v1/responses")
-    if request.cache_salt is not None and any(letter in _NOT_IN_SALTS for letter in request.cache_salt):
+    check_cache_salt(request.cache_salt)
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """
+    Raises:
+        InvalidRequest: it has a letter that vLLM refuses.
+    """
+    if salt is not None and any(letter in _NOT_IN_SALTS for letter in salt):
         raise InvalidRequest("cache_salt must not have any of @ / \\ or NUL", param="cache_salt")
 
 

@@ -17,9 +17,7 @@ _FIELDS: dict[str, dict[str, dict[str, Any]]] = {
     "encoding_format": {"string": {"enum": ["float", "base64"]}},
     "embed_dtype": {"string": {"enum": ["float32"]}},
     "task": {"string": {"enum": list(POOLING_TASKS)}},
-    "top_logprobs": {
-        "integer": {"minimum": 0, "maximum": sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs}
-    },
+    "top_logprobs": {"integer": {"minimum": 0, "maximum": _MOST_LOGPROBS}},
     "stop": {"string": _STOP, "array": {"maxItems": sampling.MAX_STOP_STRINGS, "items": {"type": "string"} | _STOP}},
     "bad_words": {"array": {"maxItems": sampling.MAX_BAD_WORDS, "items": {"type": "string"} | _STOP}},
     "stop_token_ids": {"array": {"maxItems": checks.MAX_ID_LIST, "items": {"type": "integer"} | _TOKEN_ID}},

@@ -14,12 +14,11 @@ from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, 
 from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.served_engine import ServedEngine
-from troupellm.server.openai.extras import unsupported
+from troupellm.server.openai.extras import check_cache_salt, truncation_of, unsupported
 from troupellm.server.openai.parameters import chat_prompt
 from troupellm.server.openai.past_messages import plain_messages
 
 ENCODINGS = ("float", "base64")
-_NOT_IN_SALTS = "@/\\\0"
 
 
 def refuse_unsupported(request: PoolingFields) -> None:
@@ -30,28 +29,7 @@ def refuse_unsupported(request: PoolingFields) -> None:
     for field in msgspec.structs.fields(request):
         if field.type is Any and getattr(request, field.name):
             raise unsupported(field.name)
-    if request.cache_salt is not None and any(letter in _NOT_IN_SALTS for letter in request.cache_salt):
-        raise InvalidRequest("cache_salt must not have any of @ / \\ or NUL", param="cache_salt")
-
-
-def truncation_of(request: PoolingFields) -> Truncation | None:
-    """How the request wants a long input cut: at its end, unless it says otherwise.
-
-    Raises:
-        InvalidRequest: a number of tokens that means nothing, or a side without one.
-    """
-    tokens = request.truncate_prompt_tokens
-    if tokens is None:
-        if request.truncation_side is not None:
-            raise InvalidRequest("truncation_side needs truncate_prompt_tokens", param="truncation_side")
-        return None
-    if tokens != -1 and not 1 <= tokens < 2**31:
-        raise InvalidRequest(
-            f"truncate_prompt_tokens must be -1 or in [1, {2**31 - 1}]",
-            param="truncate_prompt_tokens",
-            code="integer_below_min_value" if tokens < 1 else "integer_above_max_value",
-        )
-    return Truncation(tokens, request.truncation_side or "right")
+    check_cache_salt(request.cache_salt)
 
 
 def pooling_params(engine: ServedEngine, request: PoolingFields, task: PoolingTask | None) -> PoolingParams:
@@ -87,7 +65,7 @@ def prompts_of(request: InputFields, most: int) -> list[Prompt]:
     Raises:
         InvalidRequest: none, both, empty, mixed, or more than `most`.
     """
-    truncation = truncation_of(request)
+    truncation = truncation_of(request, "right")
     if request.messages is not None:
         if request.input is not None:
             raise InvalidRequest("give either input or messages, not both", param="input")

@@ -25,6 +25,7 @@ from troupellm.protocol.api.usage import PromptTokensDetails
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.openai.extras import truncation_of
 from troupellm.server.pooling.answers import respond_items
 from troupellm.server.pooling.inputs import (
     as_texts,
@@ -34,7 +35,6 @@ from troupellm.server.pooling.inputs import (
     options,
     pooling_params,
     refuse_unsupported,
-    truncation_of,
 )
 
 _PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
@@ -110,7 +110,7 @@ async def _scores(
 
     with naming(exchange, name):
         scored = await engine.score_pairs(
-            *texts, params, truncation=truncation_of(request), **options(exchange, request, answer_id)
+            *texts, params, truncation=truncation_of(request, "right"), **options(exchange, request, answer_id)
         )
     exchange.quota = scored[0].quota
     return scored

@@ -1,4 +1,4 @@
-"""The folder of files and batches: its database, and how it is opened.
+"""The folder of files and batches.
 
 state.sqlite3       what there is, and what batches have answered so far
 content/ID          files that are complete
@@ -6,16 +6,11 @@ incoming/NAME       files that are being written; removed at the start
 runner.lock         held by the process that works on the batches
 """
 
-import os
-import sqlite3
 from pathlib import Path
+from sqlite3 import Connection
 
-from troupellm.protocol.errors import ConfigError
+from troupellm.server.storage.database import Schema, open_database
 
-VERSION = 2
-BUSY_SECONDS = 5.0
-"""Seconds that a process waits for another one's transaction."""
-PARAM = "files_dir"
 CONTENT, INCOMING, LOCK, STATE = "content", "incoming", "runner.lock", "state.sqlite3"
 
 _TABLES = """
@@ -39,54 +34,15 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE TABLE IF NOT EXISTS usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counts (name TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
+SCHEMA = Schema(setting="files_dir", version=2, tables=_TABLES, synchronous="FULL")
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder and its parts, readable by the owner only. Blocks.
+def open_folder(folder: Path) -> Connection:
+    """Open the database. Makes what is not there, readable by the owner only. Blocks.
 
     Raises:
-        OSError: it cannot be.
+        OSError, sqlite3.Error, ConfigError: see `open_database`.
     """
     for part in (folder, folder / CONTENT, folder / INCOMING):
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def open_database(folder: Path) -> sqlite3.Connection:
-    """Open the database and make its tables. Blocks.
-
-    A commit is on the disk: an accepted batch survives a loss of power.
-
-    Raises:
-        OSError, sqlite3.Error: it cannot be opened, or is no database.
-        ConfigError: it was written by another version.
-    """
-    prepare(folder)
-    os.close(os.open(folder / STATE, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives its other files the same mode
-    database = sqlite3.connect(folder / STATE, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
-        database.execute("PRAGMA foreign_keys = ON")
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            raise ConfigError(f"{PARAM}: the folder is of version {version}, this server writes {VERSION}", param=PARAM)
-        database.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-    except BaseException:
-        database.close()
-        raise
-    return database
-
-
-def check_folder(folder: str | None) -> None:
-    """Open it once, before anything is served.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    if folder is None:
-        return
-    try:
-        open_database(Path(folder)).close()
-    except (OSError, sqlite3.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{PARAM}: {Path(folder).name} cannot be used: {reason}", param=PARAM) from None
+    return open_database(SCHEMA, folder / STATE)

@@ -3,17 +3,57 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from sqlite3 import Connection
+from typing import get_args
 
+import msgspec
+
+from troupellm.actors.metrics.families import counter, families, gauge, text_of
+from troupellm.protocol.api.batches import BatchStatus
 from troupellm.protocol.api.caller import NOBODY
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import EngineOverloaded, InvalidRequest
+from troupellm.server.base.errors import HttpError
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_metrics import batch_metrics
+from troupellm.server.storage.batches_rows import OPEN_STATUSES
 
 MAX_UPLOADS = 8
 """At once, in one process."""
 MAX_UPLOADS_OF_ONE = 4
 """Of one owner, where there are keys."""
+
+
+class FolderCounts(msgspec.Struct, frozen=True):
+    files: int = 0
+    bytes: int = 0
+    batches: dict[str, int] = {}
+    waiting: int = 0
+    """Lines of unfinished batches that have no answer."""
+    counts: dict[str, int] = {}
+
+
+def _batches(folder: FolderCounts) -> dict[str, int]:
+    return {status: folder.batches.get(status, 0) for status in get_args(BatchStatus)}
+
+
+def _lines(folder: FolderCounts) -> dict[str, int]:
+    return {result: folder.counts.get(result, 0) for result in ("completed", "failed")}
+
+
+_FAMILIES = (
+    gauge("files", "Files that are stored.", "files"),
+    gauge("files_bytes", "Bytes of files, and of answers to batches.", "bytes"),
+    counter("files_refused", "Files refused for want of room.", lambda folder: folder.counts.get("refused", 0)),
+    gauge("batches", "Batches by status.", _batches, "status"),
+    gauge("batch_lines_waiting", "Lines without an answer.", "waiting"),
+    counter("batch_lines", "Lines by what came of them.", _lines, "result"),
+)
+"""Of the whole folder, in every process."""
+_OWN_FAMILIES = (
+    gauge("files_limit_bytes", "Bytes that a key may have.", "store.config.max_stored_bytes"),
+    gauge("files_uploading", "Uploads under way in this process.", "uploads"),
+    counter("files_errors", "Refusals of the disk.", "store.errors"),
+)
 
 
 class Batches:
@@ -61,8 +101,25 @@ class Batches:
             raise InvalidRequest(message, code="not_configured")
 
     async def metrics(self) -> bytes:
-        """Prometheus' text format, of the whole folder, in every process; empty without a folder."""
-        return await batch_metrics(self.store, self.uploads) if self.store.enabled else b""
+        """Prometheus' text format; empty without a folder."""
+        if not self.store.enabled:
+            return b""
+        try:
+            folder = await self.store.read(_read)
+        except HttpError:  # counted
+            folder = FolderCounts()
+        return text_of((*families(_FAMILIES, folder), *families(_OWN_FAMILIES, self)))
 
     async def close(self) -> None:
         await self.store.close()
+
+
+def _read(database: Connection) -> FolderCounts:
+    (files,) = database.execute("SELECT count(*) FROM files").fetchone()
+    (size,) = database.execute("SELECT coalesce(sum(bytes), 0) FROM usage").fetchone()
+    (waiting,) = database.execute(
+        f"SELECT coalesce(sum(total - completed - failed), 0) FROM batches WHERE status IN {OPEN_STATUSES}"
+    ).fetchone()
+    batches = dict(database.execute("SELECT status, count(*) FROM batches GROUP BY status").fetchall())
+    counts = dict(database.execute("SELECT name, number FROM counts").fetchall())
+    return FolderCounts(files=files, bytes=size, batches=batches, waiting=waiting, counts=counts)

@@ -4,15 +4,14 @@ Items are one JSON list, to which new ones are appended as bytes: only a compact
 function is a part of one transaction.
 """
 
-import sqlite3
 import time
+from sqlite3 import Connection
 from typing import Any, Final
 
 import msgspec
 
 from troupellm.server.storage.kept_items import COMPACTION, after_compaction
-from troupellm.server.storage.responses_eviction import evict
-from troupellm.server.storage.responses_rows import CONVERSATION, Items, StoredResponse, read_row
+from troupellm.server.storage.responses_rows import CONVERSATION, Items, StoredResponse, evict, read_row
 
 _EMPTY: Final = b"[]"
 
@@ -30,9 +29,7 @@ class ConversationFullError(Exception):
     """A conversation with the new items would have more bytes than one may have."""
 
 
-def add_conversation(
-    database: sqlite3.Connection, owner: str, name: str, body: bytes, items: Items, bounds: Bounds
-) -> bool:
+def add_conversation(database: Connection, owner: str, name: str, body: bytes, items: Items, bounds: Bounds) -> bool:
     """Keep a new conversation; False where there is no room.
 
     Raises:
@@ -49,7 +46,7 @@ def add_conversation(
     return database.execute("SELECT 1 FROM responses WHERE id = ?", (name,)).fetchone() is not None
 
 
-def append_items(database: sqlite3.Connection, owner: str, name: str, items: Items, bounds: Bounds) -> bool:
+def append_items(database: Connection, owner: str, name: str, items: Items, bounds: Bounds) -> bool:
     """Put items behind those of a conversation; False where it is not there. Of what stands before a compaction only
     the system's messages at the start stay.
 
@@ -71,7 +68,7 @@ def append_items(database: sqlite3.Connection, owner: str, name: str, items: Ite
 
 
 def change_metadata(
-    database: sqlite3.Connection, owner: str, name: str, metadata: dict[str, Any], bounds: Bounds
+    database: Connection, owner: str, name: str, metadata: dict[str, Any], bounds: Bounds
 ) -> bytes | None:
     """Give a conversation other metadata; its object, or None where it is not there."""
     stored = read_row(database, owner, name, conversation=True)
@@ -82,9 +79,7 @@ def change_metadata(
     return body
 
 
-def remove_item(
-    database: sqlite3.Connection, owner: str, name: str, item: str, bounds: Bounds
-) -> tuple[bytes | None, bool]:
+def remove_item(database: Connection, owner: str, name: str, item: str, bounds: Bounds) -> tuple[bytes | None, bool]:
     """Take an item out of a conversation: the conversation's object, and whether the item was there."""
     stored = read_row(database, owner, name, conversation=True)
     if stored is None:
@@ -96,7 +91,7 @@ def remove_item(
     return stored.body, len(left) < len(items)
 
 
-def _write(database: sqlite3.Connection, stored: StoredResponse, body: bytes, items: bytes, bounds: Bounds) -> None:
+def _write(database: Connection, stored: StoredResponse, body: bytes, items: bytes, bounds: Bounds) -> None:
     """The time that a conversation is kept begins again."""
     now = time.time()
     database.execute(

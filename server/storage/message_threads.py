@@ -14,11 +14,8 @@ from typing import Any, TypeVar
 
 import anyio
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from troupellm.actors.metrics.families import counter, families, gauge, text_of
 from troupellm.protocol.api.anthropic import ContentBlock, InputMessage, PromptFields
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import declared_bytes, is_large
@@ -34,6 +31,13 @@ SECONDS = 300.0
 
 RequestT = TypeVar("RequestT", bound=PromptFields)
 HeldT = TypeVar("HeldT")
+
+_FAMILIES = (
+    gauge("message_threads", "Conversations that are held.", len),
+    gauge("message_threads_bytes", "Bytes of these.", "size"),
+    counter("message_threads_missed", "Requests that named no thread that is held.", "num_missed"),
+    counter("message_threads_evicted", "Threads that made room for others.", "num_evicted"),
+)
 
 
 class Conversation(msgspec.Struct, omit_defaults=True):
@@ -123,9 +127,7 @@ class Threads:
 
     def metrics(self) -> bytes:
         """Prometheus' text format."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_ThreadCollector(self))
-        return generate_latest(registry)
+        return text_of(families(_FAMILIES, self))
 
     def _expire(self) -> None:
         now = self._now()
@@ -137,20 +139,6 @@ class Threads:
         most, _ = counter.most_common(1)[0]
         self.drop(*next(key for key in self._held if key[0] == most))
         self.num_evicted += 1
-
-
-class _ThreadCollector(Collector):
-    def __init__(self, threads: Threads) -> None:
-        self._threads = threads
-
-    def collect(self) -> Iterator[Metric]:
-        threads = self._threads
-        yield GaugeMetricFamily("troupellm_message_threads", "Conversations that are held.", len(threads))
-        yield GaugeMetricFamily("troupellm_message_threads_bytes", "Bytes of these.", threads.size)
-        missed = "Requests that named no thread that is held."
-        yield CounterMetricFamily("troupellm_message_threads_missed", missed, threads.num_missed)
-        evicted = "Threads that made room for others."
-        yield CounterMetricFamily("troupellm_message_threads_evicted", evicted, threads.num_evicted)
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -1,10 +1,12 @@
-"""One stored response: what it is, how its row is read, and what becomes of one whose process has ended."""
+"""Stored responses: how a row is read, what becomes of one whose process has ended, and which of too many go."""
 
-import sqlite3
 import time
+from sqlite3 import Connection
 from typing import Any
 
 import msgspec
+
+from troupellm.server.storage.database import add_to
 
 Items = list[dict[str, Any]]
 
@@ -39,9 +41,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.body) + len(self.items)
 
 
-def read_row(
-    database: sqlite3.Connection, owner: str, name: str, *, conversation: bool = False
-) -> StoredResponse | None:
+def read_row(database: Connection, owner: str, name: str, *, conversation: bool = False) -> StoredResponse | None:
     """A response (or a conversation) that is there, and note that it was used."""
     now = time.time()
     bury(database)
@@ -60,7 +60,7 @@ def read_row(
 
 
 def size_of(
-    database: sqlite3.Connection, owner: str, name: str, *, conversation: bool = False
+    database: Connection, owner: str, name: str, *, conversation: bool = False
 ) -> tuple[str | None, int] | None:
     """The response before it, and its size in bytes, which are not read for this."""
     row: tuple[str | None, int] | None = database.execute(
@@ -71,7 +71,7 @@ def size_of(
     return row
 
 
-def bury(database: sqlite3.Connection) -> None:
+def bury(database: Connection) -> None:
     """Running responses of a dead process have failed, and age from now on like all others.
 
     A lease of the future is one from before the machine was started anew.
@@ -87,6 +87,33 @@ def bury(database: sqlite3.Connection) -> None:
             "UPDATE responses SET status = 'failed', bytes = bytes - length(body) + ?, body = ? WHERE id = ?",
             (len(failed), failed, name),
         )
+
+
+def evict(database: Connection, now: float, entries: int, most_bytes: int) -> None:
+    """Down to the bounds: expired responses go, then the oldest of the owner that stored most. A running response is
+    never removed: running ones have a bound of their own.
+
+    Args:
+        now: epoch seconds.
+    """
+    bury(database)
+    expired = database.execute(
+        "DELETE FROM responses WHERE expires <= ? AND status NOT IN ('queued', 'in_progress')", (now,)
+    ).rowcount
+    if expired:
+        add_to(database, "evictions", "number", "expired", expired)
+    while True:
+        number, size = database.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM responses").fetchone()
+        if number <= entries and size <= most_bytes:
+            return
+        gone = database.execute(
+            "DELETE FROM responses WHERE id = (SELECT id FROM responses WHERE status NOT IN "
+            "('queued', 'in_progress') AND owner = (SELECT owner FROM responses WHERE status NOT IN "
+            "('queued', 'in_progress') GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1) ORDER BY used, id LIMIT 1)"
+        ).rowcount
+        if not gone:
+            return
+        add_to(database, "evictions", "number", "entries" if number > entries else "bytes", gone)
 
 
 def failed_body(body: bytes, message: str, code: str = "server_error") -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.protocol.vllm.settings import NO_EFFECT, STRUCTURED
 from troupellm.protocol.vllm.values import ACCEPTED, is_switch
 from troupellm.server.cli.flags import Flag, config_flags, parse_value

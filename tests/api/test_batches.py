@@ -232,7 +232,7 @@ async def test_a_batch_goes_on_where_it_was(serving: Any) -> None:
         with anyio.fail_after(30):
             while (await client.batches.retrieve(batch.id)).request_counts.completed < 8:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
-        kept = await served.host.batches.store.do(_results)
+        kept = await served.host.batches.store.transact(_results)
     async with serving() as served, sdk(served) as client:
         done = await over(client, batch.id)
         assert (done.status, done.request_counts.completed) == ("completed", 12)
@@ -280,7 +280,7 @@ async def test_a_batch_waits_for_its_disk(serving: Any, monkeypatch: pytest.Monk
         (store.folder / "incoming").rmdir()
         batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
         await eventually(lambda: store.errors > 1)
-        kept = await store.do(_results)
+        kept = await store.transact(_results)
         assert len(kept) == 4
         assert (await client.batches.retrieve(batch.id)).status == "finalizing"
         (store.folder / "incoming").mkdir()

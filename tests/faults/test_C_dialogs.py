@@ -11,7 +11,7 @@ from serving import eventually, server_config
 
 from troupellm.server.base.errors import not_ready
 from troupellm.server.responses import jobs
-from troupellm.server.storage import responses as store, responses_schema
+from troupellm.server.storage import database
 
 pytestmark = pytest.mark.anyio
 
@@ -189,15 +189,15 @@ async def test_C6_many_small_items_leave_the_loop_free(tiny_engine, kind):
 
 async def test_C10_a_store_that_cannot_write_costs_the_answer_nothing(tiny_engine, tmp_path, monkeypatch):
     config = server_config(responses_store=str(tmp_path / "responses.sqlite"))
-    whole = responses_schema.open_database
+    whole = database.open_database
 
     opened = []
 
-    def noted(path):
-        opened.append(whole(path))
+    def noted(schema, path):
+        opened.append(whole(schema, path))
         return opened[-1]
 
-    monkeypatch.setattr(store, "open_database", noted)
+    monkeypatch.setattr(database, "open_database", noted)
     async with tiny_engine() as engine, under_attack(engine, config) as attacked:
         opened[0].execute("PRAGMA query_only = ON")
         large = HI | {"input": "x" * 3000}
@@ -215,7 +215,7 @@ async def test_C10_a_store_that_cannot_write_costs_the_answer_nothing(tiny_engin
 
 
 async def test_C10_a_file_that_somebody_holds_is_told_and_not_waited_for_by_others(tiny_engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(responses_schema, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     path = str(tmp_path / "responses.sqlite")
     async with tiny_engine() as engine, under_attack(engine, server_config(responses_store=path)) as attacked:
         made = (await attacked.client.post(RESPONSES, json=HI)).json()
@@ -233,7 +233,7 @@ async def test_C10_a_file_that_somebody_holds_is_told_and_not_waited_for_by_othe
 async def test_C10_a_file_that_somebody_holds_for_a_while_ends_no_background_response(
     tiny_engine, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(responses_schema, "BUSY_SECONDS", 0.02)
+    monkeypatch.setattr(database, "BUSY_SECONDS", 0.02)
     monkeypatch.setattr(jobs, "RENEW_SECONDS", 0.02)
     path = str(tmp_path / "responses.sqlite")
     body = HI | {"max_output_tokens": 200, "ignore_eos": True, "background": True, "stream": True}

@@ -8,12 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from troupellm.load_tests.speculation import flags
+from troupellm.load_tests.speculation import flags, words
 from troupellm.load_tests.speculation.agent import agent_turns
 from troupellm.load_tests.speculation.arms import Arms, Measured, Round
 from troupellm.load_tests.speculation.table import Verdict, judgement, line
 from troupellm.load_tests.speculation.workloads import copying, held_out, mixed
-from troupellm.models.builtin_training import words
 
 
 def answered(seconds: float, tokens: int, *, steps: int, drafts: int = 0, accepted: int = 0, text: int = 1) -> Round:

@@ -24,4 +24,4 @@ def absent(what: str, how: str) -> NoReturn:
 def need_xgrammar() -> None:
     """End the test where the second backend of guides is not installed."""
     if find_spec("xgrammar") is None:
-        absent("xgrammar, an extra,", "`make xgrammar` installs it")
+        absent("xgrammar, the library of a plug-in,", "`make xgrammar` installs it")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from troupellm.models.hub.secret import derived_key, read_secret
-from troupellm.models.kv_connectors import tcp_wire
+from troupellm_tcp_peer import wire as tcp_wire
 
 Ill = Callable[["HostilePeer", socket.socket, bytes], None]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from troupellm.models.kv_connectors.base import ConnectorContext
-from troupellm.models.kv_connectors.open_connectors import BUILT_IN
+from troupellm.models.kv_connectors.open_connectors import find_connector
 from troupellm.models.kv_offload.store import BlockStore, StoreContext
 from troupellm.protocol.config.kv_connectors import read_transfer_configs
 
@@ -41,7 +41,7 @@ def connect() -> Iterator[Open]:
     ) -> BlockStore:
         (config,) = read_transfer_configs({"kv_connector": name, "kv_role": role, "kv_connector_extra_config": options})
         store = StoreContext(fingerprint, block_bytes, timeout)
-        opened.append(BUILT_IN[name](ConnectorContext(config, store, secret)))
+        opened.append(find_connector(config)(ConnectorContext(config, store, secret)))
         return opened[-1]
 
     yield open_one

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ def config(tmp_path: Path, *connectors: dict[str, Any], **settings: Any) -> Engi
 @pytest.fixture
 def plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint(name, f"{__name__}:{value}", GROUP) for name, value in _PLUG_INS.items()]
+    points += metadata.entry_points(group=GROUP)
 
     class Points(list[EntryPoint]):
         @property
@@ -144,6 +146,12 @@ def test_what_cannot_be_opened_is_named_and_leaves_nothing_open(
         open_connectors(config(tmp_path, first, {"kv_connector": name}), CONTEXT)
     assert name in raised.value.message
     socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_plug_in_of_the_tree_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "entry_points", lambda **_: metadata.EntryPoints())
+    with pytest.raises(ConfigError, match="install the package troupellm-tcp-peer"):
+        open_connectors(config(tmp_path, {"kv_connector": "tcp-peer", "kv_role": "kv_producer"}), CONTEXT)
 
 
 def test_a_secret_must_be_shared(tmp_path: Path) -> None:

@@ -8,10 +8,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from troupellm.models.builtin_training import evaluate
-from troupellm.models.builtin_training.batches import token_id
-from troupellm.models.builtin_training.documents import END_OF_TEXT
-from troupellm.models.builtin_training.drafters_evaluate import (
+from troupellm.models.hub.source import BUILTIN_FOLDER
+from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS, drafter_folder
+from troupellm.protocol.config.engine import ModelConfig
+from troupellm.training import evaluate
+from troupellm.training.batches import token_id
+from troupellm.training.documents import END_OF_TEXT
+from troupellm.training.drafters_evaluate import (
     all_kinds,
     answers,
     load_drafters,
@@ -20,13 +23,10 @@ from troupellm.models.builtin_training.drafters_evaluate import (
     right,
     walk,
 )
-from troupellm.models.builtin_training.drafters_network import HEADS, SMALL, Eagle, Medusa
-from troupellm.models.builtin_training.drafters_tally import Tally
-from troupellm.models.builtin_training.drafters_texts import Generator, Text
-from troupellm.models.builtin_training.network import Network
-from troupellm.models.hub.source import BUILTIN_FOLDER
-from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS, drafter_folder
-from troupellm.protocol.config.engine import ModelConfig
+from troupellm.training.drafters_network import HEADS, SMALL, Eagle, Medusa
+from troupellm.training.drafters_tally import Tally
+from troupellm.training.drafters_texts import Generator, Text
+from troupellm.training.network import Network
 
 MOST_BYTES = 4_000_000
 DEPTH = 4

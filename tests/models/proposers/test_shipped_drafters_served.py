@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import pytest
 from draft_bench import LONGEST, DraftBench
 
-from troupellm.models.builtin_training import evaluate
-from troupellm.models.builtin_training.drafters_evaluate import answers, load_drafters, measure, prompts
-from troupellm.models.builtin_training.drafters_tally import Tally
-from troupellm.models.builtin_training.drafters_texts import Generator, Text
-from troupellm.models.builtin_training.network import Network
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS
 from troupellm.protocol.config.speculation import Method, SpeculativeConfig
+from troupellm.training import evaluate
+from troupellm.training.drafters_evaluate import answers, load_drafters, measure, prompts
+from troupellm.training.drafters_tally import Tally
+from troupellm.training.drafters_texts import Generator, Text
+from troupellm.training.network import Network
 
 DEPTH = 4
 

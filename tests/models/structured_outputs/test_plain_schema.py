@@ -15,9 +15,9 @@ from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.structured_outputs.schema_disjoint import MOST_OPTIONS
 from troupellm.models.structured_outputs.schema_normalise import ENFORCED_FORMATS, plain_schema
 from troupellm.models.structured_outputs.schema_regex import without_look_ahead
-from troupellm.models.structured_outputs.xgrammar_backend import xgrammar_text
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm_xgrammar.backend import xgrammar_text
 
 SCALARS = [None, True, 0, 1, 3, 9, 10, -1, 2.5, "", "a", "abc", "abcdef", "ABCDEF", "2024-02-29", "#", "."]
 LISTS = [[], [0], [1, 1], [1, 2, 3], [1, 2, 3, 4], [5, "abc"], ["abc"], [5, "abc", 1], [[1, 1]], [True]]

@@ -9,7 +9,7 @@ from troupellm import EngineConfig, SamplingParams
 from troupellm.protocol.errors import ConfigError, InvalidRequest
 from troupellm.protocol.params.output_kind import RequestOutputKind
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.protocol.vllm.names import SENTENCES, ModelRegistry, initialize_ray_cluster
 from troupellm.protocol.vllm.values import ACCEPTED, accepts
 

@@ -10,7 +10,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.protocol.api.caller import Caller
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.server.batches.concurrency import Governor, has_room
-from troupellm.server.batches.lines import Bad, Checker, Good, Lines, count_lines
+from troupellm.server.batches.lines import Bad, Good, Lines, count_lines
 from troupellm.server.batches.run_line import MOST_ATTEMPTS, ask
 from troupellm.server.host.internal_requests import Answered
 
@@ -31,10 +31,11 @@ class FakeInside:
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-class FakeRoom:
+class FakeShare:
     def __init__(self) -> None:
-        self.inside = 1
+        self.inside = 0
         self.entered = 0
+        self.released = 0
 
     async def enter(self) -> None:
         self.inside += 1
@@ -43,34 +44,37 @@ class FakeRoom:
     def leave(self) -> None:
         self.inside -= 1
 
-    async def pause(self, seconds: float) -> None:
+    def pause(self, seconds: float) -> None:
         assert self.inside == 0
 
     def ended(self) -> None:
         pass
+
+    def release(self) -> None:
+        self.released += 1
 
 
 def answered(status: int, *, again: bool = False) -> Answered:
     return Answered(status, b"{}", "id", 0.0 if again else None)
 
 
-async def asked(inside: FakeInside) -> tuple[list[Any], FakeRoom]:
+async def asked(inside: FakeInside) -> tuple[list[Any], FakeShare]:
     kept: list[Any] = []
-    room = FakeRoom()
+    share = FakeShare()
 
     async def keep(number: int, result: Any) -> None:
-        assert room.inside == 1
+        assert share.inside == 1
         kept.append((number, result.response.status_code))
 
-    await ask(inside, LINE, room, keep)  # type: ignore[arg-type]
-    assert room.inside == 0
-    return kept, room
+    await ask(inside, LINE, share, keep)  # type: ignore[arg-type]
+    assert (share.inside, share.released) == (0, 1)
+    return kept, share
 
 
 async def test_a_line_comes_again_as_often_as_it_is_told_to_come_later() -> None:
     inside = FakeInside(*[answered(429, again=True)] * 20, answered(200))
-    kept, room = await asked(inside)
-    assert (kept, inside.asked, room.entered) == ([(7, 200)], 21, 20)
+    kept, share = await asked(inside)
+    assert (kept, inside.asked, share.entered) == ([(7, 200)], 21, 21)
 
 
 @pytest.mark.parametrize(("status", "again", "times"), [(400, False, 1), (500, False, 1), (503, True, MOST_ATTEMPTS)])
@@ -136,19 +140,22 @@ async def test_lines_wait_in_line_for_room() -> None:
     assert governor.inside == 0
 
 
+def read_from(text: bytes, longest: int, endpoint: str | None = None) -> Lines:
+    return Lines(io.BytesIO(text), {"/a", "/b"}, endpoint=endpoint, longest=longest)
+
+
 def test_lines_are_counted_and_read_alike() -> None:
     for text in (b"", b"\n\n", b"a", b"a\n", b"a\nb", b" \n\ta\r\n\r\n b", b"x" * 20_000 + b"\n\n" + b"y" * 9000):
-        lines = Lines(io.BytesIO(text), 100_000)
+        lines = read_from(text, 100_000)
         assert count_lines(io.BytesIO(text), 10) == len(lines.read())
         assert lines.read() == []
     assert count_lines(io.BytesIO(b"a\n" * 50), 10) == 11  # it does not go on for ever
-    assert [line.number for line in Lines(io.BytesIO(b"\na\n\nb"), 10).read()] == [2, 4]
+    assert [line.number for line in read_from(b"\na\n\nb", 10).read()] == [2, 4]
 
 
 def test_a_line_is_checked_against_its_batch() -> None:
     def check(text: bytes, endpoint: str | None = "/a") -> Good | Bad:
-        checker = Checker({"/a", "/b"}, endpoint=endpoint, longest=1000)
-        return checker.check(Lines(io.BytesIO(text), 1000).read()[0])
+        return read_from(text, 1000, endpoint).read()[0]
 
     good = check(b'{"custom_id": "x", "url": "/a", "body": {"n": 1.50}, "more": 1}')
     assert good == Good(1, "x", "/a", b'{"n": 1.50}')

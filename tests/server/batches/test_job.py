@@ -13,12 +13,12 @@ from serving import server_config
 
 from troupellm.protocol.api.batches import Batch, FileObject
 from troupellm.protocol.api.caller import Caller
+from troupellm.server.batches.concurrency import Share
 from troupellm.server.batches.job import Job
-from troupellm.server.batches.owner_share import Share
 from troupellm.server.batches.progress import unfinished
 from troupellm.server.host.internal_requests import Answered
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_schema import STATE, open_database
+from troupellm.server.storage.batches_schema import STATE
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ LINES = 40
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     store = Store(server_config(files_dir=str(tmp_path)))
-    open_database(tmp_path).close()
+    await store.transact(lambda database: None)  # makes the folder
     written = store.incoming("in")
     lines = [{"custom_id": f"c{n}", "method": "POST", "url": URL, "body": {"n": n}} for n in range(LINES)]
     written.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
@@ -81,9 +81,9 @@ class BusyInside:
 
 
 async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("troupellm.server.batches.owner_share.CAREFUL_SECONDS", 0.0)
+    monkeypatch.setattr("troupellm.server.batches.concurrency.CAREFUL_SECONDS", 0.0)
     inside: Any = BusyInside()
-    share = Share(OpenGovernor())  # type: ignore[arg-type]
+    share = Share(OpenGovernor.most, OpenGovernor())  # type: ignore[arg-type]
     (entry,) = await unfinished(store)
     with anyio.fail_after(30):
         await Job(entry, store, inside, share, store.config, tenant="alice").run()
@@ -103,6 +103,6 @@ async def test_who_only_reads_waits_for_no_other_process(store: Store, tmp_path:
         assert len(await unfinished(store)) == 1
         await store.check_room("name:alice")
         page = await store.batches("name:alice", after=None, limit=5)
-        assert [batch.id for batch in page.entries] == ["batch_0"]
+        assert [batch.id for batch in page.data] == ["batch_0"]
     finally:
         other.close()

@@ -8,8 +8,7 @@ from anyio.lowlevel import checkpoint
 
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
-from troupellm.server.batches.concurrency import Governor
-from troupellm.server.batches.owner_share import Share
+from troupellm.server.batches.concurrency import Governor, Share
 
 pytestmark = pytest.mark.anyio
 
@@ -43,8 +42,8 @@ class OpenGovernor:
         self.inside -= 1
 
 
-def share_of(governor: Any, most: int | None = None) -> Share:
-    return Share(governor, most)
+def share_of(governor: Any) -> Share:
+    return Share(governor.most, governor)
 
 
 async def settled() -> None:
@@ -52,9 +51,10 @@ async def settled() -> None:
         await checkpoint()
 
 
-@pytest.mark.parametrize(("most", "out"), [(None, 4), (2, 2), (9, 4)])
+@pytest.mark.parametrize(("most", "out"), [(None, 3), (2, 2), (9, 3)])
 async def test_no_more_lines_are_out_than_the_engine_or_the_key_lets_in(most: int | None, out: int) -> None:
-    share = share_of(OpenGovernor(), most)
+    engine: Any = FakeEngine()
+    share = Governor(engine, 4).share(most)
     claimed: list[int] = []
 
     async def claim(number: int) -> None:
@@ -76,7 +76,7 @@ async def test_at_a_limit_all_lines_wait_until_one_has_ended() -> None:
     governor = OpenGovernor()
     share = share_of(governor)
     await share.enter()
-    await share.pause(3600.0)
+    share.pause(3600.0)
     async with anyio.create_task_group() as group:
         for _ in range(3):
             group.start_soon(share.enter)
@@ -85,7 +85,7 @@ async def test_at_a_limit_all_lines_wait_until_one_has_ended() -> None:
         share.ended()  # one is tried; the others wait to see how it goes
         await settled()
         assert governor.inside == 2
-        await share.pause(3600.0)
+        share.pause(3600.0)
         await settled()
         assert governor.inside == 2
         share.ended()
@@ -97,7 +97,7 @@ async def test_at_a_limit_all_lines_wait_until_one_has_ended() -> None:
 async def test_a_pause_ends_by_itself() -> None:
     governor = OpenGovernor()
     share = share_of(governor)
-    await share.pause(0.02)
+    share.pause(0.02)
     with anyio.fail_after(10):
         await share.enter()
     assert governor.inside == 1

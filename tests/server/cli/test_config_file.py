@@ -8,7 +8,7 @@ import pytest
 
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs
 
 

@@ -10,8 +10,7 @@ from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.config.sizes import human_int
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ConfigError
-from troupellm.protocol.vllm.flags import ELSEWHERE, SHORT
-from troupellm.protocol.vllm.further_flags import REFUSED
+from troupellm.protocol.vllm.flags import REFUSED, SHORT
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs, translate
 from troupellm.server.cli.main import main
 from troupellm.server.cli.unknown_flags import unknown
@@ -231,7 +230,7 @@ def test_what_is_said_of_missing_flags_names_flags_that_we_have() -> None:
     named = {name for sentence in REFUSED.values() for name in re.findall(r"--[a-z][a-z-]+", sentence)}
     assert len(named) > 10
     assert named <= {flag.option for flag in config_flags()}
-    assert "--cudagraph-capture-sizes" in ELSEWHERE["cuda-graph-sizes"]
+    assert "--cudagraph-capture-sizes" in REFUSED["cuda-graph-sizes"]
 
 
 def test_a_short_flag_stands_for_one_that_is_there_or_refused_by_name() -> None:

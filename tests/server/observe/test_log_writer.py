@@ -36,7 +36,7 @@ def test_lines_come_out_in_order(pipe):
         writer.put(f"line {number}")
     assert read_all(pipe[0], b"line 999\n").splitlines() == [f"line {number}".encode() for number in range(1000)]
     assert writer.flush(SECONDS)
-    assert writer.close(SECONDS)
+    writer.stop()
     assert writer.dropped == 0
 
 
@@ -53,7 +53,8 @@ def test_a_sink_that_takes_nothing_costs_lines_and_no_time(pipe):
     writer.put("more")
     reader.join(SECONDS)
     assert not reader.is_alive()
-    assert writer.close(SECONDS)
+    assert writer.flush(SECONDS)
+    writer.stop()
 
 
 def test_a_sink_that_fails_costs_the_lines_it_was_given(pipe):
@@ -62,7 +63,7 @@ def test_a_sink_that_fails_costs_the_lines_it_was_given(pipe):
     writer = LogWriter(descriptor, str)
     writer.put("one")
     assert writer.flush(SECONDS)
-    assert writer.close(SECONDS)
+    writer.stop()
     os.close(descriptor)
     assert writer.dropped == 1
 
@@ -73,4 +74,4 @@ def test_a_line_that_cannot_be_formatted_is_told(pipe):
     logger.addHandler(QueuedHandler(writer))
     logger.warning("%d", "text")
     assert b"could not be formatted: TypeError" in read_all(pipe[0], b"\n")
-    assert writer.close(SECONDS)
+    writer.stop()
