@@ -78,17 +78,29 @@ class CudaRunner:
         """
         self.device, self._staging = device, Staging(device, TURNS)
         rows = DeviceRows(
-            max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows),
-            device=device, staging=self._staging, slots=slots, null_page=cache.num_blocks - 1,
-        )  # fmt: skip
+            max_model_len=max_model_len,
+            block_size=cache.block_size,
+            num_groups=len(cache.layout.windows),
+            device=device,
+            staging=self._staging,
+            slots=slots,
+            null_page=cache.num_blocks - 1,
+        )
         sampler = Sampler(decoder.config.vocab_size, cache.storage.device, processors)
         head = None if decoder.score is None else partial(_classified, decoder, device.torch_device)
         self.decoder, self.cache, self.rows, self.poison, self.guides = decoder, cache, rows, poison, guides
         self.speculator = None if speculation is None else speculation(rows, sampler.options, guides)
         self.stages = Stages(
-            decoder, cache, rows, sampler, Pooler(head=head, activation=activation), poison=poison, guides=guides,
-            speculator=self.speculator, asynchronous=True,
-        )  # fmt: skip
+            decoder,
+            cache,
+            rows,
+            sampler,
+            Pooler(head=head, activation=activation),
+            poison=poison,
+            guides=guides,
+            speculator=self.speculator,
+            asynchronous=True,
+        )
         self._columns = SamplingColumns()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
         self.chooser = Chooser(self._columns, codes, self.rows, self._staging)
@@ -97,16 +109,28 @@ class CudaRunner:
         late = None if guides is None else LateChoices(guides, self.chooser, self.rows)
         self.flights = Flights(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
-        dispatcher, taps = Dispatcher(capture_sizes), None
-        if self.speculator is not None:
-            taps = self.speculator.taps
-            dispatcher = Dispatcher(capture_sizes, queries=(1, 1 + self.speculator.most), draws=False)
         self._pads = set(cache.layout.windows) == {None}
         """Rows with few tokens may be filled up: all that lies before these is there still."""
-        self.graphs = DecodeGraphs(
-            device, dispatcher, max(capture_sizes, default=0), decoder, cache, self._maker, self.rows, codes,
-            taps=taps, clock=clock,
-        )  # fmt: skip
+        self.graphs = self._graphs(capture_sizes, codes, clock)
+
+    def _graphs(self, sizes: tuple[int, ...], codes: Tensor, clock: Callable[[], float]) -> DecodeGraphs:
+        """The graphs of decode steps, or of the verification of drafts; arguments as of the runner."""
+        dispatcher, taps = Dispatcher(sizes), None
+        if self.speculator is not None:
+            taps = self.speculator.taps
+            dispatcher = Dispatcher(sizes, queries=(1, 1 + self.speculator.most), draws=False)
+        return DecodeGraphs(
+            self.device,
+            dispatcher,
+            max(sizes, default=0),
+            self.decoder,
+            self.cache,
+            self._maker,
+            self.rows,
+            codes,
+            taps=taps,
+            clock=clock,
+        )
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
         """Compute one step from its beginning to its end; arguments and errors as of `ModelRunner.run`."""
@@ -292,9 +316,7 @@ class CudaRunner:
         order = np.argsort(~single, kind="stable")
         table = np.stack((slots, stops - counts, stops, starts + counts))[:, order]
         tokens = np.stack((slots[owner], positions, np.argsort(order)[owner]))
-        columns = self._columns.of(
-            slots[sampling], (starts + counts)[sampling], int(sampling.sum()), self.rows.scratch
-        )  # fmt: skip
+        columns = self._columns.of(slots[sampling], (starts + counts)[sampling], int(sampling.sum()), self.rows.scratch)
         wanted, _ = self.stages.wanted(spans)
         wanted = wanted if wanted.size else np.zeros(1, np.int64)  # no kernel is asked for nothing
         grown = host_trees(step.trial, spans, positions, owner, order, self.cache.layout)
@@ -307,10 +329,24 @@ class CudaRunner:
         if inputs is not None:
             inputs = (inputs[0].to(self.device.torch_device), inputs[1].to(self.device.torch_device))
         batch = self._maker.make(
-            DeviceSpans(narrow[0], narrow[1], narrow[2], by_token.shape[1], int(single.sum()), trees=trees,
-                        owners=by_token[2], known=table[1:]),
-            by_row[0], by_token[0], by_token[1], self.rows, sent[3], text=text, inputs=inputs,
-        )  # fmt: skip
+            DeviceSpans(
+                narrow[0],
+                narrow[1],
+                narrow[2],
+                by_token.shape[1],
+                int(single.sum()),
+                trees=trees,
+                owners=by_token[2],
+                known=table[1:],
+            ),
+            by_row[0],
+            by_token[0],
+            by_token[1],
+            self.rows,
+            sent[3],
+            text=text,
+            inputs=inputs,
+        )
         return sent[0], self.stages.forward(step, batch)
 
     def _apply(self, plan: StepPlan) -> None:

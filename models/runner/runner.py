@@ -82,9 +82,14 @@ class ModelRunner:
         """
         device = cache.storage.device
         self.attention = plan_attention(
-            decoder.config, cache.block_size, decoder.dtype, backend=attention_backend, device=device,
-            kv_dtype=cache.storage.dtype, batch_invariant=decoder.batch_invariant,
-        )  # fmt: skip
+            decoder.config,
+            cache.block_size,
+            decoder.dtype,
+            backend=attention_backend,
+            device=device,
+            kv_dtype=cache.storage.dtype,
+            batch_invariant=decoder.batch_invariant,
+        )
         groups = len(cache.layout.windows)
         rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size, num_groups=groups)
         sampler = Sampler(decoder.config.vocab_size, device, processors)
@@ -92,9 +97,15 @@ class ModelRunner:
         self.decoder, self.cache, self.rows, self.poison, self.guides = decoder, cache, rows, poison, guides
         self.speculator = None if speculation is None else speculation(rows, sampler.options, guides)
         self.stages = Stages(
-            decoder, cache, rows, sampler, Pooler(head=head, activation=activation), poison=poison, guides=guides,
+            decoder,
+            cache,
+            rows,
+            sampler,
+            Pooler(head=head, activation=activation),
+            poison=poison,
+            guides=guides,
             speculator=self.speculator,
-        )  # fmt: skip
+        )
         self._quick = False
         plain = speculation is None and poison is None
         self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if plain else None
@@ -177,9 +188,13 @@ class ModelRunner:
         return batch, num_sampling
 
     def _groups(
-        self, spans: Spans, owner: NDArray[np.int64], places: NDArray[np.int64], positions: NDArray[np.int64],
+        self,
+        spans: Spans,
+        owner: NDArray[np.int64],
+        places: NDArray[np.int64],
+        positions: NDArray[np.int64],
         trial: Trial | None,
-    ) -> tuple[GroupBatch, ...]:  # fmt: skip
+    ) -> tuple[GroupBatch, ...]:
         """Where each view of the KV cache is written and read.
 
         Args:
@@ -206,12 +221,15 @@ class ModelRunner:
             GroupBatch(
                 rows[view.group],
                 self.attention(
-                    tables[view.group], spans.starts, spans.counts, view.window,
+                    tables[view.group],
+                    spans.starts,
+                    spans.counts,
+                    view.window,
                     None if trial is None else trial.tree(spans, places, owner, positions, view.window),
                 ),
             )
             for view in layout.views
-        )  # fmt: skip
+        )
 
 
 class CompiledDecode:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -92,14 +92,19 @@ class ModelPlan:
         ability = decoder_ability(folder, reader, config.model, model)
         cached = cache_dtype(config.cache.kv_cache_dtype, dtype)
         attention = plan_attention(
-            model, config.cache.block_size, dtype, backend=config.worker.attention_backend, kv_dtype=cached,
-            batch_invariant=config.worker.batch_invariant, device=device,
-        )  # fmt: skip
+            model,
+            config.cache.block_size,
+            dtype,
+            backend=config.worker.attention_backend,
+            kv_dtype=cached,
+            batch_invariant=config.worker.batch_invariant,
+            device=device,
+        )
         drafting = plan_drafting(config, folder, model, longest, dtype, device, progress)
         stored = stored_size(folder, model, form, dtype, device)
         budget = plan_memory(
             model, config, dtype, place.available(), stored, device=device, on_gpu=place.on_gpu, drafter=drafting.needs
-        )  # fmt: skip
+        )
         return cls(
             folder=folder,
             config=config,
@@ -124,9 +129,16 @@ class ModelPlan:
         """
         with batch_invariant(self.config.worker.batch_invariant):
             decoder = read_decoder(
-                self.folder, self.model, self.form, self.config.model, self.dtype, self.budget, progress,
-                self.place.torch_device, drafts_itself=self.drafting.drafts_itself,
-            )  # fmt: skip
+                self.folder,
+                self.model,
+                self.form,
+                self.config.model,
+                self.dtype,
+                self.budget,
+                progress,
+                self.place.torch_device,
+                drafts_itself=self.drafting.drafts_itself,
+            )
         self.same.check()
         return decoder
 
@@ -154,20 +166,35 @@ class LoadedModel:
             ModelLoadError: the proposer of drafts cannot be made.
         """
         decoder, cache, plan = self.parts.decoder, self.parts.cache, self.plan
+        speculation: dict[str, Any] = {} if self.drafter is None else self.drafter.speculation(decoder, cache)
         return plan.place.make_runner(
-            decoder, cache, max_model_len=self.budget.max_model_len, poison=self._poison(cache),
-            processors=self.processors, activation=plan.activation, guides=self.guides.rows(),
-            **({} if self.drafter is None else self.drafter.speculation(decoder, cache)),
-        )  # fmt: skip
+            decoder,
+            cache,
+            max_model_len=self.budget.max_model_len,
+            poison=self._poison(cache),
+            processors=self.processors,
+            activation=plan.activation,
+            guides=self.guides.rows(),
+            **speculation,
+        )
 
     def ready(self, seconds: float) -> WorkerReady:
         """The report, once the first runner was made. seconds: how long loading took."""
         plan = self.plan
         ready = decoder_ready(
-            plan.model, self.budget, plan.config, plan.dtype, seconds, self.saturation, self.processors,
-            device=plan.place.torch_device.type, pooling=plan.ability, fingerprint=plan.same.fingerprint,
-            drafter=plan.drafting.needs, most_drafts=0 if self.drafter is None else self.drafter.most,
-        )  # fmt: skip
+            plan.model,
+            self.budget,
+            plan.config,
+            plan.dtype,
+            seconds,
+            self.saturation,
+            self.processors,
+            device=plan.place.torch_device.type,
+            pooling=plan.ability,
+            fingerprint=plan.same.fingerprint,
+            drafter=plan.drafting.needs,
+            most_drafts=0 if self.drafter is None else self.drafter.most,
+        )
         return ready if self.moves is None else self.moves.described(ready)
 
     @property
