@@ -109,11 +109,10 @@ class CudaRunner:
         late = None if guides is None else LateChoices(guides, self.chooser, self.rows)
         self.flights = Flights(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
-        self._pads = set(cache.layout.windows) == {None}
-        """Rows with few tokens may be filled up: all that lies before these is there still."""
-        self.graphs = self._graphs(capture_sizes, codes, clock)
+        self._pads = set(cache.layout.windows) == {None}  # all that lies before the tokens of rows is there still
+        self.graphs = self._make_graphs(capture_sizes, codes, clock)
 
-    def _graphs(self, sizes: tuple[int, ...], codes: Tensor, clock: Callable[[], float]) -> DecodeGraphs:
+    def _make_graphs(self, sizes: tuple[int, ...], codes: Tensor, clock: Callable[[], float]) -> DecodeGraphs:
         """The graphs of decode steps, or of the verification of drafts; arguments as of the runner."""
         dispatcher, taps = Dispatcher(sizes), None
         if self.speculator is not None:
