@@ -17,7 +17,7 @@ from torch import Tensor
 
 from troupellm.kernels import cpp
 from troupellm.kernels.cpp import guard
-from troupellm.kernels.cpp.checks import check, check_array, require
+from troupellm.kernels.cpp.checks import RefusedCall, check, check_array, require
 from troupellm.kernels.fused_decoder.layers import DecoderLayers, load as load_layers
 from troupellm.kernels.linear import PackedLinear
 from troupellm.kernels.sampling.cpu import Columns, compiled as load_sampling
@@ -146,7 +146,8 @@ class DecodeStep:
             require(np.unique(slots).size == slots.size, "a slot stands there twice")
             self._slots = slots, option_slots
             self._addresses = slots.ctypes.data, option_slots.ctypes.data
-        require(slots.size == count, f"{slots.size} slots of {count} rows")
+        if slots.size != count:
+            raise RefusedCall(f"{slots.size} slots of {count} rows")
         self._starts[:count] = starts
         self._function(*self._pointers, *self._addresses, *self._room, count, *self._found, torch.get_num_threads())
         return self._tokens[:count].tolist() if self._done[0] else None

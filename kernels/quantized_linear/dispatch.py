@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
+from troupellm.kernels.quantized_linear import cpu_codes, cpu_int8
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
 from troupellm.kernels.quantized_linear.footprint import stays
 from troupellm.kernels.quantized_linear.gguf_mixture import GgufMixture
@@ -78,11 +79,6 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
         from troupellm.kernels.quantized_linear.gpu import gpu_product
 
         return gpu_product(weight, bias, batch_invariant=batch_invariance())
-    from troupellm.kernels.quantized_linear import (
-        cpu_codes,
-        cpu_int8,  # which stand on kernels.linear
-    )
-
     if isinstance(weight, Int8Channel):
         return cpu_int8.Int8Product(weight, bias)
     return cpu_codes.coded_product(weight, bias)

@@ -10,6 +10,7 @@ from math import ceil
 import torch
 
 from troupellm.kernels.common.triton import by_kernels
+from troupellm.kernels.quantized_linear import cpu_codes
 from troupellm.kernels.quantized_linear.outline import Code, Outline
 
 BYTES: dict[Code, float] = {
@@ -62,15 +63,9 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
     return ceil(rows * columns * BYTES[outline.code]) + rows * per_row + beside
 
 
-def decodes(outline: Outline) -> bool:
-    """True if `coded` can convert it: pairs of inputs share a scale, and the type is not e5m2."""
-    pairs = outline.group > 0 and outline.group % 2 == 0 and outline.columns % outline.group == 0
-    return pairs and not outline.code.endswith("e5m2")
-
-
 def gpu_keeps(outline: Outline) -> bool:
     """True if a GPU has products for it. With four bits, the table's values must be consecutive."""
-    return in_eight_bits(outline) or (decodes(outline) and outline.code not in ("mxfp4", "table4"))
+    return in_eight_bits(outline) or (outline.decodable and outline.code not in ("mxfp4", "table4"))
 
 
 def in_eight_bits(outline: Outline) -> bool:
@@ -82,21 +77,19 @@ def stack_keeps(outline: Outline) -> bool:
     """True if a GPU's kernels for mixtures of experts take such a weight."""
     match outline.code:
         case "int8" | "int4":
-            return decodes(outline) and not outline.ordered
+            return outline.decodable and not outline.ordered
         case "fp8" | "fp8_e5m2":
             return outline.groups == 1 or outline.group % STACKED_BLOCK == 0
         case "mxfp4":
-            return decodes(outline)
+            return outline.decodable
         case _:
             return False
 
 
 def _cpu_keeps(outline: Outline, dtype: torch.dtype) -> bool:
-    from troupellm.kernels.quantized_linear import cpu_codes  # which stands on kernels.linear
-
     if _int8_inputs(outline):
         return True
-    return dtype == torch.float32 and decodes(outline) and cpu_codes.load() is not None
+    return dtype == torch.float32 and outline.decodable and cpu_codes.load() is not None
 
 
 def _int8_inputs(outline: Outline) -> bool:

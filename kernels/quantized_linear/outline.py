@@ -27,3 +27,9 @@ class Outline:
     def groups(self) -> int:
         """Scales of one output."""
         return -(-self.columns // max(1, self.group))
+
+    @property
+    def decodable(self) -> bool:
+        """True if `packed_codes.coded` can convert it: pairs of inputs share a scale, and the type is not e5m2."""
+        pairs = self.group > 0 and self.group % 2 == 0 and self.columns % self.group == 0
+        return pairs and not self.code.endswith("e5m2")

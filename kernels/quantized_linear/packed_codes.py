@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
-from troupellm.kernels.quantized_linear.footprint import decodes
 from troupellm.kernels.quantized_linear.fp8 import Fp8
 from troupellm.kernels.quantized_linear.gguf import GgufBlocks
 from troupellm.kernels.quantized_linear.grouped import GroupedWeight, Int4Group
@@ -54,7 +53,7 @@ class Coded:
 def coded(weight: QuantizedWeight) -> Coded | None:
     """The weight as codes; None where it cannot be."""
     found: Coded | None = None
-    if not all(decodes(outline) for outline in weight.outlines):
+    if not all(outline.decodable for outline in weight.outlines):
         return None
     if isinstance(weight, GroupedWeight):
         found = _grouped(weight)

@@ -46,6 +46,8 @@ class RowTable:
         the same."""
         self._memory: RowMemory | None = None
         self._described: set[int] = set()
+        self._unusual: set[int] = set()
+        """Slots of rows with embeddings, with a guide, or to be pooled."""
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
@@ -65,6 +67,11 @@ class RowTable:
     def describes(self) -> bool:
         """True if any row asks for log-probabilities of its prompt."""
         return bool(self._described)
+
+    @property
+    def unusual(self) -> bool:
+        """True if any row has input embeddings, a guide or prompt log-probabilities, or is to be pooled."""
+        return bool(self._unusual or self._described)
 
     def add(self, new: NewRow) -> NDArray[np.int32]:
         """Make a row known, or replace an older epoch of it.
@@ -92,6 +99,10 @@ class RowTable:
         if new.embeddings is not None:
             given = np.frombuffer(new.embeddings, dtype="<f4").reshape(new.num_prompt_tokens, -1)
             self.embeddings[slot] = torch.from_numpy(given.copy())
+        if new.embeddings is not None or new.pooling is not None or new.sampling.guide is not None:
+            self._unusual.add(slot)
+        else:
+            self._unusual.discard(slot)
         self.set_sampling(new.row, new.sampling)
         self.append_blocks(new.row, new.blocks)
         return known
@@ -102,6 +113,7 @@ class RowTable:
         if slot is not None:
             self.embeddings.pop(slot, None)
             self._described.discard(slot)
+            self._unusual.discard(slot)
             self._free.append(slot)
 
     def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:

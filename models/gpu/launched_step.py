@@ -63,3 +63,8 @@ class LaunchedPlan:
     def step(self) -> int:
         """The plan's step."""
         return self.plan.step
+
+
+def computed_plan(plan: StepPlan, result: StepResult) -> LaunchedPlan:
+    """The ticket of a step that was computed to its end at launch."""
+    return LaunchedPlan(plan, np.zeros(0, dtype=bool), (), (), None, result.timings, result)

@@ -26,19 +26,13 @@ from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds
 from troupellm.models.memory.plan import MemoryBudget, drawn_tokens, whole_block_bytes
+from troupellm.models.runner.placement import DTYPES
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.cache_groups import count_blocks, longest_sequence
 from troupellm.protocol.messages.worker import NewRow, ProgressSink, SamplingState, StepPlan
 from troupellm.protocol.params.pooling import PoolingAbility
 
-DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
 GRAPH_BYTES = 512 * 2**20
 """Memory reserved for graphs, apart from their outputs, and for later allocations of libraries."""
 
@@ -65,9 +59,11 @@ def find_device(wanted: str) -> CudaDevice | None:
 class GpuPlace:
     """One GPU for one model."""
 
+    on_gpu = True
+
     def __init__(self, device: Device, config: EngineConfig) -> None:
-        self.device, self._config = device, config
-        self.free_before, self._total = device.memory()
+        self.device, self.torch_device, self._config = device, device.torch_device, config
+        _, self._total = device.memory()
 
     def dtype(self, model: DecoderConfig) -> torch.dtype:
         """The dtype to compute in: the configured one, or the checkpoint's.
@@ -122,7 +118,6 @@ class GpuPlace:
             slots=config.scheduler.max_num_seqs,
             plan=plan,
             capture_sizes=sizes,
-            attention_backend=config.worker.attention_backend,
             **more,
         )
 

@@ -1,4 +1,4 @@
-"""The model runner: one plan in, one result out."""
+"""The model runner of a CPU: one plan in, one result out."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -8,48 +8,52 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.kernels.fused_decoder.step import DecodeStep, Ends, decode_step
+from troupellm.kernels.paged_attention.backends import Planner
 from troupellm.kernels.rope_kv_write.kv_write import host_kv_rows
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_table import PlanError, RowTable
-from troupellm.models.batch.spans import NO_SPANS, Spans, last_places
-from troupellm.models.batch.step_result import Histories, step_result
+from troupellm.models.batch.spans import Spans
+from troupellm.models.batch.step_result import step_result
 from troupellm.models.config.pooling_config import Activation
 from troupellm.models.layers.attention_backend import plan_attention
-from troupellm.models.layers.decoder import RunnableDecoder
+from troupellm.models.layers.decoder import Decoder, RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch, GroupBatch
-from troupellm.models.runner.fused_decode import compiled_decode
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
+from troupellm.models.runner.stages import Stages, Step, empty_result
 from troupellm.models.sampling.logits_processors import Processors
-from troupellm.models.sampling.logprobs import prompt_logprobs
-from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator
-from troupellm.models.speculation.verify import Verification
 from troupellm.models.speculation.verify_batch import Trial
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
-from troupellm.models.structured_outputs.report_tokens import tell
-from troupellm.protocol.messages.worker import (
-    NewRow,
-    RowError,
-    RowLogprobs,
-    RowPooled,
-    StepPlan,
-    StepResult,
-    StepTimings,
-)
+from troupellm.protocol.messages.worker import StepPlan, StepResult, StepTimings
 
 PIECE_TOKENS = 512
 """Tokens that go through the layers together: enough for full speed, few enough that activations stay in the caches."""
-
-
 QUICK_SECONDS, QUICK_TOKENS = 0.005, 64
 """In steps within both limits, other threads that hold the interpreter can delay half a step. They get it while the
 head is computed, which is most of a small model's step in one call. Longer steps do not keep them waiting."""
 
 
 class ModelRunner:
-    """Executes plans against one decoder and one KV cache. Calls come from one thread."""
+    """Executes plans against one decoder and one KV cache. Calls come from one thread.
+
+    All forms of a step, and how `CudaRunner` computes the same. A GPU's steps are collected later, except those that
+    the host looks into: these are computed to their end at launch ("at once"). In a step with rows of several forms,
+    the last of them applies.
+
+    | rows                               | here, on a CPU                           | on a GPU                         |
+    |------------------------------------|------------------------------------------|----------------------------------|
+    | one token each, plain draws        | one compiled call, `CompiledDecode`      | a graph that appends the tokens  |
+    | one token each, sampling options   | pieces of 512 tokens, then one `Sampler` | a graph to the logits, `Chooser` |
+    | prompts                            | the same                                 | kernel by kernel, `Chooser`      |
+    | guides                             | masks are filled during the forward pass | chosen later, by `LateChoices`   |
+    | plug-ins, thinking limits, phrases | as sampling options                      | at once, by `Sampler`            |
+    | prompt log-probabilities, pooling  | read after each piece                    | at once, without a graph         |
+    | a speculator, no row has drafts    | as without one                           | at once, as with drafts          |
+    | drafts                             | `Verification`: a draw after each draft  | at once; a graph if they are few |
+    """
 
     def __init__(
         self,
@@ -78,20 +82,33 @@ class ModelRunner:
         """
         device = cache.storage.device
         self.attention = plan_attention(
-            decoder.config, cache.block_size, decoder.dtype, backend=attention_backend, device=device,
-            kv_dtype=cache.storage.dtype, batch_invariant=decoder.batch_invariant,
-        )  # fmt: skip
-        self.decoder, self.cache, self.poison, self.guides = decoder, cache, poison, guides
-        self.rows = RowTable(
-            max_model_len=max_model_len, block_size=cache.block_size, num_groups=len(cache.layout.windows)
+            decoder.config,
+            cache.block_size,
+            decoder.dtype,
+            backend=attention_backend,
+            device=device,
+            kv_dtype=cache.storage.dtype,
+            batch_invariant=decoder.batch_invariant,
         )
-        self.sampler = Sampler(decoder.config.vocab_size, device, processors)
-        self.pooler = Pooler(head=None if decoder.score is None else decoder.classify, activation=activation)
-        """Knows rows by their slots."""
-        self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
+        groups = len(cache.layout.windows)
+        rows = RowTable(max_model_len=max_model_len, block_size=cache.block_size, num_groups=groups)
+        sampler = Sampler(decoder.config.vocab_size, device, processors)
+        head = None if decoder.score is None else decoder.classify
+        self.decoder, self.cache, self.rows, self.poison, self.guides = decoder, cache, rows, poison, guides
+        self.speculator = None if speculation is None else speculation(rows, sampler.options, guides)
+        self.stages = Stages(
+            decoder,
+            cache,
+            rows,
+            sampler,
+            Pooler(head=head, activation=activation),
+            poison=poison,
+            guides=guides,
+            speculator=self.speculator,
+        )
         self._quick = False
         plain = speculation is None and poison is None
-        self.decode = compiled_decode(self) if plain else None
+        self.decode = compiled_decode(decoder, cache, self.attention, rows, sampler) if plain else None
         """Computes steps of which nothing more is asked."""
 
     @property
@@ -110,128 +127,47 @@ class ModelRunner:
         Raises:
             PlanError: the plan contradicts earlier plans; nothing was computed.
         """
-        begin = perf_counter()
-        self._apply(plan)
-        if not plan.rows:
-            self._follow(plan, NO_SPANS)
-            return step_result(plan, None, np.zeros(0, dtype=bool), (), StepTimings())
-        if self.decode is not None and (decoded := self.decode.run(plan, meanwhile)) is not None:
+        begin, stages = perf_counter(), self.stages
+        stages.apply(plan)
+        if plan.rows and self.decode is not None and (decoded := self.decode.run(plan, meanwhile)) is not None:
             return decoded
-        starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
-        whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
-        trial: Trial | None = None
-        if self.speculator is not None and not self.speculator.passes(whole.slots, starts, starts + counts):
-            trial = self.speculator.begin(plan, whole.slots, starts, counts)
-            whole = trial.spans
-            if not whole.slots.size:
-                return step_result(plan, None, np.zeros(len(plan.rows), dtype=bool), (), StepTimings())
-        self._follow(plan, whole)
-        ends, lengths = whole.starts + whole.counts, self.rows.lengths[whole.slots]
-        pooled = self.rows.pooled[whole.slots] > 0
-        sampling = (ends >= lengths) & ~pooled
-        check: Verification | None = None
-        if self.speculator is not None and trial is not None and trial.unusual(len(plan.rows)):
-            check = Verification(plan, trial, sampling, self.rows, self.sampler, self.guides, self.speculator)
-        pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
+        step = stages.spans(plan, begin)
+        if not step.spans.slots.size:
+            return empty_result(plan)
+        pieces = [(spans, *self._batch(spans, step.trial)) for spans in step.spans.pieces(PIECE_TOKENS)]
         # Only now, before a stretch that needs no interpreter, since the threads that fill masks need it.
-        if check is not None:
-            drawn, filled = check.drawn, check.begin_masks()
-        else:
-            drawn = [plan.rows[index] for index in np.flatnonzero(sampling).tolist()]
-            filled = None if self.guides is None else self.guides.begin(drawn)
-        prepared = perf_counter()
-        late = self._quick and int(whole.counts.sum()) <= QUICK_TOKENS
+        stages.begin_masks(step)
+        logits = self._forward(step, pieces, meanwhile)
+        stages.sample(step, logits)
+        self._quick = step.computed - step.prepared < QUICK_SECONDS
+        return stages.result(step)
+
+    def _forward(
+        self, step: Step, pieces: Sequence[tuple[Spans, ForwardBatch, int]], meanwhile: Callable[[], None] | None
+    ) -> Tensor | None:
+        """The logits of the tokens to sample from, None if there are none.
+
+        Args:
+            pieces: spans, their batch, and the number of their tokens to sample from.
+        """
+        late = self._quick and int(step.spans.counts.sum()) <= QUICK_TOKENS
         if meanwhile is not None and not late:
             meanwhile()
-        last_hidden, about_prompts = [], []
-        tapped: list[Tensor] = []
-        for spans, (batch, num_sampling) in pieces:
-            hidden = self._forward(batch, tapped)
-            last_hidden.append(hidden[:num_sampling])
-            about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
-            self._pool(spans, hidden)
-        hidden = last_hidden[0] if len(last_hidden) == 1 else torch.cat(last_hidden)
+        drawing = []
+        for spans, batch, num_sampling in pieces:
+            hidden = self.stages.forward(step, batch)
+            drawing.append(hidden[:num_sampling])
+            self.stages.read_prompts(step, spans, hidden, num_sampling)
+        hidden = drawing[0] if len(drawing) == 1 else torch.cat(drawing)
         if meanwhile is not None and late:
             meanwhile()
-        logits = self.decoder.logits(hidden) if drawn else None
-        computed = perf_counter()
-        self._quick = computed - prepared < QUICK_SECONDS
-        masks = None if self.guides is None or filled is None else self.guides.filled(filled)
-        sampled, guided = None, None
-        if check is not None:
-            check.sample(logits, masks)
-        elif logits is not None:
-            sampled = self._sample(drawn, whole.slots[sampling], logits, masks)
-        if self.guides is not None and masks is not None and sampled is not None:
-            guided = tell(self.guides, self.rows, drawn, whole.slots[sampling], sampled)
-        if self.speculator is not None and trial is not None:
-            if check is None:
-                self.speculator.finish_plain(trial)
-            elif trial.trees:
-                self._gather_paths(check)
-            self.speculator.learn(trial, {} if check is None else check.judged, tapped)
-        vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
-        timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
-        if check is not None:
-            return check.result(about_prompts, vectors, unsound, timings)
-        return step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)
-
-    def _apply(self, plan: StepPlan) -> None:
-        if self.speculator is None and max(plan.draft_limits, default=-1) >= 0:
-            raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
-        for row in plan.retired:
-            if row in self.rows:
-                self.pooler.drop_row(self.rows.slot(row))
-                if self.speculator is not None:
-                    self.speculator.drop_row(row)
-            self.rows.drop(row)
-            self.sampler.drop_row(row)
-            if self.guides is not None:
-                self.guides.drop(row)
-        for new in plan.new_rows:
-            if self.speculator is not None and new.row in self.rows:
-                self.speculator.drop_row(new.row)
-            known = self.rows.add(new)
-            if new.pooling is not None:
-                self.pooler.add_row(self.rows.slot(new.row), new.pooling)
-                continue
-            tokens, named = torch.from_numpy(known.copy()), new.embeddings is None
-            self.sampler.add_row(new.row, new.sampling, tokens, new.num_prompt_tokens, known=named)
-            self._guide(new, known)
-            if self.speculator is not None:
-                self.speculator.add_row(new)
-        if plan.forks:
-            self.rows.fork(plan.forks)
-        for change in plan.changes:
-            if change.dropped_blocks:
-                self.rows.drop_blocks(change.row, change.dropped_blocks)
-            self.rows.append_blocks(change.row, change.appended_blocks)
-            if change.sampling is not None:
-                self.rows.set_sampling(change.row, change.sampling)
-                self.sampler.update_row(change.row, change.sampling)
-        if plan.copies:
-            self.cache.copy([(copy.source, copy.target) for copy in plan.copies])
-
-    def _follow(self, plan: StepPlan, spans: Spans) -> None:
-        """For debugging: poison the positions that are about to be computed."""
-        if self.poison is not None:
-            self.poison.follow(plan, self.rows, spans)
-
-    def _guide(self, new: NewRow, known: NDArray[np.int32]) -> None:
-        if self.guides is None:
-            if new.sampling.guide is not None:
-                raise PlanError(f"row {new.row}: this worker runs no guides")
-        elif new.sampling.guide is None:
-            self.guides.drop(new.row)
-        else:
-            self.guides.add(new.row, new.sampling, known[new.num_prompt_tokens :].tolist())
+        return self.decoder.logits(hidden) if step.drawn else None
 
     def _batch(self, spans: Spans, trial: Trial | None) -> tuple[ForwardBatch, int]:
         """Flatten spans, in a constant number of vector operations.
 
         Returns:
-            the batch, and the number of logits to sample from. Those are its first logits; then come those of described
-            prompts, then the positions to pool.
+            the batch, and the number of logits to sample from; see `Stages.wanted`.
         """
         slots, starts, counts = spans.slots, spans.starts, spans.counts
         ends = np.cumsum(counts)
@@ -241,46 +177,24 @@ class ModelRunner:
             places, owning = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts), slots[owner]
         grown = trial is not None and trial.trees
         positions = trial.positions(spans, places, owner) if trial is not None and grown else places
-        wanted, num_sampling = self._wanted(spans)
+        wanted, num_sampling = self.stages.wanted(spans)
         batch = ForwardBatch(
             token_ids=self.rows.tokens_at(owning, places),
             positions=torch.from_numpy(positions),
             groups=self._groups(spans, owner, places, positions, trial if grown else None),
             logit_tokens=torch.from_numpy(wanted),
-            inputs=self._inputs(spans) if self.rows.embeddings else None,
+            inputs=self.stages.inputs(spans) if self.rows.embeddings else None,
         )
         return batch, num_sampling
 
-    def _forward(self, batch: ForwardBatch, tapped: list[Tensor]) -> Tensor:
-        """Hidden states of the tokens that logits are wanted for. tapped: gets what the proposer is shown, if
-        anything."""
-        if self.speculator is None or not self.speculator.taps.shows:
-            return self.decoder.forward(batch, self.cache.layers)
-        hidden, shown = self.decoder.forward_tapped(batch, self.cache.layers, self.speculator.taps)
-        tapped.append(shown)
-        return hidden
-
-    def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
-        """The tokens of a flat batch with a result, and the number of them to sample from; see `_batch`."""
-        slots, ends = spans.slots, np.cumsum(spans.counts)
-        if slots.size and ends[-1] == slots.size and not self.rows.describes and not len(self.pooler):
-            last = np.flatnonzero(spans.starts + 1 >= self.rows.lengths[slots])
-            return last, last.size
-        # Of a row that samples: its last token, and the drafts behind it.
-        behind = np.minimum(spans.starts + spans.counts - self.rows.lengths[slots] + 1, spans.counts)
-        behind[(behind < 0) | (self.rows.pooled[slots] > 0)] = 0
-        sampling = behind > 0
-        wanted = [
-            ends[sampling] - 1 if behind.max(initial=0) < 2 else last_places(ends, behind),
-            *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self._described(spans)),
-            *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
-        ]
-        return np.concatenate(wanted), int(behind.sum())
-
     def _groups(
-        self, spans: Spans, owner: NDArray[np.int64], places: NDArray[np.int64], positions: NDArray[np.int64],
+        self,
+        spans: Spans,
+        owner: NDArray[np.int64],
+        places: NDArray[np.int64],
+        positions: NDArray[np.int64],
         trial: Trial | None,
-    ) -> tuple[GroupBatch, ...]:  # fmt: skip
+    ) -> tuple[GroupBatch, ...]:
         """Where each view of the KV cache is written and read.
 
         Args:
@@ -307,93 +221,91 @@ class ModelRunner:
             GroupBatch(
                 rows[view.group],
                 self.attention(
-                    tables[view.group], spans.starts, spans.counts, view.window,
+                    tables[view.group],
+                    spans.starts,
+                    spans.counts,
+                    view.window,
                     None if trial is None else trial.tree(spans, places, owner, positions, view.window),
                 ),
             )
             for view in layout.views
-        )  # fmt: skip
+        )
 
-    def _inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
-        """Positions [places] with input embeddings instead of tokens, and the embeddings [places, hidden]."""
-        places, values, begin = [], [], 0
-        for slot, start, count in zip(spans.slots.tolist(), spans.starts.tolist(), spans.counts.tolist(), strict=True):
-            given = self.rows.embeddings.get(slot)
-            if given is not None and start < given.shape[0]:
-                part = given[start : start + count]
-                places.append(torch.arange(begin, begin + part.shape[0]))
-                values.append(part)
-            begin += count
-        return (torch.cat(places), torch.cat(values)) if places else None
 
-    def _sample(
-        self, rows: Sequence[int], slots: NDArray[np.int64], logits: Tensor, masks: TokenMasks | None
-    ) -> Sampled:
-        """slots: of the rows that sample, in the order of `logits` [rows, vocab]."""
-        lengths = self.rows.lengths[slots].tolist()
-        histories = Histories(self.rows.tokens, slots.tolist(), lengths)
-        sampled = self.sampler.sample(logits, rows, lengths, histories, masks)
-        self.rows.append(slots, sampled.tokens)
-        return sampled
+class CompiledDecode:
+    """Runs a step in which every row decodes one token as a single compiled call.
 
-    def _gather_paths(self, check: Verification) -> None:
-        """Keys and values of the drafts that were kept lie behind each other from here on."""
-        for sources, targets in check.moves(self.cache.block_size):
-            self.cache.move(sources, targets)
+    Every row goes on from its last token, and asks for nothing but a draw from the whole vocabulary or the likeliest
+    token.
+    """
 
-    def _pooled(self, spans: Spans) -> list[tuple[int, int, int]]:
-        """Of each row that is pooled: its slot, and its counted tokens in the batch, first one and number."""
-        if not len(self.pooler):
-            return []
-        ends = np.cumsum(spans.counts)
-        found = []
-        for index in np.flatnonzero(self.rows.pooled[spans.slots]).tolist():
-            slot, start, count = int(spans.slots[index]), int(spans.starts[index]), int(spans.counts[index])
-            ending = start + count == self.rows.lengths[slot]
-            first, kept = self.pooler.wanted(slot, start, count, ends=bool(ending))
-            found.append((slot, int(ends[index]) - count + first, kept))
-        return found
+    def __init__(self, step: DecodeStep, rows: RowTable, sampler: Sampler) -> None:
+        self._step, self._rows, self._sampler = step, rows, sampler
+        self._ones: tuple[int, ...] = ()
 
-    def _pool(self, spans: Spans, hidden: Tensor) -> None:
-        """hidden: of a whole batch, whose last part is to be pooled."""
-        found = self._pooled(spans)
-        if not found:
-            return
-        hidden = self._vectors(hidden[-sum(count for _, _, count in found) :])
-        place = 0
-        for slot, _, count in found:
-            self.pooler.take(slot, hidden[place : place + count])
-            place += count
+    @property
+    def logits(self) -> Tensor:
+        """The logits of the last step, as the first rows [.., vocab]."""
+        return self._step.logits
 
-    def _vectors(self, hidden: Tensor) -> Tensor:
-        """Turn hidden states into the vectors to be pooled."""
-        return self.decoder.normed(hidden)
+    def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult | None:
+        """Compute a plan that was applied and append the tokens to their rows. None where it asks for another kind of
+        step, or contradicts what is known: nothing was computed then.
 
-    def _finish_pooled(
-        self, plan: StepPlan, spans: Spans, ending: NDArray[np.bool_]
-    ) -> tuple[list[RowPooled], list[RowError]]:
-        if not len(self.pooler) or not ending.any():
-            return [], []
-        rows = [row for row, ends in zip(plan.rows, ending.tolist(), strict=True) if ends]
-        return self.pooler.finish(spans.slots[ending].tolist(), rows)
+        Args:
+            meanwhile: as of `ModelRunner.run`.
 
-    def _described(self, spans: Spans) -> list[int]:
-        """Indices of the rows that ask for prompt log-probabilities and compute prompt tokens that predict others."""
-        if not self.rows.describes:
-            return []
-        wants = self.rows.prompt_logprobs[spans.slots] >= 0
-        return np.flatnonzero(wants & (spans.starts + 1 < self.rows.num_prompt_tokens[spans.slots])).tolist()
+        Raises:
+            PlanError: an unknown row, or another epoch.
+        """
+        if not self._takes(plan):
+            return None
+        slots, plain = self._rows.places(plan), self._sampler.plain
+        options = plain.slots(plan.rows)
+        if options is None:
+            return None
+        if meanwhile is not None:
+            meanwhile()
+        begin = perf_counter()
+        tokens = self._step.run(self._rows.memory, plain.columns, slots, options, plan.starts)
+        if tokens is None:
+            return None
+        timings = StepTimings(forward=perf_counter() - begin)
+        if min(tokens) < 0:
+            peaks = torch.from_numpy(self._step.peaks[: len(tokens)].copy())
+            positions = tuple(start + 1 for start in plan.starts)
+            sampled = Sampled(torch.tensor(tokens), plan.rows, positions, peaks, (), {}, {})
+            return step_result(plan, sampled, np.ones(len(tokens), dtype=bool), (), timings)
+        return StepResult(
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=plan.counts,
+            tokens=tuple(tokens),
+            timings=timings,
+        )
 
-    def _prompt_logprobs(self, plan: StepPlan, spans: Spans, hidden: Tensor) -> list[RowLogprobs]:
-        """hidden: the described rows' spans, one after the other."""
-        found = []
-        for index in self._described(spans):
-            count, slot, first = int(spans.counts[index]), int(spans.slots[index]), int(spans.starts[index]) + 1
-            last = min(first + count, int(self.rows.num_prompt_tokens[slot]))
-            row, width = plan.rows[int(spans.rows[index])], int(self.rows.prompt_logprobs[slot])
-            for begin in range(first, last, PIECE_TOKENS):  # of a GPU's steps, which are not cut into pieces
-                end = min(begin + PIECE_TOKENS, last)
-                logits = self.decoder.logits(hidden[begin - first : end - first])
-                found.append(prompt_logprobs(logits, row, begin, self.rows.tokens[slot, begin:end], width))
-            hidden = hidden[count:]
-        return found
+    def _takes(self, plan: StepPlan) -> bool:
+        """True if each row has one token, and none needs embeddings, prompt log-probabilities, pooling or a guide."""
+        if self._rows.unusual:
+            return False
+        count = len(plan.rows)
+        if len(self._ones) != count:
+            self._ones = (1,) * count
+        return count <= self._step.most_rows and plan.counts == self._ones
+
+
+def compiled_decode(
+    decoder: RunnableDecoder, cache: KVCache, attention: Planner, rows: RowTable, sampler: Sampler
+) -> CompiledDecode | None:
+    """None if some part of the model, or of a step, has no compiled form."""
+    if not isinstance(decoder, Decoder) or decoder.together is None or decoder.head is None:
+        return None
+    config = decoder.config
+    if not attention.compiled or config.logit_scale != 1.0 or config.logit_softcap:
+        return None
+    ends = Ends(decoder.embedding, decoder.embedding_scale, decoder.norm, config.rms_norm_eps, decoder.head)
+    views = [(view.group, view.window or 0) for view in cache.layout.views]
+    step = decode_step(decoder.together, decoder.tables, cache.layers, ends, views, sampler.codes)
+    return None if step is None else CompiledDecode(step, rows, sampler)

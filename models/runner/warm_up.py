@@ -1,16 +1,29 @@
 """Runs first steps, so that one-time work does not delay the first request."""
 
 from time import perf_counter
+from typing import Protocol
 
+from troupellm.models.batch.row_table import RowTable
+from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.memory.plan import MemoryBudget
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.runner.saturation import LEAST_TOKENS, measure_runner
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan
+from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
 from troupellm.protocol.params.pooling import PoolingAbility, PoolingParams
 
 BUSY_SECONDS = 0.2
 """If the first step of one token takes longer, the model is large or the machine busy: no others are timed then."""
+
+
+class Runner(Protocol):
+    """A runner of a decoder, on any device."""
+
+    @property
+    def rows(self) -> RowTable: ...
+    @property
+    def decoder(self) -> RunnableDecoder: ...
+    def run(self, plan: StepPlan) -> StepResult: ...
 
 
 def warmed(
@@ -31,7 +44,7 @@ def warmed(
     )
 
 
-def first_step(runner: ModelRunner, ability: PoolingAbility | None = None) -> None:
+def first_step(runner: Runner, ability: PoolingAbility | None = None) -> None:
     """One token through the whole model."""
     block = NewRow(
         row=0,

@@ -1,355 +1,300 @@
-"""Chooses the number of drafts per row and step that pays for itself.
+"""Chooses how many drafts each row verifies in a step, and turns drafting off while it does not pay.
 
-A step with drafts takes longer than one without, and gives one more token per kept draft. Both are measured while the
-engine runs: `acceptance_rates` has the probability that a row keeps its first, second, third draft, `cost_curve` the
-time of steps. The most probable next draft of any row is added as long as expected tokens per second rise; they may
-never rise, not even with the first one.
+Length: an average per row says how often its drafts are kept, and step times are measured by the number of drafts. The
+likeliest next draft of any row is added as long as expected tokens per second rise.
 
-A row without drafts would never be measured again, and a number of drafts that once took long never be tried again.
-Therefore a small share of the time goes to probes, whose cost is estimated beforehand and saved up first. `stretches`
-decides if there is drafting at all, by comparing measured speeds.
-
-Nothing here reads a clock or draws at random: the same observations give the same lengths.
+On and off: these estimates miss costs outside of the step. So, for each batch size, windows of 32 steps that may draft
+are compared by the wall clock with steps that do not. If a window was not faster, or no row is worth a draft, drafting
+is off for 128 steps (1,024 with more than 4 rows), or half as many if a new row comes. The first failure after a
+success counts as an accident: drafting is off for 16 steps. The same observations give the same decisions.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
-from troupellm.models.speculation.acceptance_rates import AcceptanceRates, Floats, Ints
-from troupellm.models.speculation.cost_curve import AskingCosts, StepCosts, rounded
-from troupellm.models.speculation.on_off import Stretches
-from troupellm.models.speculation.wall_time import WallPrice
+Ints = NDArray[np.int64]
 
-_REVIEW_STEPS: Final = 8
-"""Steps with drafts between two reviews of all depths; a review costs more than a step's bookkeeping."""
-_FIRST_REVIEWS: Final = 6
-"""Number of first reviews that come after every step: as long as nothing is known, a guess applies to all rows."""
-_COSTLY_REVIEWS: Final = 10
-_MOSTLY: Final = 0.6
-_FIRST_DEPTH: Final = 4
-_LEARNING_REVIEWS: Final = 3
-"""Number of first reviews in which all rows draft: one rejected draft is too little evidence to give up."""
-_SMALL_BATCH: Final = 4
-"""With at most this many rows their first steps are reviewed soon: a bad guess affects the whole step."""
-_YOUNG_STEPS: Final = 2
-_SETTLED: Final = 4.0
-"""Observations of a row after which it no longer counts as new."""
-_LEAST_GAIN, _LEAST_GAIN_OF_MANY = 1.05, 1.1
-"""Least gain in tokens per second over a step without drafts: drafts also cost time outside of the step. Among many
-rows the likeliest drafts are chosen, whose estimates are biased upward by luck, so they must gain more."""
-_PROBE_SHARE: Final = 0.008
-"""Share of the time for probes."""
-_MOST_SAVED: Final = 1.0
-"""Steps without drafts whose time can be saved up for probes."""
-_BOOKKEEPING: Final = 2e-4
-"""Seconds of a probe's bookkeeping: where steps are as short as that, probes are rare."""
-_ALMOST: Final = 0.9
-_PLAIN_WANTED, _PLAIN_AGAIN = 3, 2
-_STALE_STEPS: Final = 192
-"""After this many steps with drafts, the time of one without is measured again."""
-_LOOKS: Final = 3
-"""Steps in which all rows draft, at first and after a long sleep."""
+FEW_ROWS, NEW = 4, -1
+ROW_MEMORY, MEMORY = 0.9, 0.95  # weights of a row's observations after its next step, and of those of all rows
+FIRST_RATE, STRENGTH, ROW_STRENGTH = 0.7, 2.0, 4.0
+"""The rate of kept drafts before any is seen, its weight, and that of all rows' rate for one row, in observations."""
+REVIEW_STEPS, PROBE_STEPS = 8, 64
+"""Steps between two choices of lengths, and steps after which a row without drafts gets one to be measured again."""
+LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.05, 1.1  # of speed; among many rows the likeliest drafts are overestimated
+PLAIN_STEPS, PLAIN_AGAIN, MOST_WAITING = 4, 256, 24
+"""Steps without drafts that are timed at first, when they are again, and steps to wait for them beside prompts."""
+WINDOW, WORTH, WORTH_OF_MANY = 32, 1.0, 1.2
+"""The multiple of the speed without drafts that a window must reach. Rows that draft end before the others, whose steps
+then have fewer rows to share their cost."""
+VERDICTS = {4: 0.6, 8: 0.75, 16: 0.9, WINDOW: 1.0}  # share of that speed after so many steps
+LOOKS, PATIENCE = 3, 8  # steps in which all rows draft at first, and in which none need be worth a draft later
+RETRY, RETRY_OF_MANY, ACCIDENT, HESITATION = 128, 1024, 16, 64
+"""Steps off: usually, after an accident, and with fewer rows than those with which drafts do not pay."""
+TIMED_EACH, TIMED, OUTLIER = 32, 8, 2.5
+"""While drafting is off, one step of so many is timed; the last ones count, up to this multiple of their median."""
 
 
-class _Step(NamedTuple):
-    """The drafts and kept drafts of a step in which rows were asked for drafts."""
-
-    asked: Ints
-    """Slots."""
-    depths: Ints
-    slots: Ints
-    """Slots of all rows that `drafted` and `accepted` describe, those of `asked` among them."""
-    drafted: Ints
-    accepted: Ints
+def rounded(number: int) -> int:
+    """Round to three binary digits: numbers of rows, or of drafts, that are measured together."""
+    spare = max(0, number.bit_length() - 3)
+    return number >> spare << spare
 
 
-class _New(NamedTuple):
-    """Defaults for a row without observations."""
+class StepSeconds:
+    """Seconds of steps of one batch size by their number of drafts, and of the proposer per depth. slope: share of a
+    step without drafts that a draft adds beyond the measured ones."""
 
-    depth: int
-    present: float
-    """Probability that it has a draft at all."""
+    def __init__(self, slope: float) -> None:
+        self.level, self.slope, self.asking = 0.0, slope, 0.0
+        self.seen: dict[int, int] = {}
+        self._ratios = {0: 1.0}
+
+    def of(self, drafts: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Seconds [n] of steps with these numbers of drafts [n]."""
+        places, ratios = list(self._ratios), list(self._ratios.values())
+        return self.level * (np.interp(drafts, places, ratios) + np.maximum(drafts - places[-1], 0.0) * self.slope)
+
+    def learn(self, drafts: int, seconds: float) -> None:
+        """Take in a step. Disturbances make steps longer, so shorter ones are the better evidence."""
+        self.level = self.level or seconds / (1 + self.slope * drafts)
+        place = rounded(drafts)
+        expected, seen = float(self.of(np.array([place], np.float64))[0]), self.seen.get(place, 0)
+        error = min(max(seconds / expected, 0.5), 2.0)
+        self.seen[place] = seen + 1
+        share = max(0.15, 0.6 - 0.1 * seen) * (0.4 if error > 1 and seen >= 3 else 1.0)
+        if drafts and 0 < seen < 3 and error < 1:
+            share = 1.0  # the value so far was an accident
+        self.level *= 1.0 if drafts and seen < 3 else error**share  # the machine's speed
+        if not drafts:
+            return
+        ratio = self._ratios[place] = max(1.0, expected / self.level * error**share)
+        known = sorted(self._ratios.items())  # more drafts cost no less; of two figures the smaller is the better
+        self._ratios = {each: min(value, ratio) if each < place else max(value, ratio) for each, value in known}
+        self.slope = max(0.002, (self._ratios[known[-1][0]] - 1) / known[-1][0])
+
+    def relax(self) -> None:
+        """Halve what drafts are known to cost, which was long ago or the first time, and measure it again."""
+        self._ratios = {place: (1 + ratio) / 2 for place, ratio in self._ratios.items()}
+        self.seen, self.slope = dict.fromkeys(self.seen, 1), self.slope / 2
+
+
+class Drafting:
+    """Drafting with one range of batch sizes: on, or off for some steps to come."""
+
+    def __init__(self, *, few: bool, off: int = 0) -> None:
+        self._worth, self._retry = (WORTH, RETRY) if few else (WORTH_OF_MANY, RETRY_OF_MANY)
+        self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
+        self._accidents = 1
+        self._begin()
+        self.off, self.long = off, off > 0
+
+    def _begin(self) -> None:
+        self.off, self.looks, self._patience, self._worthless = 0, LOOKS, 0, 0
+        self._periods, self._earned = list[float](), 0.0
+
+    def rests(self, *, new_row: bool) -> bool:
+        """True if the coming step has no drafts, since they are off or it is to be timed."""
+        if self.off:
+            self.off -= 1
+            if not self.off or (new_row and self.off <= self._retry // 2):
+                self._begin()
+        elif self._since_plain >= PLAIN_AGAIN:
+            self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
+        self._waited += 1
+        return self.off > 0 or (self.plain_due > 0 and self._waited <= MOST_WAITING)
+
+    def note(self, *, worth: bool) -> None:
+        """Some row is worth a draft in the step under way, or none is."""
+        self._worthless = 0 if worth else self._worthless + 1
+        self._patience = PATIENCE if worth else self._patience
+        if self._worthless > self._patience:
+            self._fail()
+
+    def learn(self, period: float, plain: float, tokens: float) -> None:
+        """Take in a step that might draft: its seconds, those of one without drafts, and its tokens per row."""
+        if self.off:
+            return
+        self._since_plain += 1
+        self._periods.append(period)
+        self._earned += plain * tokens
+        count = len(self._periods)
+        if count in VERDICTS and self._earned < self._worth * VERDICTS[count] * count * _mean(self._periods):
+            self._fail()
+        elif count == WINDOW:
+            self._accidents, self._periods, self._earned = 1, [], 0.0
+
+    def _fail(self) -> None:
+        self.long = not self._accidents
+        self.off, self._accidents = self._retry if self.long else ACCIDENT, 0
 
 
 class DraftLength:
-    """Chooses how deep each row drafts. Calls come from the worker's thread: `limits`, then `learn`, once per step."""
+    """Chooses how deep each row drafts. For each step: `passes`, then `rests` unless that is true, then `limits` and
+    `learn` unless that is true."""
 
-    def __init__(self, levels: Sequence[int], *, adaptive: bool = True, sleeps: bool = False) -> None:
-        """
-        Args:
-            levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far.
-            adaptive: off always gives each row its maximum.
-            sleeps: the proposer can sleep. A step is faster while it sleeps, since it need not follow the rows.
-        """
-        self._adaptive = adaptive
-        self._nodes = np.array([0, *levels], np.int64)
-        self._rates = AcceptanceRates(len(levels))
-        self._costs, self._asking = StepCosts(), AskingCosts()
+    def __init__(self, levels: Sequence[int], *, sleeps: bool = False) -> None:
+        """levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far; sleeps: steps
+        are faster while the proposer sleeps, since it need not follow the rows."""
+        self._sleeps, self._nodes = sleeps, np.array([0, *levels], np.int64)
+        self._rows, self._all = np.zeros((0, 4)), np.zeros(4)
+        """By slot, and of all rows: depths reached, kept, asked for, and offered."""
         self._depths = np.zeros(0, np.int64)
-        """By slot, the depth decided for it."""
-        self._new: _New | None = _New(max(1, (len(levels) + 1) // 2), 1.0)
-        """As of the last review; computed when it is first needed."""
-        self._learning = True
-        self._waiting: list[_Step] = []
-        self._given: tuple[Ints, Ints] | None = None
-        """Slots and depths of the step under way, if any row was asked for drafts."""
-        self._size = 0
-        """Rounded number of rows of the step that the last review was for."""
-        self._reviews, self._due = 0, False
-        self._probing = False
-        self._asked = False
-        """True after the first drafts: the first time takes longest, and is no measurement."""
-        self._saved = 0.0
-        """Seconds saved up for probes."""
-        self._price = 0.0
-        self._turn = 0
-        self._since_plain = 0
-        self._plain_due = 0
-        """Number of coming steps without drafts, for comparison."""
-        self._looks = _LOOKS
-        """Number of coming steps in which all rows draft, for measurement."""
-        self._sleeps = sleeps
-        self._stretches = Stretches()
-        self._worth = True
-        """At the last review some row was worth a draft."""
-        self._tried: set[int] = set()
-        """Rounded numbers of rows that were measured again after their first steps."""
-        self._walls: dict[int, WallPrice] = {}
-        """By rounded number of rows."""
-        self._last: tuple[int, bool] | None = None
-        """Of the last step, if it had no prompts: rounded number of rows, and True if it had drafts."""
-        self._ended = 0.0
+        self._waiting: list[tuple[Ints, Ints, Ints, Ints]] = []
+        self._given: Ints | None = None  # by slot, the depths of the step under way, if any row was asked for drafts
+        self._size, self._due, self._turn, self._gained, self._fresh = 0, True, 0, 0, False
+        self._seconds: dict[int, StepSeconds] = {}
+        self._plain: dict[int, deque[float]] = {}  # wall-clock seconds of steps without drafts
+        self._drafting: dict[int, Drafting] = {}
+        self._last: tuple[float, int, bool] | None = None  # beginning, rows and rest of a step that is timed
 
     def add_row(self, slot: int) -> None:
         """A row has taken a slot; observations of the slot's previous row are discarded."""
-        self._rates.forget(slot)
         if slot >= self._depths.size:
-            grown = np.zeros(max(16, 2 * slot), np.int64)
-            grown[: self._depths.size] = self._depths
-            self._depths = grown
-        self._depths[slot] = self._of_new().depth
-        self._stretches.add_row()
-
-    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-        """True if the next step has no drafts and is not learned from: `limits` and `learn` are not called for it.
-
-        Args:
-            moment: wall-clock seconds.
-            mixed: some rows compute more than one position.
-        """
-        if not self._adaptive:
-            return False
-        rests = self._stretches.rests(batch_size, moment, mixed=mixed)
-        if rests:
-            self._last = None
-        elif self._stretches.woke:
-            self._wake(rounded(batch_size))
-        return rests
+            more = max(16, 2 * slot) - self._depths.size
+            self._rows = np.concatenate((self._rows, np.zeros((more, 4))))
+            self._depths = np.concatenate((self._depths, np.zeros(more, np.int64)))
+        self._rows[slot], self._depths[slot], self._fresh = 0.0, NEW, True
+        few = self._last is not None and self._last[1] <= FEW_ROWS
+        self._last = None if few else self._last  # perhaps there was nothing to do meanwhile
 
     def passes(self, batch_size: int) -> bool:
-        """True if the next step is inside a long sleep and is not measured: then `rests` is not called for it,
-        either."""
-        if not self._adaptive or not self._stretches.passes(batch_size):
+        """True if the next step has no drafts and is not timed, as in most of a long time off."""
+        drafting = self._drafting.get((batch_size - 1).bit_length())
+        drafted = self._last is not None and not self._last[2]  # that step is still to be timed
+        if drafting is None or not drafting.long or drafting.off % TIMED_EACH < 2 or self._fresh or drafted:
             return False
+        drafting.off -= 1
         self._last = None
         return True
 
+    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
+        """True if the next step has no drafts and is not learned from. moment: wall-clock seconds; mixed: some rows
+        compute more than one position."""
+        if self._last is not None:
+            self._time(moment - self._last[0], *self._last[1:])
+        drafting, seconds = self._drafting_of(batch_size), self._seconds_of(batch_size)
+        off, plain_due, rests = drafting.off, drafting.plain_due, drafting.rests(new_row=self._fresh)
+        if off and not drafting.off:
+            seconds.relax()
+            self._due = True
+        elif drafting.plain_due > plain_due:
+            seconds.seen[0] = 0
+        self._last = None if mixed else (moment, batch_size, rests)
+        self._gained, self._fresh = 0, False
+        return rests
+
     def asleep(self, batch_size: int) -> bool:
         """True if there will be no drafts for long, so that the proposer need not follow the rows."""
-        return self._sleeps and self._stretches.asleep(batch_size)
+        return self._sleeps and (drafting := self._drafting_of(batch_size)).long and drafting.off > 0
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
-        """Drafts for each of the rows [rows].
-
-        Args:
-            slots: [rows] that may draft.
-            batch_size: rows of the step, others included.
-            most: [rows] that each may have.
-        """
-        if not self._adaptive:
-            return most
-        size = rounded(batch_size)
-        if self._due or size != self._size or (self._waiting and len(self._waiting) >= self._patience(slots)):
+        """Drafts for each of the rows [rows] at `slots`, at most `most`. batch_size: others included."""
+        drafting, few, self._given = self._drafting_of(batch_size), batch_size <= FEW_ROWS, None
+        if self._seconds_of(batch_size).seen.get(0, 0) < LOOKS:  # its thread's seconds without drafts
+            return np.zeros_like(most)
+        other = rounded(batch_size) != self._size or bool((self._depths[slots] == NEW).any())
+        if self._due or other or len(self._waiting) >= (2 if few else REVIEW_STEPS):
             self._review(slots, batch_size)
         depths = self._depths[slots]
-        if self._since_plain > _STALE_STEPS:
-            self._since_plain, self._plain_due = 0, _PLAIN_WANTED
-        if self._costs.of(size).plain_seen < _PLAIN_WANTED or self._plain_due:
-            self._plain_due = max(0, self._plain_due - 1)
-            depths = np.zeros_like(depths)  # this step measures the time without drafts
+        if drafting.looks:
+            depths = np.maximum(depths, 1) if few else np.ones_like(depths)
         else:
-            worth = self._worth if self._looks else bool(depths.any())
-            self._stretches.drafts(batch_size, worth=worth, tried=not self._looks)
-            if worth and self._saved > self._price:
-                depths = self._probed(depths)
-        if not depths.any():
-            self._given = None
-            return depths
+            drafting.note(worth=bool(depths.any()))
+            self._turn += 1
+            if self._turn % PROBE_STEPS == 0:
+                silent = np.flatnonzero(depths == 0)
+                depths[silent[self._turn // PROBE_STEPS % silent.size] if silent.size else 0] += 1
         depths = np.minimum(depths, np.searchsorted(self._nodes, most, side="right") - 1)
-        chosen: Ints = self._nodes[depths]
-        self._given = (slots, depths) if chosen.any() else None
-        return chosen
+        if depths.any():
+            self._given = np.zeros_like(self._depths)
+            self._given[slots] = depths
+        return np.asarray(self._nodes[depths])
 
     def learn(
         self,
         slots: Ints,
         drafted: Ints,
-        accepted: Ints,
+        kept: Ints,
         tokens: int,
         seconds: float,
-        proposing: float = 0.0,
-        *,
-        following: float = 0.0,
-        moment: float | None = None,
+        proposing: float = 0,
+        following: float = 0,
     ) -> None:
-        """Learn from a step.
-
-        Args:
-            slots, drafted, accepted: [rows] of all that might have drafted, with how many drafts, and how deep they
-                were kept.
-            tokens: positions that the step computed, of all rows.
-            seconds: time of the whole step.
-            proposing: the proposer's part of it.
-            following: the proposer's time for following the rows, which a sleep would save.
-            moment: wall-clock seconds at its end.
-        """
-        if not self._adaptive:
+        """Learn from a step of so many tokens and of so many seconds of its thread. slots, drafted, kept: [rows] of all
+        that might draft, their drafts, and how deep these were kept; proposing, following: the proposer's seconds, for
+        drafts and for following the rows."""
+        if not slots.size:
             return
         given, self._given = self._given, None
-        rows, size = slots.size, rounded(slots.size)
-        drafts = 0
+        drafts, known, drafting = int(drafted.sum()), self._seconds_of(slots.size), self._drafting_of(slots.size)
+        self._gained += int(kept.sum())
         if given is not None:
-            drafts = int(drafted.sum())
-            if self._looks and (drafts or not self._sleeps):  # a proposer that was asleep has no drafts for some rows
-                self._looks, self._due = self._looks - 1, True
-            self._stretches.gained(int(accepted.sum()))
-            if self._asked:
-                self._asking.learn(given[0].size, int(given[1].max()), proposing)
-            self._asked = True
-            self._waiting.append(_Step(*given, slots, drafted, accepted))
-        elif self._sleeps:
-            seconds -= following
-        self._saved = min(self._saved + _PROBE_SHARE * seconds, _MOST_SAVED * seconds)
-        # In a step with prompts the cost of drafts cannot be separated from theirs.
-        last, self._last = self._last, None
-        if not rows or tokens - drafts != rows:
-            return
-        self._since_plain = self._since_plain + 1 if drafts else 0
-        self._costs.of(rows).learn(drafts, seconds - proposing)
-        self._last = size, drafts > 0
-        if moment is None:
-            return
-        # A step without drafts behind one with drafts may have waited for the results of the drafts.
-        if last in ((size, False), (size, drafts > 0)):
-            period = moment - self._ended - (following if self._sleeps and not drafts else 0.0)
-            self._wall(size).learn(period, seconds, drafts=drafts > 0)
-        self._ended = moment
-
-    def _wall(self, size: int) -> WallPrice:
-        return self._walls.setdefault(size, WallPrice())
-
-    def _wake(self, size: int) -> None:
-        """After a long sleep: try again if drafts pay by now."""
-        self._wall(size).relax()
-        if size not in self._tried:  # first steps of a kind take long
-            self._tried.add(size)
-            self._costs.of(size).relax()
-        self._looks, self._due, self._plain_due = _LOOKS, True, _PLAIN_AGAIN
-
-    def _patience(self, slots: Ints) -> int:
-        """Number of steps with drafts until the next review."""
-        if self._probing or self._reviews < _FIRST_REVIEWS:
-            return 1
-        young = slots.size <= _SMALL_BATCH and bool((self._rates.seen(slots) < _SETTLED).any())
-        return _YOUNG_STEPS if young else _REVIEW_STEPS
+            asked = np.flatnonzero(given[slots])
+            depths, offered = given[slots[asked]], np.searchsorted(self._nodes, drafted[asked])
+            self._waiting.append((slots[asked], depths, offered, kept[asked]))
+            if drafting.looks and (drafts or not self._sleeps):  # after a sleep there are none for some rows
+                drafting.looks, self._due = drafting.looks - 1, True
+            price = proposing / (1 + int(depths.max()))
+            known.asking += (price - known.asking) * (0.2 if 0 < known.asking < price else 0.6)
+        if tokens - drafts == slots.size:  # the cost of drafts cannot be told from that of prompts
+            known.learn(drafts, seconds - proposing - (following if self._sleeps and given is None else 0.0))
 
     def _review(self, slots: Ints, batch_size: int) -> None:
-        """Learn from the observed steps, and decide all depths anew."""
-        self._size, self._probing, self._due = rounded(batch_size), False, False
-        if self._waiting:
-            seen, self._waiting = [self._outcome(step) for step in self._waiting], []
-            known, asked, offered, kept = (np.concatenate(each) for each in zip(*seen, strict=True))
-            self._rates.learn(known, asked, offered, kept, len(seen))
-            self._reviews += 1
-        rates, present = self._rates.of(slots)
-        probability: Floats = np.cumprod(rates, axis=1, dtype=np.float64)
-        paying = self._paying(probability, np.minimum.accumulate(present, axis=1), batch_size)
-        self._depths[slots] = np.bincount(paying // probability.shape[1], minlength=slots.size)
-        self._worth = paying.size > 0
-        learning = self._reviews <= _LEARNING_REVIEWS and slots.size <= _SMALL_BATCH
-        if slots.size <= _SMALL_BATCH and self._reviews <= _COSTLY_REVIEWS:
-            # First steps of a kind take long: drafts that are mostly kept are tried until their cost is known.
-            kept = (probability >= _MOSTLY).sum(axis=1)
-            self._depths[slots] = np.maximum(self._depths[slots], np.minimum(kept, _FIRST_DEPTH))
-        if learning or self._looks:  # one bad guess says little, and costs a few steps at most
-            self._depths[slots] = np.maximum(self._depths[slots], 1)
-        self._new = None
-        self._learning = learning
-
-    def _of_new(self) -> "_New":
-        """The defaults of a new row, from the rates of all rows so far."""
-        if self._new is None:
-            rates, present = self._rates.of_new()
-            alone: Floats = np.cumprod(rates, dtype=np.float64)[None]
-            deep = self._paying(alone, np.minimum.accumulate(present)[None], self._size).size
-            self._new = _New(max(deep, 1) if self._learning else deep, float(present[0]))
-        return self._new
-
-    def _outcome(self, step: _Step) -> tuple[Ints, Ints, Ints, Ints]:
-        """Of the rows that were asked for drafts: slots, depths asked for, depths with a draft, depths kept."""
-        place = {slot: number for number, slot in enumerate(step.slots.tolist())}
-        asked = np.flatnonzero(step.depths > 0)
-        places = np.array([place[slot] for slot in step.asked[asked].tolist()], np.int64)
-        offered = np.searchsorted(self._nodes, step.drafted[places], side="left")
-        return step.slots[places], step.depths[asked], offered, step.accepted[places]
-
-    def _paying(self, probability: Floats, present: Floats, batch_size: int) -> Ints:
-        """Drafts that pay, the most probable first: as places in the flat tables.
-
-        Args:
-            probability: [rows, depths] that a draft is kept; falls with the depth.
-            present: [rows, depths] that the proposer has one.
-        """
+        """Learn from the observed steps, and choose all depths anew."""
+        self._size, self._due = rounded(batch_size), False
+        for known, asked, offered, kept in self._waiting:
+            offered = np.minimum(asked, offered)
+            counts = np.stack((np.minimum(kept + 1, offered), kept, asked, offered), axis=1).astype(np.float64)
+            self._rows[known] = ROW_MEMORY * self._rows[known] + counts
+            self._all = MEMORY * self._all + counts.mean(axis=0)
+        self._waiting = []
+        reached, kept, asked, offered = self._all + STRENGTH * np.array([1.0, FIRST_RATE, 1.0, 1.0])
+        rate, present, depth = kept / reached, offered / asked, self._nodes.size - 1
+        reached, kept, asked, offered = self._rows[slots].T
+        rates = (kept + ROW_STRENGTH * rate) / (reached + ROW_STRENGTH)
+        present = ((offered + ROW_STRENGTH * present) / (asked + ROW_STRENGTH))[:, None]
+        probability = rates[:, None] ** np.arange(1, depth + 1)
         order = np.argsort(-probability, axis=None, kind="stable")
-        gains = probability.reshape(-1)[order]
+        gains = np.cumsum((probability * present).reshape(-1)[order])
         drafts = np.cumsum((present * np.diff(self._nodes)).reshape(-1)[order])
-        depths = np.maximum.accumulate(order % probability.shape[1]) + 1
-        curve = self._costs.of(batch_size)
-        seconds = curve.seconds(drafts) + self._asking.seconds(probability.shape[0], depths)
-        seconds *= self._wall(rounded(batch_size)).factor
-        rates = (batch_size + np.cumsum(gains)) / np.maximum(seconds, 1e-12)
-        rates[drafts > curve.reach] = 0.0
-        best = int(rates.argmax())
-        least = _LEAST_GAIN if batch_size <= _SMALL_BATCH else _LEAST_GAIN_OF_MANY
-        pays = rates[best] > least * batch_size / max(curve.level, 1e-12)
-        chosen: Ints = order[: best + 1 if pays else 0]
-        return chosen
+        costs = self._seconds_of(batch_size)
+        seconds = costs.of(drafts) + costs.asking * (2 + np.maximum.accumulate(order % depth))
+        speeds = (batch_size + gains) / np.maximum(seconds, 1e-12)
+        best, least = int(speeds.argmax()), LEAST_GAIN if batch_size <= FEW_ROWS else LEAST_GAIN_OF_MANY
+        count = best + 1 if speeds[best] * costs.level > least * batch_size else 0
+        self._depths[slots] = np.bincount(order[:count] // depth, minlength=slots.size)
 
-    def _probed(self, depths: Ints) -> Ints:
-        """Sometimes other depths for this step, if their possible cost has been saved up."""
-        curve = self._costs.of(self._size)
-        silent = np.flatnonzero(depths == 0)
-        self._turn += 1
-        if silent.size:
-            # One of those without drafts gets one, each in its turn.
-            probed = depths.copy()
-            probed[silent[self._turn % silent.size]] = 1
-            price = (curve.expected(float(self._nodes[1])) - curve.level) * self._of_new().present
-            price += float(self._asking.seconds(1, np.ones(1, np.int64))[0])
-            price += (self._wall(self._size).factor - 1) * curve.level
-            # One high measurement may have been an accident: the price stays within what can be saved up.
-            self._price = min(price + _BOOKKEEPING, _ALMOST * _MOST_SAVED * curve.level)
-        else:
-            probed = np.minimum(depths + 1, self._nodes.size - 1)
-            if (probed == depths).all():  # there is nothing beyond
-                self._price = _ALMOST * curve.level
-                return depths
-            before, after = (curve.expected(float(self._nodes[each].sum())) for each in (depths, probed))
-            self._price = min(max(0.0, after - before) + _BOOKKEEPING, _ALMOST * _MOST_SAVED * curve.level)
-        if self._saved < self._price:
-            return depths
-        self._saved -= self._price
-        self._probing = True
-        return probed
+    def _time(self, period: float, rows: int, rested: bool) -> None:
+        """Take in the wall-clock seconds of the step that has ended."""
+        drafting, size = self._drafting_of(rows), rounded(rows)
+        if rested:
+            self._plain.setdefault(size, deque(maxlen=TIMED)).append(period)
+            drafting.plain_due -= drafting.plain_due > 0
+        elif self._plain:  # where rows come and go, no size lasts long enough
+            nearest = min(self._plain, key=lambda other: abs(other - size))
+            drafting.learn(period, _mean(self._plain[nearest]), 1 + self._gained / rows)
+
+    def _drafting_of(self, rows: int) -> Drafting:
+        size = (rows - 1).bit_length()
+        if size not in self._drafting:  # drafts that do not pay with fewer rows do not with more
+            off = {other: one.off for other, one in self._drafting.items() if one.off and one.long}
+            steps = max((left for other, left in off.items() if other < size), default=HESITATION if off else 0)
+            self._drafting[size] = Drafting(few=rows <= FEW_ROWS, off=steps)
+        return self._drafting[size]
+
+    def _seconds_of(self, rows: int) -> StepSeconds:
+        size = rounded(rows)
+        if size not in self._seconds:
+            nearest = min(self._seconds, key=lambda other: abs(other - size), default=None)
+            slope = 0.1 / size if nearest is None else self._seconds[nearest].slope * min(1.0, nearest / size)
+            self._seconds[size] = StepSeconds(slope)
+        return self._seconds[size]
+
+
+def _mean(periods: Sequence[float]) -> float:
+    most = OUTLIER * median(periods)
+    return sum(min(period, most) for period in periods) / len(periods)

@@ -7,7 +7,6 @@ then its drafts.
 
 from collections.abc import Callable, Sequence
 from time import perf_counter, thread_time
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from troupellm.models.batch.spans import Spans
 from troupellm.models.layers.taps import NO_TAPS, Taps
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
 from troupellm.models.sampling.row_options import RowOptions
+from troupellm.models.speculation.draft_length import DraftLength
 from troupellm.models.speculation.synthetic_acceptance import ByLot, SyntheticAcceptance, fill_up
 from troupellm.models.speculation.verify_batch import Acceptance, Judged, Trial
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
@@ -36,42 +36,6 @@ MakeSpeculator = Callable[[RowTable, Options, GuidedRows | None], "Speculator"]
 """Makes a speculator from a new runner's rows, their options and its guides."""
 
 
-class Length(Protocol):
-    """Controls the number of drafts, see `models.speculation.length`."""
-
-    def add_row(self, slot: int) -> None:
-        """A row has taken a slot."""
-
-    def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
-        """The most drafts of each row [rows], at most `most` [rows]."""
-
-    def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
-        """True if a step with this many rows has no drafts, and no calls of `limits` and `learn`. moment: wall-clock
-        seconds at its beginning; mixed: some rows compute more than one position."""
-
-    def passes(self, batch_size: int) -> bool:
-        """True if such a step is inside a long sleep and is not even measured: then `rests` is not called, either."""
-
-    def asleep(self, batch_size: int) -> bool:
-        """True if the proposer need not follow the rows of such a step."""
-
-    def learn(
-        self,
-        slots: Ints,
-        drafted: Ints,
-        accepted: Ints,
-        tokens: int,
-        seconds: float,
-        proposing: float = 0.0,
-        *,
-        following: float = 0.0,
-        moment: float | None = None,
-    ) -> None:
-        """Learn from a step: its seconds, and the proposer's part for drafts and for following the rows. slots,
-        drafted,
-        accepted: of the rows that might draft; tokens: of the whole step; moment: wall-clock seconds at its end."""
-
-
 class Speculator:
     """Asks one proposer for drafts, and keeps count. Calls come from the worker's thread."""
 
@@ -83,7 +47,7 @@ class Speculator:
         vocab: int,
         *,
         most: int = MOST_DRAFTS,
-        length: Length | None = None,
+        length: DraftLength | None = None,
         synthetic: SyntheticAcceptance | None = None,
         guides: GuidedRows | None = None,
         trees: bool = True,
@@ -280,7 +244,6 @@ class Speculator:
                 self._clock() - self._began + self._unseen if seconds is None else seconds,
                 self._proposing,
                 following=following,
-                moment=self._wall(),
             )
 
     def _miss(self, trial: Trial) -> None:

@@ -1,6 +1,7 @@
 """Loads an encoder, which the worker does instead of allocating a cache."""
 
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -32,7 +33,12 @@ _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class LoadedEncoder:
-    """An encoder and its report. `fresh_runner` starts over with the same weights."""
+    """An encoder and its report: `LoadedModel` without what only decoders have."""
+
+    guides: Final = None
+    drafter: Final = None
+    moves: Final = None
+    note: Final = "attention: bidirectional, no KV cache"
 
     def __init__(
         self, folder: Path, reader: ConfigReader, config: EngineConfig, dtype: torch.dtype, progress: ProgressSink
@@ -59,9 +65,9 @@ class LoadedEncoder:
         self.parts.reserve()
         progress(LoadProgress(phase="warm_up"))
         self._warm_up(self.fresh_runner())
-        progress(LoadProgress(phase="warm_up", done=1, total=1, detail="attention: bidirectional, no KV cache"))
 
     def fresh_runner(self) -> EncoderRunner:
+        """A runner over the same weights, which knows no rows."""
         return EncoderRunner(self.parts.decoder, max_model_len=self._max_len)
 
     def ready(self, seconds: float) -> WorkerReady:

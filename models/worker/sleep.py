@@ -16,15 +16,18 @@ CacheT = TypeVar("CacheT")
 class Parts(Generic[ModelT, CacheT]):
     """Owns weights and KV cache. Other objects may keep references to them only as long as a runner lives."""
 
-    def __init__(self, read: Callable[[ProgressSink], ModelT], make_cache: Callable[[], CacheT]) -> None:
+    def __init__(
+        self, read: Callable[[ProgressSink], ModelT], make_cache: Callable[[], CacheT], decoder: ModelT | None = None
+    ) -> None:
         """
         Args:
             read: reads the weights, the same ones every time.
             make_cache: reserves the cache, of the same size every time.
+            decoder: the weights, if they were read.
         """
         self._read = read
         self._make_cache = make_cache
-        self._decoder: ModelT | None = None
+        self._decoder = decoder
         self._cache: CacheT | None = None
 
     @property

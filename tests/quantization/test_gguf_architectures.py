@@ -48,7 +48,7 @@ def params() -> list[object]:
 def test_logprobs_and_tokens_are_those_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     model = written(tmp_path / "tiny.gguf", FAMILIES[name], kind)
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
-    planned, decoder = next(progress.total for progress in seen if progress.phase == "weights"), worker._parts.decoder
+    planned, decoder = next(progress.total for progress in seen if progress.phase == "weights"), worker.runner.decoder
     assert not isinstance(decoder, Decoder) or held_by(decoder) <= planned
     check_logprobs(worker, model)
     worker.close()

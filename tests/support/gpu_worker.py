@@ -127,7 +127,7 @@ def absent_gpu_worker(patch: pytest.MonkeyPatch) -> Gpu:
     )
     patch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     patch.setattr(torch.cuda, "cudart", lambda: gpu)
-    patch.setattr("troupellm.models.worker.worker.find_device", lambda wanted: gpu)
+    patch.setattr("troupellm.models.worker.loader.find_device", lambda wanted: gpu)
     measured = place.GpuPlace.measured
     patch.setattr(
         place.GpuPlace, "measured",

@@ -31,7 +31,7 @@ class PretendedGpu(CpuDevice):
 
 def pretend_gpu(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] | None = None) -> None:
     """Workers find one from now on. sizes: of its graphs; None: its attention is such that it has none."""
-    monkeypatch.setattr("troupellm.models.worker.worker.find_device", lambda wanted: PretendedGpu())
+    monkeypatch.setattr("troupellm.models.worker.loader.find_device", lambda wanted: PretendedGpu())
     monkeypatch.setattr(placement, "host_planner", lambda planner: plan_tensors)
     measured = placement.GpuPlace.measured
     monkeypatch.setattr(

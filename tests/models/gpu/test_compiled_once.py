@@ -142,7 +142,6 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         def runner(sizes: Sequence[int]) -> CudaRunner:
             return CudaRunner(
                 decoder, cache, AbsentGpu(), max_model_len=LENGTH, slots=MANY, plan=plan, capture_sizes=tuple(sizes),
-                attention_backend="triton",
             )  # fmt: skip
 
         engine = EngineConfig.from_flat({

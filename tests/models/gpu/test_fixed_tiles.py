@@ -91,7 +91,7 @@ def test_a_step_is_filled_up_once_for_all_layers(products: list[int], monkeypatc
         plan = triton_planner(PLAIN, 8, torch.bfloat16, invariant=True)
         runner = CudaRunner(
             decoder, KVCache(PLAIN, 9, 8, torch.bfloat16, CUDA), AbsentGpu(), max_model_len=64, slots=32, plan=plan,
-            capture_sizes=(32,), attention_backend="triton",
+            capture_sizes=(32,),
         )  # fmt: skip
         monkeypatch.setattr(linear_kernel, "in_fixed_tiles", lambda x, run: given.append(x.shape[0]) or cut(x, run))
         runner.graphs._warm_up(GraphKey(32))

@@ -38,13 +38,13 @@ def tiny() -> transformers.DeepseekV3ForCausalLM:
 
 
 def latents(worker: object) -> list[LatentAttention]:
-    return [layer.attention for layer in worker._parts.decoder.layers]
+    return [layer.attention for layer in worker.runner.decoder.layers]
 
 
 def taken(worker: object) -> int:
     """Bytes of all weights; of those, what latent attention holds is whole."""
     assert sum(layer.key_weight.nbytes + layer.value_weight.nbytes for layer in latents(worker)) == 4 * KEPT
-    return held_by(worker._parts.decoder)
+    return held_by(worker.runner.decoder)
 
 
 @pytest.mark.parametrize("mode", ["int8", "int8-weight-only", "int4", "fp8"])

@@ -101,7 +101,7 @@ def test_what_is_planned_is_what_is_held(tmp_path: Path, name: str, dtype: str) 
     planned = next(progress for progress in seen if progress.phase == "weights")
     assert planned.total == size.nbytes
     assert size.method in planned.detail
-    held = held_by(worker._parts.decoder)
+    held = held_by(worker.runner.decoder)
     assert held <= size.nbytes < 1.12 * held
     worker.close()
 

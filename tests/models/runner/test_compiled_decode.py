@@ -14,8 +14,7 @@ from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.quantization.on_load import QuantizeOnLoad
-from troupellm.models.runner.fused_decode import CompiledDecode
-from troupellm.models.runner.runner import ModelRunner
+from troupellm.models.runner.runner import CompiledDecode, ModelRunner
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")

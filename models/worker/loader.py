@@ -1,0 +1,264 @@
+"""Loads a model: decides where and how it runs, reads its weights, reserves its cache and computes first steps."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from troupellm.kernels.common.batch_invariance import batch_invariant
+from troupellm.kernels.kv_quant import cache_dtype
+from troupellm.kernels.paged_attention.backends import Planner
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.config.pooling_config import Activation, classifier_activation, decoder_ability
+from troupellm.models.families.registry import is_encoder
+from troupellm.models.gpu.placement import GpuPlace, find_device
+from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.kv_offload.transfers import TransferEngine
+from troupellm.models.layers.attention_backend import plan_attention
+from troupellm.models.layers.cache_layout import with_cache_groups
+from troupellm.models.layers.decoder import RunnableDecoder
+from troupellm.models.load.architecture import open_config
+from troupellm.models.load.fingerprint import SameModel, same_model
+from troupellm.models.load.implementation import describe_served
+from troupellm.models.load.notes import attention_note, tell_compiling
+from troupellm.models.load.read_decoder import read_decoder, stored_format
+from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory
+from troupellm.models.memory.stored_size import stored_size
+from troupellm.models.quantization.checkpoint import Format
+from troupellm.models.quantization.stated import settle_quantization
+from troupellm.models.runner.placement import DTYPES, CpuPlace
+from troupellm.models.runner.poison import Poison
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.models.sampling.logits_processors import Processors, load_processors
+from troupellm.models.speculation.drafter import Drafter
+from troupellm.models.speculation.plan import Drafting, plan_drafting
+from troupellm.models.structured_outputs.guided_rows import Guides
+from troupellm.models.tokenizer.served import load_tokenizer
+from troupellm.models.worker.load_encoder import LoadedEncoder, refuse_for_encoders
+from troupellm.models.worker.open_kv_tiers import open_offload
+from troupellm.models.worker.quantization_report import quantization_report
+from troupellm.models.worker.ready import decoder_ready
+from troupellm.models.worker.sleep import Parts
+from troupellm.protocol.config.engine import EngineConfig
+from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, WorkerReady
+from troupellm.protocol.params.pooling import PoolingAbility
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Decisions about a decoder that are made before anything large is read."""
+
+    folder: Path
+    config: EngineConfig
+    place: CpuPlace | GpuPlace
+    model: DecoderConfig
+    """As it is run, cache groups included."""
+    form: Format | None
+    """How the weights are stored, if quantized."""
+    dtype: torch.dtype
+    cached: torch.dtype
+    """Of keys and values."""
+    attention: Planner
+    drafting: Drafting
+    ability: PoolingAbility | None
+    activation: Activation
+    """Of a classifier's logits."""
+    budget: MemoryBudget
+    same: SameModel
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        reader: ConfigReader,
+        config: EngineConfig,
+        place: CpuPlace | GpuPlace,
+        progress: ProgressSink,
+    ) -> Self:
+        """
+        Raises:
+            ModelLoadError: the checkpoint cannot be served.
+            ConfigError: a setting does not fit the model or the machine.
+        """
+        described = describe_served(folder, reader, config.model, progress)
+        dtype, device = place.dtype(described), place.torch_device
+        form = stored_format(folder, reader, config.model)
+        longest, hybrid = model_limit(described, config), not config.cache.disable_hybrid_kv_cache_manager
+        model = with_cache_groups(described, longest, hybrid=hybrid)
+        ability = decoder_ability(folder, reader, config.model, model)
+        cached = cache_dtype(config.cache.kv_cache_dtype, dtype)
+        attention = plan_attention(
+            model,
+            config.cache.block_size,
+            dtype,
+            backend=config.worker.attention_backend,
+            kv_dtype=cached,
+            batch_invariant=config.worker.batch_invariant,
+            device=device,
+        )
+        drafting = plan_drafting(config, folder, model, longest, dtype, device, progress)
+        stored = stored_size(folder, model, form, dtype, device)
+        budget = plan_memory(
+            model, config, dtype, place.available(), stored, device=device, on_gpu=place.on_gpu, drafter=drafting.needs
+        )
+        return cls(
+            folder=folder,
+            config=config,
+            place=place,
+            model=model,
+            form=form,
+            dtype=dtype,
+            cached=cached,
+            attention=attention,
+            drafting=drafting,
+            ability=ability,
+            activation=classifier_activation(reader, model.num_labels) if model.head == "score" else "softmax",
+            budget=budget,
+            same=same_model(folder, model, config, dtype, cached, budget.max_model_len, drafting.digests),
+        )
+
+    def read(self, progress: ProgressSink) -> RunnableDecoder:
+        """Read the weights, the same ones every time.
+
+        Raises:
+            ModelLoadError: a file is missing or damaged, or the weights are others than the first time.
+        """
+        with batch_invariant(self.config.worker.batch_invariant):
+            decoder = read_decoder(
+                self.folder,
+                self.model,
+                self.form,
+                self.config.model,
+                self.dtype,
+                self.budget,
+                progress,
+                self.place.torch_device,
+                drafts_itself=self.drafting.drafts_itself,
+            )
+        self.same.check()
+        return decoder
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder and all that lives as long as it does."""
+
+    plan: ModelPlan
+    budget: MemoryBudget
+    """As measured, where the place measures."""
+    parts: Parts[RunnableDecoder, KVCache]
+    processors: Processors
+    saturation: tuple[int, float]
+    """From how many tokens on, and from what time, a step does no more of them per second."""
+    guides: Guides
+    drafter: Drafter | None
+    moves: TransferEngine | None
+    """Moves blocks to the tiers behind the device, if there are any."""
+
+    def fresh_runner(self) -> ModelRunner | CudaRunner:
+        """A runner over the parts, which knows no rows.
+
+        Raises:
+            ModelLoadError: the proposer of drafts cannot be made.
+        """
+        decoder, cache, plan = self.parts.decoder, self.parts.cache, self.plan
+        speculation: dict[str, Any] = {} if self.drafter is None else self.drafter.speculation(decoder, cache)
+        return plan.place.make_runner(
+            decoder,
+            cache,
+            max_model_len=self.budget.max_model_len,
+            poison=self._poison(cache),
+            processors=self.processors,
+            activation=plan.activation,
+            guides=self.guides.rows(),
+            **speculation,
+        )
+
+    def ready(self, seconds: float) -> WorkerReady:
+        """The report, once the first runner was made. seconds: how long loading took."""
+        plan = self.plan
+        ready = decoder_ready(
+            plan.model,
+            self.budget,
+            plan.config,
+            plan.dtype,
+            seconds,
+            self.saturation,
+            self.processors,
+            device=plan.place.torch_device.type,
+            pooling=plan.ability,
+            fingerprint=plan.same.fingerprint,
+            drafter=plan.drafting.needs,
+            most_drafts=0 if self.drafter is None else self.drafter.most,
+        )
+        return ready if self.moves is None else self.moves.described(ready)
+
+    @property
+    def note(self) -> str:
+        """The last note of the load log."""
+        return attention_note(self.plan.attention)
+
+    def _poison(self, cache: KVCache) -> Poison | None:
+        config = self.plan.config
+        if config.worker.poison_memory == "off":
+            return None
+        when_freed = not config.cache.enable_prefix_caching
+        return Poison(cache, config.worker.poison_memory, when_freed=when_freed, transfers=self.moves)
+
+
+def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> LoadedModel | LoadedEncoder:
+    """Read the model and take the memory.
+
+    Raises:
+        ModelLoadError: the checkpoint cannot be served.
+        ConfigError: a setting does not fit the model or the machine.
+    """
+    gpu = find_device(config.worker.device)
+    tell_compiling(progress, on_cpu=gpu is None)
+    reader, config = settle_quantization(folder, open_config(folder, progress), config)
+    if is_encoder(reader):
+        refuse_for_encoders(config)
+        return LoadedEncoder(folder, reader, config, DTYPES.get(config.model.dtype, torch.float32), progress)
+    place = CpuPlace(config) if gpu is None else GpuPlace(gpu, config)
+    plan = ModelPlan.of(folder, reader, config, place, progress)
+    progress(LoadProgress(phase="weights", total=plan.budget.weight_bytes, detail=plan.budget.table()))
+    decoder, needs = plan.read(progress), plan.drafting.needs
+    budget = place.measured(plan.budget, decoder, plan.cached, drafter=needs)
+    if place.on_gpu:
+        progress(LoadProgress(phase="kv_cache", detail=budget.table()))
+    progress(LoadProgress(phase="kv_cache", total=budget.kv_cache_bytes, detail=quantization_report(decoder)))
+    make_cache = partial(place.make_cache, plan.model, budget.num_blocks, plan.cached, needs)
+    parts = Parts[RunnableDecoder, KVCache](plan.read, make_cache, decoder)
+    cache = parts.reserve()
+    processors = load_processors(config.worker.logits_processors, plan.model.vocab_size, place.torch_device)
+    progress(LoadProgress(phase="warm_up"))
+    _check(decoder, cache, budget)
+    saturation = place.warm_up(decoder, cache, budget, plan.ability, progress)
+    moves = open_offload(config, cache, plan.same.fingerprint, num_blocks=budget.num_blocks)
+    read_tokenizer = partial(load_tokenizer, folder, config.model)
+    drafts = plan.drafting.config is not None
+    return LoadedModel(
+        plan=plan,
+        budget=budget,
+        parts=parts,
+        processors=processors,
+        saturation=saturation,
+        guides=Guides(read_tokenizer, plan.model.vocab_size, jumps=config.guide.guide_fast_forward),
+        drafter=Drafter(plan.drafting, config, folder, plan.dtype, budget.max_model_len) if drafts else None,
+        moves=moves,
+    )
+
+
+def _check(decoder: RunnableDecoder, cache: KVCache, budget: MemoryBudget) -> None:
+    """A model that transformers runs shows that it goes with paged attention."""
+    if decoder.config.implementation != "transformers":
+        return
+    from troupellm.models.transformers_backend.decoder import TransformersDecoder
+    from troupellm.models.worker.check_transformers import check_decoder
+
+    assert isinstance(decoder, TransformersDecoder)
+    check_decoder(decoder, cache, max_model_len=budget.max_model_len)
