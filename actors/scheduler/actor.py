@@ -67,7 +67,9 @@ class Scheduler:
         self._metrics = metrics
         self._clock = clock
         self._guide = guide
-        self.published: SchedulerSnapshot = core.snapshot()
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return self._core.snapshot()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -85,7 +87,6 @@ class Scheduler:
             self._core.halt.review()
             if self._core.kv_events is not None:
                 self._core.kv_events.flush()
-            self.published = self._core.snapshot()
             self._send_stats()
             try:
                 for output in outputs:

@@ -67,7 +67,7 @@ class GuideGate:
     @property
     def held(self) -> list[Sequence]:
         """Sequences that wait for nothing but their guide."""
-        every = [sequence for waiting in self._waiting.values() for sequence in waiting.values()]
+        every = [sequence for waiting in list(self._waiting.values()) for sequence in list(waiting.values())]
         return [sequence for sequence in every if sequence.state is State.HELD and not sequence.request.paused]
 
     @property
