@@ -7,7 +7,6 @@ from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flight
 from troupellm.actors.scheduler.speculative_rows import PLAIN
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.output import RowFinished
-from troupellm.protocol.messages.reply_fits import fits
 from troupellm.protocol.messages.worker import RowError, RowLogprobs, StepResult
 
 
@@ -31,7 +30,9 @@ def align(flight: Flight, result: StepResult) -> Aligned:
     Raises:
         BrokenResult: the columns do not fit each other or the plan.
     """
-    if not fits(flight.rows, flight.epochs, result):
+    counts = result.token_counts
+    same = result.rows == flight.rows and result.epochs == flight.epochs
+    if not (same and len(counts) == len(flight.rows) and sum(counts) == len(result.tokens)):
         raise BrokenResult(f"step {result.step}: columns of the result do not fit each other or the plan")
     errors: dict[int, RowError] = {}
     if result.errors:
