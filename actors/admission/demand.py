@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from troupellm.actors.admission.submission import Submission
 from troupellm.protocol.messages.input import (
     ChatPrompt,
     Demand,
@@ -10,6 +9,7 @@ from troupellm.protocol.messages.input import (
     PairPrompt,
     Party,
     Prompt,
+    Submission,
     TextPrompt,
     TokensPrompt,
 )

@@ -16,7 +16,7 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.kv_hints import KVHints, PrefixLease
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.messages.cache_groups import NO_LIMIT, capacity_tokens
-from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
+from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, Submission, TokensPrompt
 from troupellm.protocol.messages.output import OpenRequest
 from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest
 from troupellm.protocol.messages.worker import WorkerReady
@@ -79,9 +79,9 @@ class Preparer:
         Raises:
             InvalidRequest: the request cannot be served; names the field.
         """
-        params = message.params
-        tokens, max_tokens = self.checked(message.prompt, params)
-        embeddings = message.prompt.embeddings if isinstance(message.prompt, EmbedsPrompt) else None
+        asked, params = message.submission, message.submission.params
+        tokens, max_tokens = self.checked(asked.prompt, params)
+        embeddings = asked.prompt.embeddings if isinstance(asked.prompt, EmbedsPrompt) else None
         prompt = array("i", tokens.token_ids).tobytes()
         sequences = self._sequences(params, seed)
         opened = OpenRequest(
@@ -91,7 +91,7 @@ class Preparer:
             rows=tuple(spec.row for spec in sequences),
             stop_strings=params.stop_strings,
             stop_regions=params.stop_scope.regions if params.stop_scope and params.stop else (),
-            stop_inside=self._stop_inside(message, tokens.token_ids),
+            stop_inside=self._stop_inside(asked, tokens.token_ids),
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
@@ -105,7 +105,7 @@ class Preparer:
         )
         submitted = SubmitRequest(
             request=message.request,
-            request_id=message.request_id,
+            request_id=asked.request_id,
             arrival=message.arrival,
             prompt=prompt,
             sequences=sequences,
@@ -114,12 +114,12 @@ class Preparer:
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             eos_token_ids=self._states.eos(params),
             priority=params.priority,
-            tenant=message.tenant,
-            cache_salt=message.cache_salt,
-            session=message.hints.session,
-            leases=_leases(tokens, message.hints),
-            prompt_keys=self._prompt_keys(message, prompt),
-            streaming=message.streaming,
+            tenant=asked.tenant,
+            cache_salt=asked.cache_salt,
+            session=asked.hints.session,
+            leases=_leases(tokens, asked.hints),
+            prompt_keys=self._prompt_keys(asked, prompt),
+            streaming=asked.streaming,
             beam=self._states.beam(params),
             deadline=message.deadline,
             repetition=params.repetition_detection,
@@ -127,25 +127,25 @@ class Preparer:
         )
         return Prepared(opened, submitted)
 
-    def _stop_inside(self, message: PrepareRequest, token_ids: Sequence[int]) -> tuple[str, ...] | None:
+    def _stop_inside(self, asked: Submission, token_ids: Sequence[int]) -> tuple[str, ...] | None:
         """The marks that end the thoughts in which an answer with stop strings begins; None where it begins outside."""
-        scope = message.params.stop_scope
-        if scope is None or not scope.opens or not message.params.stop:
+        scope = asked.params.stop_scope
+        if scope is None or not scope.opens or not asked.params.stop:
             return None
         if scope.open is not None:
             return scope.closes if scope.open else None
-        messages = message.prompt.messages if isinstance(message.prompt, ChatPrompt) else ()
+        messages = asked.prompt.messages if isinstance(asked.prompt, ChatPrompt) else ()
         ending = rendered_ending(self._tokenizer, token_ids, messages, [*scope.opens, *scope.closes])
         start = start_of(ending, scope.opens, scope.closes)
         return scope.closes if start == "thinking" or (scope.always and start == "free") else None
 
-    def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
+    def _prompt_keys(self, asked: Submission, prompt: bytes) -> bytes:
         if self._hasher is None:
             return b""
         # Placeholder tokens say nothing of what stands for them.
-        media = (sha256(message.prompt.embeddings).digest(),) if isinstance(message.prompt, EmbedsPrompt) else ()
+        media = (sha256(asked.prompt.embeddings).digest(),) if isinstance(asked.prompt, EmbedsPrompt) else ()
         return self._hasher.prompt_keys(
-            namespace(tenant=message.tenant, cache_salt=message.cache_salt, media=media), prompt
+            namespace(tenant=asked.tenant, cache_salt=asked.cache_salt, media=media), prompt
         )
 
     def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[TokensPrompt, int]:

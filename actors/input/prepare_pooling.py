@@ -18,10 +18,11 @@ class PoolingPreparer(Preparer):
     """Prepares requests of both kinds."""
 
     def prepare(self, message: PrepareRequest, seed: int) -> Prepared:
-        if message.pooling is None:
+        pooling = message.submission.pooling
+        if pooling is None:
             return super().prepare(message, seed)
-        tokens, state = self.pooled(message.prompt, message.pooling)
-        return self._request(message, tokens, state, message.pooling.priority)
+        tokens, state = self.pooled(message.submission.prompt, pooling)
+        return self._request(message, tokens, state, pooling.priority)
 
     def pooled(self, prompt: Prompt, params: PoolingParams) -> tuple[TokensPrompt, PoolingState]:
         """The tokens of a prompt that is to be pooled, and what the worker is told of it.
@@ -91,7 +92,7 @@ class PoolingPreparer(Preparer):
         )
         submitted = SubmitRequest(
             request=message.request,
-            request_id=message.request_id,
+            request_id=message.submission.request_id,
             arrival=message.arrival,
             prompt=prompt,
             sequences=(SequenceSpec(row=row, sampling=SamplingState(temperature=0.0)),),
@@ -100,9 +101,9 @@ class PoolingPreparer(Preparer):
             stop_token_ids=frozenset(),
             eos_token_ids=frozenset(),
             priority=priority,
-            tenant=message.tenant,
-            cache_salt=message.cache_salt,
-            prompt_keys=self._prompt_keys(message, prompt),
+            tenant=message.submission.tenant,
+            cache_salt=message.submission.cache_salt,
+            prompt_keys=self._prompt_keys(message.submission, prompt),
             streaming=False,
             deadline=message.deadline,
             pooling=state,

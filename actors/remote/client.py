@@ -13,7 +13,6 @@ from typing import Any, assert_never
 import msgspec
 
 from troupellm.actors.admission.demand import demand_of
-from troupellm.actors.admission.submission import Submission
 from troupellm.actors.client.client_api import Door
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.api_process_session import front_half
@@ -29,7 +28,7 @@ from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
-from troupellm.protocol.messages.input import EmbedsPrompt, TextPrompt, TokensPrompt
+from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
 from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady

@@ -1,50 +1,15 @@
-"""A request as it is asked for, before it has a place."""
+"""The forms in which callers give prompts and cache salts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
-
 from troupellm.actors.admission.embeds_prompt import as_embeds
-from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import (
-    Bulk,
-    ChatPrompt,
-    EmbedsPrompt,
-    PairPrompt,
-    Party,
-    Prompt,
-    TextPrompt,
-    TokensPrompt,
-)
-from troupellm.protocol.params.pooling import PoolingParams
-from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, PairPrompt, Prompt, TextPrompt, TokensPrompt
 
 PromptLike = str | Sequence[int] | Prompt | Mapping[str, Any]
 MAX_SALT = 128
 _NOT_IN_SALTS = "@/\\\0"
-
-
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as its caller made it."""
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams
-    wait: bool = True
-    """Wait for a place instead of being refused."""
-    tenant: str = ""
-    """Whose request it is; the name of its API key, never the key."""
-    party: Party | None = None
-    cache_salt: bytes = b""
-    deadline: float | None = None
-    """Seconds from now until which the request must have been scheduled."""
-    streaming: bool = True
-    pooling: PoolingParams | None = None
-    """None generates; otherwise `params` only say that nothing is generated."""
-    bulk: Bulk | None = None
-    hints: KVHints = NO_HINTS
 
 
 def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:
