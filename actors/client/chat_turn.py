@@ -3,13 +3,13 @@
 Without a dialect a delta's text is content as it is, at the cost of two small objects.
 """
 
-from collections.abc import Callable
 from typing import Self
 
 import msgspec
 
 from troupellm.actors.client.chat_reading import read_completion, was_cut
 from troupellm.actors.client.stream import Stream
+from troupellm.actors.output.outbox import Sink
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount
 from troupellm.models.chat_parsers.served_parser import Voice
@@ -94,18 +94,18 @@ class Turn:
             deltas = await self._stream.wake()
             if deltas is None:
                 break
-            events = self._events(deltas)
+            events = self.events(deltas)
             if self._left <= 0:
                 async for rest in self._stream:
-                    events += self._events([rest])
+                    events += self.events([rest])
                 self.ended = True
             if events:
                 return events
         raise StopAsyncIteration
 
-    def at_once(self, take: Callable[[list[TurnEvent]], None], ready: Callable[[], bool]) -> None:
-        """See `Stream.at_once`; `take` gets events, which may be none."""
-        self._stream.at_once(lambda deltas: take(self._events(deltas)), ready)
+    def read_by(self, sink: Sink) -> None:
+        """See `Stream.read_by`. The sink asks `events` what its pieces say."""
+        self._stream.read_by(sink)
 
     async def collect(self) -> "TurnAnswer":
         """The whole answer.
@@ -119,7 +119,8 @@ class Turn:
         self.ended = True
         return TurnAnswer(completion, tuple([_turn_choice(choice) for choice in completion.choices]))
 
-    def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
+    def events(self, deltas: list[Delta]) -> list[TurnEvent]:
+        """What pieces of the stream say, in their order; it may be nothing."""
         events: list[TurnEvent] = []
         for delta in deltas:
             called = False

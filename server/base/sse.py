@@ -9,8 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -23,13 +22,11 @@ HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _encode = msgspec.json.Encoder().encode
 
-T = TypeVar("T")
 
-
-class Source(Protocol[T]):
+class Source(Protocol):
     """A stream or a turn that is open."""
 
-    def at_once(self, take: Callable[[list[T]], None], ready: Callable[[], bool]) -> None: ...
+    def read_by(self, sink: "EventStream") -> None: ...
 
 
 def event(body: object) -> bytes:
@@ -43,6 +40,9 @@ class EventStream:
     status and not an event in a success. A request that has to wait for longer than the keep-alive interval gets its
     200 with the first comment: then proxies must see something, and clients that have left must be noticed.
     """
+
+    _encode: Callable[[list[Any]], bytes]
+    """Of the deltas that are written at once."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -65,17 +65,20 @@ class EventStream:
         finally:
             self._end_turn()
 
-    def write_at_once(self, source: "Source[T]", encode: Callable[[list[T]], bytes]) -> None:
+    def write_at_once(self, source: Source, encode: Callable[[list[Any]], bytes]) -> None:
         """Deltas of `source` are written at once, without a task in between, while the client keeps up; the
         caller reads the rest. Only behind our own front, elsewhere the caller gets everything."""
         if self._exchange.swift:
-            source.at_once(partial(self._write, encode), self._ready)
+            self._encode = encode
+            source.read_by(self)
 
-    def _ready(self) -> bool:
+    def ready(self) -> bool:
+        """Whether deltas can be written at once."""
         return not (self._busy or self._closed) and self._exchange.ready()
 
-    def _write(self, encode: Callable[[list[T]], bytes], pieces: list[T]) -> None:
-        if data := encode(pieces):
+    def take(self, deltas: list[Any]) -> None:
+        """Write deltas at once."""
+        if data := self._encode(deltas):
             self._exchange.write_now(data)
             self._last = time.monotonic()
 

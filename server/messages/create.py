@@ -160,7 +160,7 @@ async def _stream(
                 begin, begun = encoded(builder.begin(len(turn.prompt_token_ids), cached)), True
             return begin + encoded(builder.feed(pieces))
 
-        events.write_at_once(turn, encode)
+        events.write_at_once(turn, lambda deltas: encode(turn.events(deltas)))
         data = b""
         async for pieces in turn:
             data = encode(pieces)

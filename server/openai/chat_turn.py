@@ -51,8 +51,8 @@ class Turn(ParsedTurn):
         await super().opened()
         self._exchange.prompt_made(len(self.prompt_token_ids))
 
-    def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
-        events = super()._events(deltas)
+    def events(self, deltas: list[Delta]) -> list[TurnEvent]:
+        events = super().events(deltas)
         self._exchange.delivered(sum([len(delta.token_ids) for delta in deltas]))
         if any(isinstance(event.piece, Finished) and event.piece.reason == "tool_calls" for event in events[-4:]):
             self.called = True

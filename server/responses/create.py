@@ -172,7 +172,7 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, 
             data, last = last + encoded(builder.feed(pieces)), b""
             return data
 
-        events.write_at_once(turn, encode)
+        events.write_at_once(turn, lambda deltas: encode(turn.events(deltas)))
         try:
             async for pieces in turn:
                 data = encode(pieces)
