@@ -21,6 +21,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.openai.cache_marks import marks_of_chat
 from troupellm.server.openai.kv_sessions import keep_session
 from troupellm.server.openai.messages import has_long_tools, tool_use_of
@@ -132,12 +133,11 @@ async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) ->
     kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
     slow = not engine.speaker.knows_opening(kwargs)
     if slow or has_slow_parts(exchange, request.messages) or has_long_tools(request, request.messages):
-        return await offload(partial(_prepare, host, session, request))
-    return _prepare(host, session, request)
+        return await offload(partial(_prepare, host, engine, session, request))
+    return _prepare(host, engine, session, request)
 
 
-def _prepare(host: EngineHost, session: Session, request: ChatRequest) -> Prepared:
-    engine = host.require()
+def _prepare(host: EngineHost, engine: ServedEngine, session: Session, request: ChatRequest) -> Prepared:
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
     chat = plain_messages(request.messages)
     messages = host.volatile_lines.moved(chat.messages)
