@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 
 import anyio
 
+import troupellm
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.protocol.config.engine import ServerConfig
@@ -28,7 +29,7 @@ from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import HttpFront
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(troupellm.__file__).resolve().parent
 TOPS = ("protocol", "kernels", "models", "actors", "server")
 WARM_CHATS, COUNTED_CHATS = 3, 5
 TOKENS = 24
