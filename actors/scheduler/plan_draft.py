@@ -16,15 +16,14 @@ class Draft:
     """Parallel lists."""
 
     __slots__ = (
-        "budget", "changes", "counts", "expected", "flight", "limits", "new_bytes", "new_rows", "plain", "prefill",
+        "budget", "changes", "counts", "expected", "flight", "limits", "new_bytes", "new_rows", "plain",
         "sequences", "starts",
     )  # fmt: skip
 
     def __init__(self, flight: Flight, budget: int) -> None:
         self.flight = flight
         self.budget = budget
-        self.prefill = budget
-        """How much of it may go to prompts."""
+        """Tokens that are left of the step's."""
         self.sequences: list[Sequence] = []
         self.starts: list[int] = []
         self.counts: list[int] = []
