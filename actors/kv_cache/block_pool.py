@@ -249,9 +249,8 @@ class BlockPool:
 
     def end_expired(self) -> None:
         """End the leases that have run out."""
-        if self.leased.cached:
-            for block in self.leased.expired():
-                self.end_lease(block, "expired")
+        for block in self.leased.expired():
+            self.end_lease(block, "expired")
 
     def evict_first(self, blocks: Sequence[int]) -> int:
         """End the leases of a prefix's blocks and evict them before all others, the tail before the head.

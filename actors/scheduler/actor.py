@@ -84,7 +84,8 @@ class Scheduler:
             ended = self._core.take_output()
             if ended is not None:
                 outputs.append(ended)
-            self._core.halt.review()
+            if self._core.halt.asked:
+                self._core.halt.review()
             if self._core.kv_events is not None:
                 self._core.kv_events.flush()
             self._send_stats()

@@ -27,22 +27,22 @@ class BuildQueue:
     """No longer than the waiting sequences are many, and empty where none waits."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[str, dict[ProgramKey, GuideProgram]] = OrderedDict()
+        self.lines: OrderedDict[str, dict[ProgramKey, GuideProgram]] = OrderedDict()
         """By tenant; the next turn's first. No line is empty."""
 
     def add(self, tenant: str, program: GuideProgram) -> None:
         """A program that is there already keeps its place."""
-        self._lines.setdefault(tenant, {}).setdefault(program_key(program), program)
+        self.lines.setdefault(tenant, {}).setdefault(program_key(program), program)
 
     def remove(self, tenant: str, key: ProgramKey) -> None:
         """Idempotent."""
-        line = self._lines.get(tenant, {})
+        line = self.lines.get(tenant, {})
         line.pop(key, None)
         if not line:
-            self._lines.pop(tenant, None)
+            self.lines.pop(tenant, None)
 
     def clear(self) -> None:
-        self._lines.clear()
+        self.lines.clear()
 
     def take(self, occupied: dict[ProgramKey, str]) -> list[BuildGuide]:
         """The next programs, as many as there is room for.
@@ -51,16 +51,16 @@ class BuildQueue:
             occupied: tenants of the open programs; those that are taken are added.
         """
         asks: list[BuildGuide] = []
-        if not self._lines:
+        if not self.lines:
             return asks
         counts = Counter(occupied.values())
         num_bytes = sum(len(text) for _, text, _, _, _ in occupied)
         num_large = sum(1 for _, text, _, _, _ in occupied if len(text) > SMALL_BYTES)
-        waiting = list(self._lines)
+        waiting = list(self.lines)
         while waiting:
             still: list[str] = []
             for tenant in waiting:
-                key, program = next(iter(self._lines[tenant].items()))
+                key, program = next(iter(self.lines[tenant].items()))
                 large = len(program.text) > SMALL_BYTES
                 most_bytes = _MOST_LARGE_BYTES if large else MOST_OPEN_BYTES
                 fits = not occupied or num_bytes + len(program.text) <= most_bytes
@@ -73,9 +73,9 @@ class BuildQueue:
                 counts[tenant] += 1
                 num_bytes += len(program.text)
                 num_large += large
-                self._lines.move_to_end(tenant)
+                self.lines.move_to_end(tenant)
                 self.remove(tenant, key)
-                if tenant in self._lines:
+                if tenant in self.lines:
                     still.append(tenant)
             waiting = still
         return asks

@@ -94,6 +94,7 @@ class SchedulerCore:
         )  # fmt: skip
         self._ledger = Ledger(self._residents, self._room)
         self.leases = self._ledger.leases = Leases(leases, self._tables, self._offload, ready.host_places)
+        self._leased = self._tables.pool.leased
         self.halt = Halt(self._ledger, self._residents, self._flights, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
@@ -213,7 +214,7 @@ class SchedulerCore:
 
     def take_builds(self) -> list[BuildGuide]:
         """Guides that the worker is to build, and that `guide_built` is told of."""
-        if self.guides is None:
+        if self.guides is None or not (self.guides.urgent or self.guides.queue.lines):
             return []
         return [msgspec.structs.replace(ask, engine_epoch=self.engine_epoch) for ask in self.guides.take_asks()]
 
@@ -245,11 +246,14 @@ class SchedulerCore:
             SchedulerFrozen: work could run but was not planned; a bug of ours.
         """
         self._ledger.now = now
-        self.leases.advance(now)
-        self._expire(now)
+        self._leased.now = now
+        if self._leased.cached:
+            self._tables.pool.end_expired()
+        if self._deadlines.next is not None and self._deadlines.next <= now:
+            self._expire(now)
         if self._flights.full or self._replay.reason is not None or self.halt.halted:
             return None
-        if len(self._quarantine) and not self._hold_trial():
+        if self._quarantine.groups and not self._hold_trial():
             return None
         return self._planner.plan(now)
 
@@ -323,7 +327,8 @@ class SchedulerCore:
 
     def take_stats(self) -> list[StepStats | RequestStats]:
         """Statistics since the last call, for the metrics sink."""
-        return [*self._updates.take_stats(), *self._ledger.take_stats()]
+        stats, self._ledger.stats = self._ledger.stats, []
+        return stats
 
     def snapshot(self) -> SchedulerSnapshot:
         pool = self._tables.pool

@@ -59,10 +59,11 @@ class GuideGate:
         """By row; no entry is empty."""
         self._starting: dict[ProgramKey, _Rows] = {}
         """Sequences whose guide was built and that have not started with it yet, as far as is known."""
-        self._queue = BuildQueue()
+        self.queue = BuildQueue()
         self._asked: dict[ProgramKey, str] = {}
         """Tenants of the programs that the worker was asked for."""
-        self._urgent: list[BuildGuide] = []
+        self.urgent: list[BuildGuide] = []
+        """To be asked for however many programs are open."""
 
     @property
     def held(self) -> list[Sequence]:
@@ -100,15 +101,15 @@ class GuideGate:
         if key in self._asked:
             return
         if urgent:
-            self._queue.remove(tenant, key)
+            self.queue.remove(tenant, key)
             self._ask_now(program, tenant)
         else:
-            self._queue.add(tenant, program)
+            self.queue.add(tenant, program)
 
     def take_asks(self) -> list[BuildGuide]:
         """The programs to build that were not asked for yet, as far as the worker has room for them."""
-        urgent, self._urgent = self._urgent, []
-        asks = self._queue.take(self._starters() | self._asked)
+        urgent, self.urgent = self.urgent, []
+        asks = self.queue.take(self._starters() | self._asked)
         self._asked |= {program_key(ask.program): ask.tenant for ask in asks}
         return urgent + asks
 
@@ -191,12 +192,12 @@ class GuideGate:
         waiting.pop(sequence.row, None)
         if not waiting:
             del self._waiting[key]
-            self._queue.remove(sequence.request.tenant, key)
+            self.queue.remove(sequence.request.tenant, key)
 
     def _ask_now(self, program: GuideProgram, tenant: str) -> None:
         """However many programs are open."""
         self._asked[program_key(program)] = tenant
-        self._urgent.append(BuildGuide(program, tenant))
+        self.urgent.append(BuildGuide(program, tenant))
 
     def forget(self) -> None:
         """The worker is lost with all that it had built."""
@@ -204,8 +205,8 @@ class GuideGate:
         self._ready_bytes = 0
         self._starting.clear()
         self._asked.clear()
-        self._urgent.clear()
-        self._queue.clear()
+        self.urgent.clear()
+        self.queue.clear()
 
     def renew(self) -> None:
         """There is another worker: ask it for every program that sequences wait for."""
@@ -213,7 +214,7 @@ class GuideGate:
         for waiting in self._waiting.values():
             for sequence in islice(waiting.values(), 1):
                 if sequence.sampling.guide is not None:
-                    self._queue.add(sequence.request.tenant, sequence.sampling.guide)
+                    self.queue.add(sequence.request.tenant, sequence.sampling.guide)
 
 
 def _about_to_start(sequence: Sequence) -> bool:

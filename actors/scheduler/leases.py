@@ -41,11 +41,6 @@ class Leases:
         if self._on and offload is not None:
             leased.on_given_away = self._give_away
 
-    def advance(self, now: float) -> None:
-        """The time is `now`: leases that have run out end."""
-        self._tables.pool.leased.now = now
-        self._tables.pool.end_expired()
-
     def ended(self, sequence: Sequence) -> None:
         """A sequence is about to give up its blocks for good."""
         request = sequence.request

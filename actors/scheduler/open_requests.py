@@ -11,7 +11,7 @@ from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError, row_failure
-from troupellm.protocol.messages.metrics import RequestStats
+from troupellm.protocol.messages.metrics import RequestStats, StepStats
 from troupellm.protocol.messages.output import RequestClosed, RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.params.outputs import Usage
@@ -31,7 +31,8 @@ class Ledger:
         self.finished: list[RowFinished] = []
         self.failed: list[RowFailed] = []
         self.closed: list[RequestClosed] = []
-        self.stats: list[RequestStats] = []
+        self.stats: list[StepStats | RequestStats] = []
+        """For the metrics, of steps too."""
         self.on_end: Callable[[Sequence], None] | None = None
         """Is told of each sequence that ends."""
         self.leases: Leases | None = None
@@ -142,10 +143,6 @@ class Ledger:
         self.failed.clear()
         self.closed.clear()
         return output
-
-    def take_stats(self) -> list[RequestStats]:
-        stats, self.stats = self.stats, []
-        return stats
 
     def _close(self, request: Request) -> None:
         generated = sum(sequence.num_generated for sequence in request.sequences)

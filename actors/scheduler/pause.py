@@ -28,9 +28,12 @@ class Halt:
         self._waiting: list[Callable[[bool], None]] = []
         self.halted = False
         self.finishing = False
+        self.asked = False
+        """Somebody may have to be told: `review` has something to do."""
 
     def begin(self, settled: Callable[[bool], None], *, finish: bool) -> None:
         """See `HaltPlanning`."""
+        self.asked = True
         if not self.halted:
             self.finishing, self.halted = finish, not finish
             self._kept = frozenset(() if finish else self._ledger.requests)
@@ -60,6 +63,7 @@ class Halt:
 
     def write_out(self, written: Callable[[], None]) -> None:
         """See `WriteOut`."""
+        self.asked = True
         self._unwritten.append(written)
 
     def review(self) -> None:
@@ -74,6 +78,7 @@ class Halt:
                 self.halted, self.finishing = True, False
         if self.halted and not len(self._flights):
             self._tell(settled=True)
+        self.asked = bool(self._unwritten) or self.finishing or self.halted
 
     def _tell(self, *, settled: bool) -> None:
         waiting, self._waiting = self._waiting, []

@@ -107,7 +107,7 @@ class Planner:
             if draft.sequences:
                 self._shares.charge_step()
                 return self._seal(draft)
-            if gave_way or (not self._flights and not residents.blocks_leaving and residents.unblock()):
+            if gave_way or (not self._flights and not residents.leaving and residents.unblock()):
                 continue
             if self._offload is not None and self._offload.busy and not self._flights:
                 return self._seal(draft)
@@ -125,8 +125,8 @@ class Planner:
         if self.elastic is None:
             others = self._plan_decodes(draft, turn)
         else:
-            others = self.elastic.plan(draft, turn, self.step, crowded=len(self._room) > 0)
-        if not others and not len(self._room):
+            others = self.elastic.plan(draft, turn, self.step, crowded=self._room.size > 0)
+        if not others and not self._room.size:
             return draft, False
         preemptions = residents.num_preemptions
         prefill, starved = self._plan_others(draft, others, self._prompt_tokens(draft))
@@ -163,7 +163,7 @@ class Planner:
         """Tokens of the step that may go to prompts."""
         residents = self._residents
         streaming = any(sequence.request.streaming for sequence in draft.sequences)
-        alone = len(residents.running) + len(self._room) + len(residents.loading) == 1
+        alone = len(residents.running) + self._room.size + len(residents.loading) == 1
         return self._prefill_budget.tokens(len(draft.sequences), streaming=streaming, alone=alone)
 
     def _plan_others(self, draft: Draft, others: list[Sequence], prefill: int) -> tuple[int, bool]:
@@ -202,7 +202,7 @@ class Planner:
         One sequence per plan gives way, before anything is planned: what it computed mostly stays in the prefix cache.
         """
         blocked, self._blocked = self._blocked, None
-        if not len(self._room) or self._residents.blocks_leaving:
+        if not self._room.size or self._residents.leaving:
             return
         first = self._next()
         if first is None or (self._residents.num_rows < self._max_rows and first is not blocked):
@@ -278,7 +278,7 @@ class Planner:
         while (added := take()) is None:
             if self._residents.trunks.release_youngest():
                 continue
-            if self._residents.blocks_leaving:
+            if self._residents.leaving:
                 return None
             victim = self._residents.victim()
             if victim is None:
@@ -362,7 +362,7 @@ class Planner:
             while not residents.start(sequence, reserve, None if self._whole_prompts else draft.budget):
                 if not residents.running and residents.trunks.release_youngest():
                     continue
-                if residents.blocks_leaving or not residents.paused:
+                if residents.leaving or not residents.paused:
                     self._blocked = sequence
                     return
                 victim = residents.victim()
@@ -428,7 +428,7 @@ class Planner:
             lookups=lookups,
             cancelled=cancelled,
         )
-        if self.guides is not None:
+        if self.guides is not None and plan.new_rows:
             self.guides.started(plan.new_rows)
         self._residents.retired.clear()
         self._residents.forks.clear()
@@ -438,7 +438,7 @@ class Planner:
 
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
-        num_running, num_waiting = len(self._residents.running), len(self._room)
+        num_running, num_waiting = len(self._residents.running), self._room.size
         held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
         if not self._flights and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

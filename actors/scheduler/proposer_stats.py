@@ -14,10 +14,7 @@ class ProposerCounts:
         self._failures = self._evictions = 0
         """Of the proposers before the last one."""
 
-    def take(self, report: ProposerReport | None) -> None:
-        """None: nothing is new."""
-        if report is None:
-            return
+    def take(self, report: ProposerReport) -> None:
         if report.life != self._last.life:
             self._failures += self._last.failures
             self._evictions += self._last.past_evictions

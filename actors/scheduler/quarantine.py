@@ -64,12 +64,13 @@ class Quarantine:
         self._steady = False
         """The members are those of the first trial since there is this worker."""
         self._renewed = False
-        self._groups: deque[list[_Suspect]] = deque()
+        self.groups: deque[list[_Suspect]] = deque()
+        """Requests under suspicion, in the order of their trials."""
         self._paroled: dict[Request, _Suspect] = {}
 
     def __len__(self) -> int:
         """Requests under suspicion."""
-        return sum(map(len, self._groups))
+        return sum(map(len, self.groups))
 
     def renew(self) -> None:
         """There is another worker, which has computed nothing yet."""
@@ -96,26 +97,26 @@ class Quarantine:
             the convicted.
         """
         self._paroled = {request: suspect for request, suspect in self._paroled.items() if not suspect.free}
-        known = self._paroled | {suspect.request: suspect for group in self._groups for suspect in group}
+        known = self._paroled | {suspect.request: suspect for group in self.groups for suspect in group}
         accused: dict[Request, _Suspect] = {}
         for sequence in lost:
             request = sequence.request
             accused.setdefault(request, known.get(request) or _Suspect(request)).accuse(sequence)
             self._paroled.pop(request, None)
-        others = [[suspect for suspect in group if suspect.request not in accused] for group in self._groups]
-        self._groups = deque(group for group in others if group)
+        others = [[suspect for suspect in group if suspect.request not in accused] for group in self.groups]
+        self.groups = deque(group for group in others if group)
         self.members = None
         for suspect in accused.values():
             suspect.deaths += 1
         suspects = list(accused.values())
         if len(suspects) > 1:
             half = (len(suspects) + 1) // 2
-            self._groups.extend((suspects[:half], suspects[half:]))
+            self.groups.extend((suspects[:half], suspects[half:]))
         elif suspects and convict and suspects[0].deaths >= DEATHS_TO_CONVICT:
             self.num_convicted += 1
             return [suspects[0].request]
         elif suspects:
-            self._groups.append(suspects)
+            self.groups.append(suspects)
         return []
 
     def review(self) -> bool:
@@ -130,19 +131,19 @@ class Quarantine:
 
     def _put_on_trial(self) -> bool:
         """Whether `members` has changed."""
-        if not self._groups:
+        if not self.groups:
             changed, self.members = self.members is not None, None
             return changed
         before = self.members
         absent: list[list[_Suspect]] = []
-        for group in self._groups:
+        for group in self.groups:
             absent += [[suspect] for suspect in group if suspect.request.paused and not suspect.cleared]
-        groups = [[suspect for suspect in group if not suspect.request.paused] for group in self._groups]
+        groups = [[suspect for suspect in group if not suspect.request.paused] for group in self.groups]
         for group in groups:
             if all(suspect.cleared for suspect in group):
                 self._parole(group)
         groups = [group for group in groups if not all(suspect.cleared for suspect in group)]
-        self._groups = deque([*groups, *absent])
+        self.groups = deque([*groups, *absent])
         self.members = {suspect.request for suspect in groups[0]} if groups else None
         return self.members != before
 

@@ -54,11 +54,8 @@ class Residents:
         self.regrouping: dict[int, Request] = {}
         """Searches whose first beam has been computed again, and others have not begun to be."""
         self.num_preemptions = 0
-        self._leaving: list[_Leaving] = []
-
-    @property
-    def blocks_leaving(self) -> bool:
-        return bool(self._leaving)
+        self.leaving: list[_Leaving] = []
+        """Blocks that come back when the plans that name them have returned."""
 
     def start(self, sequence: Sequence, reserve: int, span: int | None = None) -> bool:
         """From the waiting room to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
@@ -242,7 +239,7 @@ class Residents:
         self.retired.clear()
         self.forks.clear()
         self.trunks.forget()
-        self._leaving.clear()
+        self.leaving.clear()
         for sequence in computed:
             sequence.known_to_worker = False
             self._start_over(sequence)
@@ -290,11 +287,11 @@ class Residents:
     def returned(self) -> list[Sequence]:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
         last_returned = self._flights.last_returned
-        if self._leaving:
-            for step, tables, transfers in self._leaving:
+        if self.leaving:
+            for step, tables, transfers in self.leaving:
                 if step <= last_returned and not transfers:
                     self._tables.release(tables)
-            self._leaving = [entry for entry in self._leaving if entry.step > last_returned or entry.transfers]
+            self.leaving = [entry for entry in self.leaving if entry.step > last_returned or entry.transfers]
         if not self.ending:
             return []
         ended = [sequence for sequence in self.ending.values() if sequence.last_step <= last_returned]
@@ -331,7 +328,7 @@ class Residents:
             self._tables.release(sequence.tables)
         else:
             self._flights.disturb()
-            self._leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
+            self.leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
@@ -352,9 +349,9 @@ class Residents:
                 assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
         places = (self.running, self.paused, self.loading)
         holders = [sequence.tables for place in places for sequence in place.values()]
-        holders += [entry.tables for entry in self._leaving]
+        holders += [entry.tables for entry in self.leaving]
         newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
-        assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
+        assert all(entry.step <= newest for entry in self.leaving), "blocks wait for a plan that nobody has"
         holders += self.trunks.holders()
         holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
         self.trunks.assert_invariants()

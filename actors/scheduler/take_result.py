@@ -39,7 +39,6 @@ class Updates:
         self._ability = ready.pooling
         self.num_tokens = 0
         """Tokens that were shown."""
-        self._stats: list[StepStats] = []
         self._reported = (0, 0, 0)
         self._beams = Beams(ledger, residents, tables)
         self.acceptance = Acceptance(ledger, residents, shares)
@@ -88,7 +87,8 @@ class Updates:
         for sequence in self.acceptance.take_spent():
             if not sequence.ended:  # a later row of the result may have failed its request
                 self._start_over(sequence)
-        self._ledger.release_returned()
+        if self._residents.ending or self._residents.leaving:
+            self._ledger.release_returned()
         self.num_tokens += len(tokens)
         self._report(flight, result, len(tokens), gaps, now, drafts)
         facts = self._ledger.take(result.step)
@@ -107,17 +107,14 @@ class Updates:
 
     def take_reports(self, result: StepResult) -> None:
         """Take the worker's reports about itself."""
-        self.proposer.take(result.proposer)
+        if result.proposer is not None:
+            self.proposer.take(result.proposer)
         self.graphs = result.graphs or self.graphs
 
     def forget_worker(self) -> None:
         """It was lost."""
         self.proposer.forget()
         self.graphs = None
-
-    def take_stats(self) -> list[StepStats]:
-        stats, self._stats = self._stats, []
-        return stats
 
     def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
         """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
@@ -206,7 +203,7 @@ class Updates:
             self._tables.num_hit_tokens,
         )
         before, self._reported = self._reported, counted
-        self._stats.append(
+        self._ledger.stats.append(
             StepStats(
                 num_rows=len(flight.rows),
                 prefill_tokens=flight.prefill_tokens,

@@ -19,7 +19,6 @@ def shown(counts: ProposerCounts) -> tuple[int, int, int]:
 
 def test_nothing_is_known_before_the_first_report() -> None:
     counts = ProposerCounts()
-    counts.take(None)
     assert counts.snapshot() == ProposerSnapshot()
 
 
