@@ -7,8 +7,8 @@ from typing import Self
 
 import msgspec
 
-from troupellm.actors.client.chat_reading import read_completion, was_cut
 from troupellm.actors.client.stream import Stream
+from troupellm.actors.client.whole_answers import read_completion, was_cut
 from troupellm.actors.output.outbox import Sink
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount

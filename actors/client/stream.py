@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
-from troupellm.actors.client.chat_reading import read_completion
-from troupellm.actors.client.choices import gather_choices
+from troupellm.actors.client.whole_answers import gather_choices, read_completion
 from troupellm.actors.output.outbox import LocalOutbox, Sink
 from troupellm.models.chat_parsers.served_parser import Voice
 from troupellm.protocol.errors import RequestAborted

@@ -11,9 +11,8 @@ from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
 from troupellm.actors.kv_cache.events import BlockEvents
 from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix, first_seen
 from troupellm.actors.kv_cache.tiers import Tiers
-from troupellm.actors.sequences.host_hit import HostHit
+from troupellm.actors.sequences.parts import HostHit, Trunk
 from troupellm.actors.sequences.sequence import Sequence
-from troupellm.actors.sequences.shared_prompt import Trunk
 from troupellm.protocol.messages.worker import NULL_BLOCK, BlockCopy, CacheGroup
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_offload.means import Means
 from troupellm.actors.kv_offload.tier import TierBlock
-from troupellm.actors.sequences.host_hit import HostHit
+from troupellm.actors.sequences.parts import HostHit
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.kv_transfers import TransferDone
 

@@ -147,7 +147,7 @@ class LocalOutbox:
     def _pour(self, sink: Sink) -> bool:
         """Give a sink what waits; False where the task that waits must read it."""
         try:
-            if not self._flows or not sink.ready():
+            if not self.flows or not sink.ready():
                 return False
             sink.take(self.take_all())
         except Exception as error:  # the reader's, not the output actor's, which calls this
@@ -164,7 +164,7 @@ class LocalOutbox:
         self._sink = None if self.terminal or self.cancelled else sink
 
     @property
-    def _flows(self) -> bool:
+    def flows(self) -> bool:
         """Pieces wait, and none of them ends its sequence."""
         if self.terminal or not self._pending:
             return False

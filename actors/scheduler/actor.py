@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage
 from troupellm.protocol.messages.metrics import MetricsMessage

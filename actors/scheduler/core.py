@@ -11,8 +11,6 @@ import msgspec
 from troupellm.actors.kv_cache.block_hash import owner_name
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import KVEventLog
-from troupellm.actors.scheduler.deadlines import Deadlines
-from troupellm.actors.scheduler.early_aborts import EarlyAborts, fill, prompt_keys
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import make_offload
@@ -20,14 +18,14 @@ from troupellm.actors.scheduler.leases import Leases
 from troupellm.actors.scheduler.open_requests import Ledger
 from troupellm.actors.scheduler.pause import Halt
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flights
-from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.plans import BrokenResult, Flights
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.replay import Replay
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.scheduler.snapshot import show_groups
 from troupellm.actors.scheduler.speculative_rows import make_elastic
+from troupellm.actors.scheduler.step_budget import PrefillBudget
+from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, fill, find_refusal, prompt_keys
 from troupellm.actors.scheduler.take_result import Updates
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import Event, Request, State

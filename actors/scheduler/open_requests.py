@@ -6,7 +6,7 @@ Plans in flight may name it still, and its blocks come back with them; nothing t
 from collections.abc import Callable
 
 from troupellm.actors.scheduler.leases import Leases
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans import Flights
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State

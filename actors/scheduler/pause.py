@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from troupellm.actors.scheduler.kv_offload import Offload
 from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans import Flights
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.sequences.sequence import Request, State
 

@@ -12,13 +12,11 @@ from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import Offload
-from troupellm.actors.scheduler.plan_draft import Draft
-from troupellm.actors.scheduler.plans_in_flight import Flight, Flights
-from troupellm.actors.scheduler.prefill_budget import PrefillBudget
-from troupellm.actors.scheduler.prompt_shares import PromptParts
+from troupellm.actors.scheduler.plans import PLAIN, Draft, Flight, Flights
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.speculative_rows import PLAIN, Elastic
+from troupellm.actors.scheduler.speculative_rows import Elastic
+from troupellm.actors.scheduler.step_budget import PrefillBudget, PromptParts, StepTokens
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
@@ -31,8 +29,6 @@ _RESERVE_SHARE = 100
 
 _Blocks = tuple[tuple[int, ...], ...]
 """Per cache group."""
-_CAREFUL_STEPS = 64
-"""So many steps after one found no memory, steps may be twice as large again."""
 
 
 class SchedulerFrozen(RuntimeError):
@@ -57,8 +53,7 @@ class Planner:
     ) -> None:
         """whole_prompts: the model needs all of a prompt in one step, however small steps have become."""
         self._max_rows = config.max_num_seqs
-        self._max_tokens = config.max_num_batched_tokens
-        self._chunked = config.enable_chunked_prefill and not whole_prompts
+        self.tokens = StepTokens(config, whole_prompts=whole_prompts)
         self._whole_prompts = whole_prompts
         self._offload = offload
         self._tables = tables
@@ -74,20 +69,12 @@ class Planner:
         """Where the worker verifies drafts."""
         self.guides: GuideGate | None = None
         """None: the worker builds guides when it needs them."""
-        self._step_tokens = self._max_tokens
-        """Less than `max_num_batched_tokens` for a while after a step found no memory."""
-        self._grows_at = 0
         self.step = 0
         """Plans made."""
         self._blocked: Sequence | None = None
         """The first waiting sequence of the last plan, if it did not get enough blocks."""
         self._last = Flight(-1, 0.0)
         """The newest plan, whose columns serve again while the same sequences run."""
-
-    def shrink(self) -> None:
-        """A step found no memory: the next ones compute half as much, then carefully more."""
-        self._step_tokens = max(1, self._step_tokens // 2)
-        self._grows_at = self.step + _CAREFUL_STEPS
 
     def forget(self) -> None:
         """The plans made are lost: none of their columns is used again."""
@@ -118,7 +105,10 @@ class Planner:
         """Draw up a plan: decodes, then prompts of running sequences, then new ones. Also whether a sequence lost its
         blocks to another one meanwhile.
         """
-        draft = Draft(Flight(self.step, now), self._most_tokens())
+        tokens = self.tokens
+        if tokens.most < tokens.usual:
+            tokens.grow(self.step)
+        draft = Draft(Flight(self.step, now), tokens.most)
         residents = self._residents
         self._make_way()
         turn = self._in_turn()
@@ -141,19 +131,12 @@ class Planner:
                 draft.drop_preempted(residents.retired)
         return draft, residents.num_preemptions > preemptions
 
-    def _most_tokens(self) -> int:
-        """Of the next step."""
-        if self._step_tokens < self._max_tokens and self.step >= self._grows_at:
-            self._step_tokens = min(2 * self._step_tokens, self._max_tokens)
-            self._grows_at = self.step + _CAREFUL_STEPS
-        return self._step_tokens
-
     def _in_turn(self) -> list[Sequence]:
         """Running sequences, as many as a step has room for. There are more where readers resumed: those that waited
         longest go first.
         """
         turn = list(self._residents.running.values())
-        most = min(self._max_rows, self._step_tokens)
+        most = min(self._max_rows, self.tokens.most)
         if len(turn) <= most:
             return turn
         able = [sequence for sequence in turn if not sequence.waits_for_siblings]
@@ -188,7 +171,7 @@ class Planner:
                     starved = True
                     self._parts.keep_turn(sequence.request.tenant)
             # A plan without chunking may overshoot; single-token rows do not count against the tenant's part.
-            left -= most - (max(0, part) if self._chunked else part)
+            left -= most - (max(0, part) if self.tokens.chunked else part)
         return left, starved
 
     def _next(self) -> Sequence | None:
@@ -254,7 +237,7 @@ class Planner:
             return 0  # its last token is on the way, or not decided yet
         if self.elastic is not None and self.elastic.takes(sequence):
             return 0 if self.elastic.plan_one(draft, sequence, self.step, self._make_room) else None
-        count = self._allowed(max(len(sequence.tokens) - start, 1), draft.budget, prefill)
+        count = self.tokens.allowed(max(len(sequence.tokens) - start, 1), draft.budget, prefill)
         if count == 0 or not (sequence.known_to_worker or draft.holds(sequence)):
             return None
         if start + count > sequence.capacity:
@@ -290,23 +273,6 @@ class Planner:
             if not sequence.capacity:  # it was the victim, or a beam of the same search
                 return None
         return added
-
-    def _allowed(self, wanted: int, budget: int, prefill: int) -> int:
-        """Tokens for a sequence. Without chunking all or none, except what exceeds a whole step.
-
-        Args:
-            budget: tokens that the step has left.
-            prefill: how many of them may go to a prompt.
-        """
-        if wanted == 1:
-            return max(0, min(1, budget))
-        if self._chunked:
-            return max(0, min(wanted, budget, prefill))
-        if wanted <= budget:
-            return wanted if prefill > 0 else 0
-        if budget < self._step_tokens:
-            return 0
-        return wanted if self._whole_prompts else budget
 
     def _take_span(self, draft: Draft, sequence: Sequence, start: int, count: int) -> int:
         """Add a span to the plan; how many of its tokens are a prompt's."""
@@ -348,7 +314,7 @@ class Planner:
             sequence = missed or self._next()
             if sequence is None or not draft.holds(sequence):
                 return
-            if not self._allowed(sequence.num_wanted, draft.budget, prefill):
+            if not self.tokens.allowed(sequence.num_wanted, draft.budget, prefill):
                 return
             if self.guides is not None and self.guides.lacks(sequence):
                 self.guides.hold(sequence, urgent=self._quarantine.members is not None)
@@ -382,34 +348,14 @@ class Planner:
                 continue
             self._introduce(draft, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
-            count = max(1, self._allowed(len(sequence.tokens) - start, draft.budget, prefill))
+            count = max(1, self.tokens.allowed(len(sequence.tokens) - start, draft.budget, prefill))
             prefill -= self._take_span(draft, sequence, start, count)
 
     def _introduce(self, draft: Draft, sequence: Sequence) -> None:
         draft.introduce(sequence, "" if self.elastic is None else sequence.request.owner)
 
     def _seal(self, draft: Draft) -> StepPlan:
-        flight = draft.flight
-        sequences = draft.sequences
-        flight.sequences = sequences
-        last = self._last
-        if not draft.new_rows and sequences == last.sequences:  # no sequence joined or left, so no epoch has changed
-            flight.rows, flight.epochs = last.rows, last.epochs
-        else:
-            flight.rows = tuple([sequence.row for sequence in sequences])
-            flight.epochs = tuple([sequence.epoch for sequence in sequences])
-        self._last = flight
-        counts = flight.expected = tuple(draft.expected)
-        flight.samplers = sequences
-        if not draft.plain:
-            counts = tuple(draft.counts)
-            flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
-            if 0 in flight.expected:
-                flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
-        flight.counts = counts
-        flight.decode_tokens = sum(counts) - flight.prefill_tokens
-        if draft.limits and max(draft.limits) > PLAIN:
-            flight.limits = tuple(draft.limits)
+        flight = self._last = draft.record(self._last)
         transfers, lookups, cancelled = ((), (), ()) if self._offload is None else self._offload.take()
         plan = StepPlan(
             step=self.step,
@@ -417,7 +363,7 @@ class Planner:
             rows=flight.rows,
             epochs=flight.epochs,
             starts=tuple(draft.starts),
-            counts=counts,
+            counts=flight.counts,
             draft_limits=flight.limits,
             new_rows=tuple(draft.new_rows),
             changes=tuple(draft.changes),

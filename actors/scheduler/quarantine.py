@@ -8,11 +8,13 @@ then is convicted. Innocent halves come first in line, so if the worker itself i
 A cleared request stays on parole for some tokens. If the worker dies over it again, it must get further past that point
 each time: a request that kills the worker a little later at every attempt is found too.
 
-A kill that may have come from outside proves less: see `suspect`.
+A kill that may have come from outside proves less: see `suspect`. Such a kill is usually independent of the requests.
+But where the kernel's count of out-of-memory kills cannot be read, a request that needs too much memory looks like a
+kill from outside each time. `Kills` counts those that meet the same request again and again, before it gets anywhere.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as Sequences
 
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import Request, Sequence
@@ -158,3 +160,27 @@ class Quarantine:
         """The member that is served next."""
         waiting = [sequence for request in self.members or () for sequence in request.sequences if sequence in room]
         return min(waiting, key=lambda sequence: sequence.arrival_key, default=None)
+
+
+KILLS_TO_SUSPECT = 8
+"""In a row. Fewer than the losses without a finished step that end the engine, by those that a trial takes."""
+
+
+class Kills:
+    """Counts, for each request, the kills in a row that met it with no finished step of it in between."""
+
+    def __init__(self) -> None:
+        self._met: dict[Request, int] = {}
+
+    def add(self, lost: Sequences[Sequence]) -> bool:
+        """One more, which met these, as the lost worker had them; True when one of them was met too often."""
+        going_on = {sequence.request for sequence in lost if sequence.num_confirmed}
+        met = dict.fromkeys(sequence.request for sequence in lost if sequence.request not in going_on)
+        self._met = {
+            request: kills
+            for request, kills in self._met.items()
+            if request not in going_on and not all(sequence.ended for sequence in request.sequences)
+        }
+        for request in met:
+            self._met[request] = self._met.get(request, 0) + 1
+        return any(self._met[request] >= KILLS_TO_SUSPECT for request in met)

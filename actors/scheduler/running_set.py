@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.fair_share import Shares
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans import Flights
 from troupellm.actors.scheduler.shared_prompts import Trunks, find_trunk
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.sequences.parts import Trunk
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
-from troupellm.actors.sequences.shared_prompt import Trunk
 from troupellm.protocol.messages.worker import NULL_BLOCK, RowFork
 
 SEARCH_STEPS = 16

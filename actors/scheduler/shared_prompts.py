@@ -6,8 +6,8 @@ cached. A fork shares the trunk's full blocks; the one block that it begins to w
 """
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.sequences.parts import Trunk
 from troupellm.actors.sequences.sequence import Request, Sequence, State
-from troupellm.actors.sequences.shared_prompt import Trunk
 
 _WITHOUT_BLOCKS = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
 

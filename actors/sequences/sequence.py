@@ -21,10 +21,7 @@ from array import array
 from typing import Final
 
 from troupellm.actors.sequences.beam_search import BeamSearch
-from troupellm.actors.sequences.draft_counts import DraftCounts
-from troupellm.actors.sequences.host_hit import HostHit
-from troupellm.actors.sequences.repetition import Repetition
-from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.actors.sequences.parts import DraftCounts, HostHit, Repetition, Trunk
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.worker import SamplingState

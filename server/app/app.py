@@ -43,10 +43,10 @@ from troupellm.server.app.lifespan import run_lifespan
 from troupellm.server.base.body import decode_body, most_bytes, read_body
 from troupellm.server.base.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.base.exchange import Exchange, Receive, Scope, Send, check_size
+from troupellm.server.base.ignored import UnknownFields
 from troupellm.server.base.query import decode_query
 from troupellm.server.base.router import Found, Route, Router, RouteScope, choose
 from troupellm.server.base.threads import offload
-from troupellm.server.base.unknown_fields import UnknownFields
 from troupellm.server.base.websocket import refuse_websocket
 from troupellm.server.batches import routes as batch_routes
 from troupellm.server.host.engine_host import EngineHost, stream_defaults

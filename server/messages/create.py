@@ -31,12 +31,10 @@ from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
 from troupellm.server.messages.context_edits import Count, Edited, edited
 from troupellm.server.messages.translate import Translated, translate
-from troupellm.server.openai.bounded import answer_within, bounded
 from troupellm.server.openai.cache_marks import marks_of_message
-from troupellm.server.openai.chat_pieces import pieces_of
 from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
-from troupellm.server.openai.relabel import relabelled
-from troupellm.server.openai.slow_parts import read_parts
+from troupellm.server.openai.messages import read_parts
+from troupellm.server.openai.translated import answer_within, bounded, pieces_of, relabelled
 from troupellm.server.storage.message_threads import counted_from, hold, joined
 
 _Request = MessagesRequest | CountTokensRequest

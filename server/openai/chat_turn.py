@@ -24,11 +24,10 @@ from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.openai.cache_marks import marks_of_chat
 from troupellm.server.openai.kv_sessions import keep_session
-from troupellm.server.openai.messages import has_long_tools, tool_use_of
+from troupellm.server.openai.messages import has_long_tools, has_slow_parts, read_parts, tool_use_of
 from troupellm.server.openai.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
 from troupellm.server.openai.past_messages import plain_messages
 from troupellm.server.openai.sessions import Session, session_of
-from troupellm.server.openai.slow_parts import has_slow_parts, read_parts
 from troupellm.server.openai.streaming import account, options
 
 __all__ = ["Turn", "TurnAnswer", "open_turn", "prepare"]

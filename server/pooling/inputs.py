@@ -14,8 +14,7 @@ from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, 
 from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.served_engine import ServedEngine
-from troupellm.server.openai.extras import unsupported
-from troupellm.server.openai.parameters import chat_prompt
+from troupellm.server.openai.parameters import chat_prompt, unsupported
 from troupellm.server.openai.past_messages import plain_messages
 
 ENCODINGS = ("float", "base64")

@@ -16,10 +16,8 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
 from troupellm.server.host.counting import charged
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.bounded import answer_within, bounded
-from troupellm.server.openai.chat_pieces import pieces_of
 from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
-from troupellm.server.openai.relabel import relabelled
+from troupellm.server.openai.translated import answer_within, bounded, pieces_of, relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded, item_id, usage_of
 from troupellm.server.responses.compact import (
     Summary,

@@ -62,7 +62,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.waiting_queue", ", ordinal, index)", ", -ordinal, index)"
     ),
     "an answer is one token too long": Mutation(
-        "actors.scheduler.check_result", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
+        "actors.scheduler.append_tokens", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
     ),
     "a reader who reads again is forgotten": Mutation(
         "actors.output.outbox", "self._undelivered <= self._budget / 2", "self._undelivered < self._budget / 2 - 1"

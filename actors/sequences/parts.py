@@ -1,8 +1,23 @@
-"""Whether a sequence says the same again and again."""
+"""Small parts of requests and sequences."""
 
 from array import array
+from typing import NamedTuple
 
 from troupellm.protocol.params.sampling_checks import RepetitionDetection
+
+
+class Trunk:
+    """Blocks that hold the first `num_positions` positions of every sequence of a request. Later positions of the last
+    block belong to one sequence."""
+
+    __slots__ = ("cache_age", "num_positions", "tables")
+
+    def __init__(self, tables: list[list[int]], num_positions: int, cache_age: int) -> None:
+        self.tables = tables
+        """Blocks per group."""
+        self.num_positions = num_positions
+        self.cache_age = cache_age
+        """How often the prefix cache had been reset when the blocks were given out."""
 
 
 class Repetition:
@@ -25,3 +40,31 @@ class Repetition:
         self._runs = {size: runs.get(size, 0) + 1 for size in sizes if size >= self._shortest}
         wanted = self._min_count - 1
         return any(run >= size * wanted for size, run in self._runs.items())
+
+
+class HostHit(NamedTuple):
+    group: int
+    nth: int
+    """In the sequence's table."""
+    block: int
+    key: bytes
+    """Group included."""
+    chained: bytes
+    """The same without it."""
+    parent: bytes
+    """Key of the prefix before the block."""
+    tokens: bytes
+    """The block's own, int32."""
+    cache_age: int
+    """How often the prefix cache had been reset."""
+
+
+class DraftCounts:
+    """`steps` are those in which a sequence had drafts verified."""
+
+    __slots__ = ("accepted", "drafted", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0

@@ -1,10 +1,92 @@
-"""Finds requests that can never run, even when all others have ended. A request that can run later waits instead."""
+"""From a submission to a request of the scheduler: refusals, aborts that came first, sequences, and deadlines."""
 
+from array import array
+from collections.abc import Container
+from heapq import heapify, heappop, heappush
+
+from troupellm.actors.kv_cache.block_hash import namespace, split_keys
+from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.scheduler.waiting_queue import arrival_key
+from troupellm.actors.sequences.beam_search import BeamSearch
+from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.messages.cache_groups import capacity_tokens, count_beam_blocks
 from troupellm.protocol.messages.scheduler import BeamSettings, SubmitRequest
 from troupellm.protocol.messages.worker import WorkerReady
+
+_EARLY_ABORTS = 1024
+"""How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
+
+
+class EarlyAborts:
+    """Requests that were aborted before they came."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, None] = {}
+        """Oldest first."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request: int) -> bool:
+        return request in self._requests
+
+    def add(self, request: int) -> None:
+        self._requests[request] = None
+        if len(self._requests) > _EARLY_ABORTS:
+            del self._requests[next(iter(self._requests))]
+
+    def take(self, request: int) -> bool:
+        """Whether it was aborted; said once."""
+        return request in self._requests and self._requests.pop(request) is None
+
+
+def prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
+    """Those that the input processor made; who speaks to the scheduler directly need not make any."""
+    if not tables.caching:
+        return []
+    keys = message.prompt_keys
+    if not keys:
+        owner = namespace(tenant=message.tenant, cache_salt=message.cache_salt)
+        keys = tables.hasher.prompt_keys(owner, message.prompt)
+    return split_keys(keys)
+
+
+def fill(
+    request: Request, message: SubmitRequest, ready: WorkerReady, *, policy: str, priority: int, number: int
+) -> None:
+    """Give a request its sequences, and its beam search if it asks for one.
+
+    Args:
+        priority: of the request, that of its tenant included.
+        number: counts submissions.
+    """
+    tokens = array("i", message.prompt)
+    limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)
+    if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
+        limit = request.num_prompt_tokens + 1
+    request.sequences = tuple(
+        Sequence(
+            request,
+            spec.row,
+            spec.sampling,
+            tokens[:],
+            message,
+            limit=limit,
+            num_groups=len(ready.groups),
+            arrival_key=arrival_key(policy, priority, number, index),
+        )
+        for index, spec in enumerate(message.sequences)
+    )
+    if message.beam is not None:
+        request.search = BeamSearch(
+            message.beam,
+            len(message.sequences),
+            num_prompt_tokens=request.num_prompt_tokens,
+            limit=limit,
+            stops=request.stop_or_eos,
+        )
 
 
 def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerConfig) -> InvalidRequest | None:
@@ -88,3 +170,35 @@ def _beam_refusal(
             param="n",
         )
     return None
+
+
+_SPARE = 64
+"""Deadlines of requests that have ended are kept up to so many more than there are requests."""
+
+
+class Deadlines:
+    """Seconds on the clock of plans."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+        self.next: float | None = None
+        """When the next waiting request may have to be dropped."""
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._heap)
+
+    def add(self, deadline: float, request: int, open_requests: Container[int], num_open: int) -> None:
+        heappush(self._heap, (deadline, request))
+        if len(self._heap) > 2 * num_open + _SPARE:
+            self._heap = [entry for entry in self._heap if entry[1] in open_requests]
+            heapify(self._heap)
+        self.next = self._heap[0][0]
+
+    def passed(self, now: float) -> list[int]:
+        """Requests whose deadline is over, each once."""
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            found.append(heappop(self._heap)[1])
+        self.next = self._heap[0][0] if self._heap else None
+        return found
