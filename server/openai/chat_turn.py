@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Self
 
 import msgspec
 
@@ -13,8 +12,6 @@ from troupellm.models.chat_parsers.served_parser import Voice
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.config.kv_hints import CacheMark
 from troupellm.protocol.messages.input import ChatPrompt
-from troupellm.protocol.params.chat_events import Finished, TurnEvent
-from troupellm.protocol.params.outputs import Delta
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.tools import by_name
 from troupellm.server.base.body import is_large
@@ -39,35 +36,22 @@ class Turn(ParsedTurn):
     def __init__(
         self, exchange: Exchange, stream: Stream, params: SamplingParams, model: str, voice: Voice | None = None
     ) -> None:
-        super().__init__(stream, params.n, voice)
+        super().__init__(stream, params.n, voice, exchange.delivered)
         self._exchange = exchange
         self.params = params
         self.model = model
         """The name to report, of those that the model is served under."""
-        self.called = False
-        """A choice has ended in tool calls."""
 
     async def opened(self) -> None:
         await super().opened()
         self._exchange.prompt_made(len(self.prompt_token_ids))
-
-    def events(self, deltas: list[Delta]) -> list[TurnEvent]:
-        events = super().events(deltas)
-        self._exchange.delivered(sum([len(delta.token_ids) for delta in deltas]))
-        if any(isinstance(event.piece, Finished) and event.piece.reason == "tool_calls" for event in events[-4:]):
-            self.called = True
-        return events
 
     async def collect(self) -> TurnAnswer:
         if self._exchange.room is not None and is_large(self._exchange):
             await self.opened()
         answer = await super().collect()
         account(self._exchange, [answer.completion])
-        self.called = any(choice.finish_reason == "tool_calls" for choice in answer.choices)
         return answer
-
-    def __aiter__(self) -> Self:
-        return self
 
 
 @asynccontextmanager
