@@ -124,10 +124,10 @@ class BlockTables:
         sequence.capacity = min(map(len, sequence.tables)) * size
         sequence.num_computed = sequence.num_confirmed_prefill = start
         sequence.num_labelled = num_hits
-        sequence.num_offered = 0 if trunk is None else num_hits
+        sequence.tiers.num_offered = 0 if trunk is None else num_hits
         sequence.cache_age = self._age if trunk is None else trunk.cache_age
         if any(loads):
-            sequence.host_hits = self._name_hits(sequence, loads)
+            sequence.tiers.host_hits = self._name_hits(sequence, loads)
         if caching:
             self.num_queried_tokens += known
             self.num_found_tokens += start

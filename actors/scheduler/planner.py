@@ -344,7 +344,7 @@ class Planner:
             if not sequence.paid:  # before the first start, however often outer tiers were asked
                 sequence.paid = True
                 self._shares.charge(request.tenant, len(sequence.tokens) - start)
-            if sequence.loading is not None:
+            if sequence.tiers.loading is not None:
                 continue
             self._introduce(draft, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.

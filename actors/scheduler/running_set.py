@@ -62,7 +62,7 @@ class Residents:
         if not self._tables.admit(sequence, reserve, self._trunk(sequence), span=span):
             return False
         self._room.remove(sequence)
-        if sequence.host_hits:
+        if sequence.tiers.host_hits:
             sequence.handle(Event.LOAD)
             self.loading[sequence.row] = sequence
         else:
@@ -73,7 +73,9 @@ class Residents:
     def run(self, sequence: Sequence) -> None:
         """It has all the blocks that it needs now."""
         sequence.handle(Event.START)
-        sequence.asked = sequence.asks_again = sequence.was_preempted = sequence.gave_up = False
+        sequence.was_preempted = False
+        tiers = sequence.tiers
+        tiers.asked = tiers.asks_again = tiers.gave_up = False
         self.running[sequence.row] = sequence
         self._shares.runs(sequence.request.tenant)
 
@@ -245,8 +247,8 @@ class Residents:
             self._start_over(sequence)
         for sequence in list(self.loading.values()):
             sequence.tables = [[] for _ in sequence.tables]
-            sequence.asked = sequence.asks_again = False
-            sequence.rounds = 0
+            sequence.tiers.asked = sequence.tiers.asks_again = False
+            sequence.tiers.rounds = 0
             self.put_back(sequence)
         for request in {sequence.request.number: sequence.request for sequence in computed}.values():
             if request.search is not None:
