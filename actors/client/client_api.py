@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.admission.prompt_forms import PromptLike, as_prompt, as_salt
+from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.pooling import PoolingDoor
 from troupellm.actors.client.stream import Stream

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.admission.demand import estimate_tokens
-from troupellm.actors.admission.prompt_forms import PromptLike, as_prompt, as_salt
+from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt, estimate_tokens
 from troupellm.actors.client.cosines import cosines
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.stream import Stream

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 
 from troupellm.actors.admission.admission import Place
-from troupellm.actors.admission.demand import demand_of
+from troupellm.actors.admission.prompts import demand_of
 from troupellm.actors.engine.system import System
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.mailbox import MailboxClosed

@@ -17,8 +17,7 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
-from troupellm.actors.input.prepare import Prepared
-from troupellm.actors.input.prepare_pooling import PoolingPreparer
+from troupellm.actors.input.prepare import Prepared, Preparer
 from troupellm.actors.kv_cache.block_hash import PrefixHasher
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
@@ -80,8 +79,8 @@ class Intake:
         self._long_texts = LongTexts(threads, clock)
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
-        self._preparer = PoolingPreparer(tokenizer, chat_template, limits, ready, rows, hasher)
-        self._patient = PoolingPreparer(tokenizer, chat_template.patient, limits, ready, rows, hasher)
+        self._preparer = Preparer(tokenizer, chat_template, limits, ready, rows, hasher)
+        self._patient = Preparer(tokenizer, chat_template.patient, limits, ready, rows, hasher)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty and everything in it was passed on."""

@@ -1,5 +1,6 @@
 """Decisions of the input processor about a request: its token ids, whether it can be served, and the messages that
-follow."""
+follow.
+"""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from hashlib import sha256
 import msgspec
 
 from troupellm.actors.input.resolve_sampling import SamplingStates
-from troupellm.actors.input.tokenize import check_unicode, prompt_field, tokenize
+from troupellm.actors.input.tokenize import CUT_SLACK, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
 from troupellm.models.chat_parsers.prompt_start import rendered_ending, start_of
 from troupellm.models.chat_template.template import ChatTemplate
@@ -16,10 +17,19 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.kv_hints import KVHints, PrefixLease
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.messages.cache_groups import NO_LIMIT, capacity_tokens
-from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, Submission, TokensPrompt
+from troupellm.protocol.messages.input import (
+    ChatPrompt,
+    EmbedsPrompt,
+    PairPrompt,
+    PrepareRequest,
+    Prompt,
+    Submission,
+    TokensPrompt,
+)
 from troupellm.protocol.messages.output import OpenRequest
 from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest
-from troupellm.protocol.messages.worker import WorkerReady
+from troupellm.protocol.messages.worker import SamplingState, WorkerReady
+from troupellm.protocol.params.pooling import PoolingAbility, PoolingParams, PoolingState
 from troupellm.protocol.params.sampling import Limits, SamplingParams
 
 SEED_MASK = 2**64 - 1
@@ -79,6 +89,11 @@ class Preparer:
         Raises:
             InvalidRequest: the request cannot be served; names the field.
         """
+        if message.submission.pooling is not None:
+            return self._pooling(message, message.submission.pooling)
+        return self._generation(message, seed)
+
+    def _generation(self, message: PrepareRequest, seed: int) -> Prepared:
         asked, params = message.submission, message.submission.params
         tokens, max_tokens = self.checked(asked.prompt, params)
         embeddings = asked.prompt.embeddings if isinstance(asked.prompt, EmbedsPrompt) else None
@@ -254,6 +269,93 @@ class Preparer:
         )
         return tuple(SequenceSpec(row=next(self._rows), sampling=state) for state in (first, *others))
 
+    def pooled(self, prompt: Prompt, params: PoolingParams) -> tuple[TokensPrompt, PoolingState]:
+        """The tokens of a prompt that is to be pooled, and what the worker is told of it.
+
+        Raises:
+            InvalidRequest: the model cannot pool it so; names the field.
+        """
+        ability = require_pooling(self._ready)
+        ability.resolve(params)  # before anything is tokenized
+        tokens = self._tokenize(prompt)
+        field = prompt_field(prompt)
+        self._check_prompt(field, tokens.token_ids)
+        for limit in (self._limits.max_model_len, self._pool_tokens):
+            if len(tokens.token_ids) > limit:
+                raise too_long(field, limit, len(tokens.token_ids), "has")
+        return tokens, ability.resolve(params, segment=tokens.segment)
+
+    def _tokenize(self, prompt: Prompt) -> TokensPrompt:
+        """Render, tokenize, cut. Slow for long texts."""
+        if isinstance(prompt, EmbedsPrompt):
+            raise InvalidRequest(
+                "prompt_embeds are for generation: what is pooled are texts or tokens",
+                param="prompt_embeds",
+                code="unsupported_parameter",
+            )
+        longest = self._limits.max_model_len
+        if isinstance(prompt, PairPrompt):
+            return self._tokenize_pair(prompt, longest)
+        tokens = tokenize(prompt, self._tokenizer, self._template, longest)
+        segment = prompt.segment if isinstance(prompt, TokensPrompt) and prompt.truncation is None else 0
+        return msgspec.structs.replace(tokens, segment=segment)
+
+    def _tokenize_pair(self, prompt: PairPrompt, longest: int) -> TokensPrompt:
+        truncation, field = prompt.truncation, prompt_field(prompt)
+        texts = [prompt.text, prompt.second]
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidRequest(f"{field} must be two texts", param=field, code="invalid_type")
+        keep, side = kept_tokens(truncation, longest, 0), "right" if truncation is None else truncation.side
+        letters = (longest if keep is None else keep + CUT_SLACK) * self._tokenizer.longest_token
+        cut = False
+        if keep is not None:
+            cut = any(len(text) > letters for text in texts)
+            texts = [text[-letters:] if side == "left" else text[:letters] for text in texts]
+        elif sum(map(len, texts)) > letters:
+            got = sum(map(len, texts)) // self._tokenizer.longest_token
+            raise too_long(field, longest, got, "has at least")
+        for text in texts:
+            check_unicode(field, text)
+        token_ids, segment, shortened = self._tokenizer.encode_pair(texts[0], texts[1], most=keep, side=side)
+        return TokensPrompt(token_ids, segment=segment, truncated=cut or shortened)
+
+    def _pooling(self, message: PrepareRequest, params: PoolingParams) -> Prepared:
+        """One sequence, which ends with its prompt."""
+        tokens, state = self.pooled(message.submission.prompt, params)
+        row, prompt = next(self._rows), array("i", tokens.token_ids).tobytes()
+        opened = OpenRequest(
+            request=message.request,
+            outbox=message.outbox,
+            prompt_token_ids=prompt,
+            rows=(row,),
+            stop_strings=(),
+            include_stop_str_in_output=False,
+            skip_special_tokens=True,
+            detokenize=False,
+            truncated=tokens.truncated,
+            logprobs=None,
+            prompt_logprobs=None,
+        )
+        submitted = SubmitRequest(
+            request=message.request,
+            request_id=message.submission.request_id,
+            arrival=message.arrival,
+            prompt=prompt,
+            sequences=(SequenceSpec(row=row, sampling=SamplingState(temperature=0.0)),),
+            max_tokens=1,
+            min_tokens=0,
+            stop_token_ids=frozenset(),
+            eos_token_ids=frozenset(),
+            priority=params.priority,
+            tenant=message.submission.tenant,
+            cache_salt=message.submission.cache_salt,
+            prompt_keys=self._prompt_keys(message.submission, prompt),
+            streaming=False,
+            deadline=message.deadline,
+            pooling=state,
+        )
+        return Prepared(opened, submitted)
+
 
 def _leases(prompt: TokensPrompt, hints: KVHints) -> tuple[PrefixLease, ...]:
     whole = (PrefixLease(len(prompt.token_ids), hints.retain),) if hints.retain > 0 else ()
@@ -264,3 +366,12 @@ def _shown_logprobs(params: SamplingParams) -> int | None:
     if params.logprobs is None and (params.selects or params.logprob_token_ids):
         return 0
     return params.logprobs
+
+
+def require_pooling(ready: WorkerReady) -> PoolingAbility:
+    """Raises InvalidRequest for a model that only writes text."""
+    if ready.pooling is None:
+        raise InvalidRequest(
+            "the model does not support pooling; it generates text", param="model", code="unsupported_task"
+        )
+    return ready.pooling

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from troupellm.actors.admission.demand import estimate_tokens
+from troupellm.actors.admission.prompts import estimate_tokens
 from troupellm.protocol.api.anthropic import (
     AppliedEdits,
     CountTokensRequest,

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from troupellm.actors.input.prepare_pooling import require_pooling
+from troupellm.actors.input.prepare import require_pooling
 from troupellm.protocol.api.chat import TokenizeRequest
 from troupellm.protocol.api.pooling import InputFields, PoolingFields, VectorFields
 from troupellm.protocol.errors import InvalidRequest

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from troupellm.actors.client.pooling import Scored
-from troupellm.actors.input.prepare_pooling import require_pooling
+from troupellm.actors.input.prepare import require_pooling
 from troupellm.protocol.api.chat import UsageBody
 from troupellm.protocol.api.pooling import (
     PoolingEnvelope,

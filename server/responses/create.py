@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from troupellm.actors.admission.demand import estimate_tokens
+from troupellm.actors.admission.prompts import estimate_tokens
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.api.response_events import ResponseEvent
 from troupellm.protocol.api.response_objects import CompactedResponse, CompactionItem, InputTokens
