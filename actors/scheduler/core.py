@@ -25,10 +25,10 @@ from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.scheduler.snapshot import show_groups
 from troupellm.actors.scheduler.speculative_rows import make_elastic
 from troupellm.actors.scheduler.step_budget import PrefillBudget
-from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, fill, find_refusal, prompt_keys
+from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, find_refusal, make_request
 from troupellm.actors.scheduler.take_result import Updates
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
-from troupellm.actors.sequences.sequence import Event, Request, State
+from troupellm.actors.sequences.sequence import Event, State
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
@@ -43,8 +43,6 @@ from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
 
 _LASTING = ("vocab_width", "block_size", "groups", "fingerprint")
 """Fields of `WorkerReady` that must be equal after a restart."""
-_PRIORITY_SPAN = 2**33
-"""More than priorities of requests differ by: that of the tenant counts before them."""
 
 
 class SchedulerCore:
@@ -124,7 +122,6 @@ class SchedulerCore:
         self._early_aborts = EarlyAborts()
         self._trial_waits = False
         """Other suspects have their turn as soon as the plans in flight are back."""
-        self._fair = config.scheduling_policy == "fair"
         self._num_submitted = self._num_naps = 0
 
     @property
@@ -153,14 +150,10 @@ class SchedulerCore:
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
-        request = Request(message, prompt_keys(message, self._tables), tenant=message.tenant if self._fair else "")
+        self._num_submitted += 1
+        request = make_request(message, self._ready, self._config, self._tenants, self._tables, self._num_submitted)
         if self._planner.elastic is not None:
             request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
-        self._num_submitted += 1
-        known = self._tenants.get(message.tenant)
-        priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
-        policy = self._config.scheduling_policy
-        fill(request, message, self._ready, policy=policy, priority=priority, number=self._num_submitted)
         self._ledger.open(request)
         self.halt.hold_back(request)
         if message.deadline is not None:

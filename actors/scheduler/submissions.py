@@ -1,7 +1,7 @@
 """From a submission to a request of the scheduler: refusals, aborts that came first, sequences, and deadlines."""
 
 from array import array
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from heapq import heapify, heappop, heappush
 
 from troupellm.actors.kv_cache.block_hash import namespace, split_keys
@@ -10,6 +10,7 @@ from troupellm.actors.scheduler.waiting_queue import arrival_key
 from troupellm.actors.sequences.beam_search import BeamSearch
 from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.protocol.config.tenant import TenantConfig
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.messages.cache_groups import capacity_tokens, count_beam_blocks
 from troupellm.protocol.messages.scheduler import BeamSettings, SubmitRequest
@@ -17,6 +18,8 @@ from troupellm.protocol.messages.worker import WorkerReady
 
 _EARLY_ABORTS = 1024
 """How many aborts of unknown requests are remembered: they overtake a submission by milliseconds."""
+_PRIORITY_SPAN = 2**33
+"""More than priorities of requests differ by: that of the tenant counts before them."""
 
 
 class EarlyAborts:
@@ -42,8 +45,8 @@ class EarlyAborts:
         return request in self._requests and self._requests.pop(request) is None
 
 
-def prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
-    """Those that the input processor made; who speaks to the scheduler directly need not make any."""
+def _prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
+    """Keys of the prompt's blocks, as the input processor made them, or made here where it made none."""
     if not tables.caching:
         return []
     keys = message.prompt_keys
@@ -53,15 +56,23 @@ def prompt_keys(message: SubmitRequest, tables: BlockTables) -> list[bytes]:
     return split_keys(keys)
 
 
-def fill(
-    request: Request, message: SubmitRequest, ready: WorkerReady, *, policy: str, priority: int, number: int
-) -> None:
-    """Give a request its sequences, and its beam search if it asks for one.
+def make_request(
+    message: SubmitRequest,
+    ready: WorkerReady,
+    config: SchedulerConfig,
+    tenants: Mapping[str, TenantConfig],
+    tables: BlockTables,
+    number: int,
+) -> Request:
+    """A request with its sequences, and its beam search if it asks for one.
 
     Args:
-        priority: of the request, that of its tenant included.
+        tenants: those with settings of their own, by name.
         number: counts submissions.
     """
+    policy, known = config.scheduling_policy, tenants.get(message.tenant)
+    priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
+    request = Request(message, _prompt_keys(message, tables), tenant=message.tenant if policy == "fair" else "")
     tokens = array("i", message.prompt)
     limit = min(request.num_prompt_tokens + message.max_tokens, ready.max_model_len)
     if message.pooling is not None:  # nothing comes behind the prompt, which may fill the context
@@ -87,6 +98,7 @@ def fill(
             limit=limit,
             stops=request.stop_or_eos,
         )
+    return request
 
 
 def find_refusal(message: SubmitRequest, ready: WorkerReady, config: SchedulerConfig) -> InvalidRequest | None:

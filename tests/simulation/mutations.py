@@ -90,7 +90,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.fair_share", "min(others) - _HEAD_START", "max(others) + _HEAD_START"
     ),
     "priorities of tenants do not count": Mutation(
-        "actors.scheduler.core", "known.priority * _PRIORITY_SPAN", "0 * _PRIORITY_SPAN"
+        "actors.scheduler.submissions", "known.priority * _PRIORITY_SPAN", "0 * _PRIORITY_SPAN"
     ),
     "a beam writes where its sibling reads": Mutation(
         "actors.kv_cache.block_tables",
