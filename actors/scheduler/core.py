@@ -22,7 +22,6 @@ from troupellm.actors.scheduler.plans import BrokenResult, Flights
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.replay import Replay
 from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.snapshot import show_groups
 from troupellm.actors.scheduler.speculative_rows import make_elastic
 from troupellm.actors.scheduler.step_budget import PrefillBudget
 from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, find_refusal, make_request
@@ -155,7 +154,8 @@ class SchedulerCore:
         if self._planner.elastic is not None:
             request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
         self._ledger.open(request)
-        self.halt.hold_back(request)
+        if self.halt.finishing:
+            self.halt.hold_back(request)
         if message.deadline is not None:
             self._deadlines.add(message.deadline, message.request, self._ledger.requests, len(self._ledger.requests))
 
@@ -335,7 +335,7 @@ class SchedulerCore:
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
-            cache_groups=show_groups(self._ready.groups, pool),
+            cache_groups=pool.show_groups(self._ready.groups),
             steps=self._planner.step,
             preemptions=residents.num_preemptions,
             tokens_generated=self._updates.num_tokens,

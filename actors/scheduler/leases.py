@@ -120,9 +120,9 @@ class Leases:
             leased.on_given_away = self._give_away
 
     def ended(self, sequence: Sequence) -> None:
-        """A sequence is about to give up its blocks for good."""
+        """A sequence whose request has leases or a session is about to give up its blocks for good."""
         request = sequence.request
-        if not self._on or not (request.leases or request.session) or not self._tables.may_label(sequence):
+        if not self._on or not self._tables.may_label(sequence):
             return
         self._tables.label(sequence)
         keys = self._tables.name_blocks(sequence, sequence.num_labelled)[: sequence.num_labelled + 1]

@@ -34,7 +34,7 @@ class Ledger:
         self.stats: list[StepStats | RequestStats] = []
         """For the metrics, of steps too."""
         self.on_end: Callable[[Sequence], None] | None = None
-        """Is told of each sequence that ends."""
+        """Is told of each guided sequence that ends."""
         self.leases: Leases | None = None
         """Leases what a sequence has when it ends."""
 
@@ -91,12 +91,12 @@ class Ledger:
         self.closed.append(RequestClosed(request=request, usage=usage, scheduled=None, first_token=None, error=error))
 
     def end(self, sequence: Sequence, event: Event) -> None:
-        if self.leases is not None and event is not Event.FAIL:
+        request = sequence.request
+        if (request.leases or request.session) and event is not Event.FAIL and self.leases is not None:
             self.leases.ended(sequence)
         released = self._residents.end(sequence, event)
-        if self.on_end is not None:
+        if sequence.sampling.guide is not None and self.on_end is not None:
             self.on_end(sequence)
-        request = sequence.request
         request.num_going -= 1
         if not request.num_going:
             self._close(request)

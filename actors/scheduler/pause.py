@@ -43,9 +43,7 @@ class Halt:
         self._waiting.append(settled)
 
     def hold_back(self, request: Request) -> None:
-        """A newcomer, if those who are here are to finish first."""
-        if not self.finishing:
-            return
+        """A newcomer, while requests that were here before it are to finish first."""
         self._held[request.number] = None
         request.paused = True
         for sequence in request.sequences:

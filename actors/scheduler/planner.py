@@ -316,7 +316,7 @@ class Planner:
                 return
             if not self.tokens.allowed(sequence.num_wanted, draft.budget, prefill):
                 return
-            if self.guides is not None and self.guides.lacks(sequence):
+            if sequence.sampling.guide is not None and self.guides is not None and self.guides.lacks(sequence):
                 self.guides.hold(sequence, urgent=self._quarantine.members is not None)
                 continue
             if offload is not None and offload.asks_first(sequence):

@@ -67,7 +67,8 @@ class Residents:
             self.loading[sequence.row] = sequence
         else:
             self.run(sequence)
-        self.trunks.settle(sequence.request)
+        if sequence.request.trunk is not None:
+            self.trunks.settle(sequence.request)
         return True
 
     def run(self, sequence: Sequence) -> None:
@@ -95,6 +96,8 @@ class Residents:
 
     def _trunk(self, sequence: Sequence) -> Trunk | None:
         """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
+        if len(sequence.request.sequences) == 1:
+            return None
         if sequence.num_generated and self._tables.caching and not sequence.lockstep:
             return None
         return find_trunk(sequence, self._tables)
@@ -280,7 +283,8 @@ class Residents:
         self._leave(sequence)
         sequence.epoch = NO_EPOCH
         sequence.fence = -1
-        self.trunks.settle(sequence.request)
+        if sequence.request.trunk is not None:
+            self.trunks.settle(sequence.request)
         if sequence.last_step <= self._flights.last_returned:
             return True
         self.ending[sequence.row] = sequence
