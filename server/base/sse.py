@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 class Source(Protocol):
     """A stream or a turn that is open."""
 
-    def read_by(self, sink: "EventStream") -> None: ...
+    def read_by(self, sink: "PieceWriter") -> None: ...
 
 
 def event(body: object) -> bytes:
@@ -40,9 +40,6 @@ class EventStream:
     status and not an event in a success. A request that has to wait for longer than the keep-alive interval gets its
     200 with the first comment: then proxies must see something, and clients that have left must be noticed.
     """
-
-    _encode: Callable[[list[Any]], bytes]
-    """Of the deltas that are written at once."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -69,18 +66,17 @@ class EventStream:
         """Deltas of `source` are written at once, without a task in between, while the client keeps up; the
         caller reads the rest. Only behind our own front, elsewhere the caller gets everything."""
         if self._exchange.swift:
-            self._encode = encode
-            source.read_by(self)
+            source.read_by(PieceWriter(self, encode))
 
-    def ready(self) -> bool:
-        """Whether deltas can be written at once."""
+    @property
+    def free(self) -> bool:
+        """Whether events can be written at once."""
         return not (self._busy or self._closed) and self._exchange.ready()
 
-    def take(self, deltas: list[Any]) -> None:
-        """Write deltas at once."""
-        if data := self._encode(deltas):
-            self._exchange.write_now(data)
-            self._last = time.monotonic()
+    def write_now(self, data: bytes) -> None:
+        """Write whole events while `free`."""
+        self._exchange.write_now(data)
+        self._last = time.monotonic()
 
     async def finish(self, data: bytes, end: bytes = DONE) -> None:
         """Send the last events and what marks the end, and end the response."""
@@ -129,6 +125,23 @@ class EventStream:
                 await self.send(sign)
             else:
                 await anyio.sleep(interval - silent)
+
+
+class PieceWriter:
+    """Writes the deltas of one stream as events, without a task in between."""
+
+    __slots__ = ("_encode", "_events")
+
+    def __init__(self, events: EventStream, encode: Callable[[list[Any]], bytes]) -> None:
+        self._events = events
+        self._encode = encode
+
+    def ready(self) -> bool:
+        return self._events.free
+
+    def take(self, deltas: list[Any]) -> None:
+        if data := self._encode(deltas):
+            self._events.write_now(data)
 
 
 @asynccontextmanager
