@@ -9,8 +9,7 @@ tenant's own limits are looked at when one asks and again when it is let in, sin
 from collections import OrderedDict
 from collections.abc import Callable
 
-from troupellm.actors.admission.quotas import Quotas
-from troupellm.actors.admission.tenant_capacity import Room
+from troupellm.actors.admission.quotas import Quotas, Room
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.config.engine import SchedulerConfig

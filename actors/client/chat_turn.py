@@ -8,8 +8,9 @@ from typing import Self
 
 import msgspec
 
-from troupellm.actors.client.chat_reading import read_completion, was_cut
 from troupellm.actors.client.stream import Stream
+from troupellm.actors.client.whole_answers import read_completion, was_cut
+from troupellm.actors.output.outbox import Sink
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount
 from troupellm.models.chat_parsers.served_parser import Voice
@@ -30,15 +31,25 @@ from troupellm.protocol.quota import Quota
 class Turn:
     """Iterates over lists of events, one list per wake of the stream."""
 
-    def __init__(self, stream: Stream, sequences: int, voice: Voice | None = None) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        sequences: int,
+        voice: Voice | None = None,
+        on_tokens: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
         """
         Args:
             sequences: how many choices there will be.
             voice: how to read them; None shows the text as it is.
+            on_tokens: hears how many tokens each list of events has.
         """
         self._stream = stream
         self._left = sequences
         self._voice = voice
+        self._on_tokens = on_tokens
+        self.called = False
+        """A choice has ended in tool calls."""
         self._readers: dict[int, tuple[Parser, ThoughtCount | None]] = {}
         self.ended = False
         """Every choice has finished, and `usage` is known: nothing follows the events that were last given."""
@@ -94,18 +105,18 @@ class Turn:
             deltas = await self._stream.wake()
             if deltas is None:
                 break
-            events = self._events(deltas)
+            events = self.events(deltas)
             if self._left <= 0:
                 async for rest in self._stream:
-                    events += self._events([rest])
+                    events += self.events([rest])
                 self.ended = True
             if events:
                 return events
         raise StopAsyncIteration
 
-    def at_once(self, take: Callable[[list[TurnEvent]], None], ready: Callable[[], bool]) -> None:
-        """See `Stream.at_once`; `take` gets events, which may be none."""
-        self._stream.at_once(lambda deltas: take(self._events(deltas)), ready)
+    def read_by(self, sink: Sink) -> None:
+        """See `Stream.read_by`. The sink asks `events` what its pieces say."""
+        self._stream.read_by(sink)
 
     async def collect(self) -> "TurnAnswer":
         """The whole answer.
@@ -117,11 +128,16 @@ class Turn:
         if not self._stream.is_chat:
             completion = await read_completion(completion, self._voice)
         self.ended = True
-        return TurnAnswer(completion, tuple([_turn_choice(choice) for choice in completion.choices]))
+        choices = tuple([_turn_choice(choice) for choice in completion.choices])
+        self.called = any(choice.finish_reason == "tool_calls" for choice in choices)
+        return TurnAnswer(completion, choices)
 
-    def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
+    def events(self, deltas: list[Delta]) -> list[TurnEvent]:
+        """What pieces of the stream say, in their order; it may be nothing."""
         events: list[TurnEvent] = []
+        tokens = 0
         for delta in deltas:
+            tokens += len(delta.token_ids)
             called = False
             if self._voice is not None:
                 called = self._parse(delta, self._voice, events)
@@ -130,7 +146,9 @@ class Turn:
             if delta.finish_reason is not None:
                 self._left -= 1
                 reason = turn_reason(delta.finish_reason, called=called)
+                self.called = self.called or reason == "tool_calls"
                 events.append(TurnEvent(delta.index, Finished(reason, delta.stop_reason)))
+        self._on_tokens(tokens)
         return events
 
     def _reader(self, voice: Voice) -> tuple[Parser, ThoughtCount | None]:

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.admission.submission import PromptLike, Submission, as_prompt, as_salt
+from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.pooling import PoolingDoor
 from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.served_parser import Speaker, Voice
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import ChatPrompt, Party
+from troupellm.protocol.messages.input import ChatPrompt, Party, Submission
 from troupellm.protocol.params.beam_search import beam_defaults
 from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling import SamplingParams

@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.admission.demand import estimate_tokens
-from troupellm.actors.admission.submission import PromptLike, Submission, as_prompt, as_salt
+from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt, estimate_tokens
 from troupellm.actors.client.cosines import cosines
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.stream import Stream
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import Bulk, PairPrompt, TextPrompt, Truncation
+from troupellm.protocol.messages.input import Bulk, PairPrompt, Submission, TextPrompt, Truncation
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.protocol.params.outputs import Pooled
 from troupellm.protocol.params.pooling import PoolingParams

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import anyio
 
-from troupellm.actors.client.chat_reading import read_completion
-from troupellm.actors.client.choices import gather_choices
-from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.actors.client.whole_answers import gather_choices, read_completion
+from troupellm.actors.output.outbox import LocalOutbox, Sink
 from troupellm.models.chat_parsers.served_parser import Voice
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.outputs import (
@@ -65,8 +64,6 @@ class Stream:
         self._entry = anyio.Lock(fast_acquire=True)
         self._entering: anyio.CancelScope | None = None
         self._left = False
-        self._failure: Exception | None = None
-        """The exception that a reader raised when it was given pieces at once."""
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
@@ -134,27 +131,12 @@ class Stream:
         """
         return self._next(self._taken)
 
-    def at_once(self, take: Callable[[list[Delta]], None], ready: Callable[[], bool]) -> None:
-        """Give pieces to `take` as they come while `ready` returns True, and otherwise wake the task that waits in
-        `wake`, which costs as much again as a send. Pieces that end a sequence always come by `wake`.
-
-        Neither call may wait. Their exceptions are raised by `wake`. The stream must be open.
+    def read_by(self, sink: Sink) -> None:
+        """Give pieces to `sink` while it is ready; the others, and those that end a sequence, come by `wake`. The
+        exceptions of the sink are raised by `wake`. The stream must be open.
         """
-        outbox = self._outbox
-        assert outbox is not None, "a stream that is opened"
-
-        def taken() -> bool:
-            try:
-                if not outbox.flows or not ready():
-                    return False
-                take(outbox.take_all())
-            except Exception as error:  # theirs, and not the output actor's, which calls this
-                self._failure = error
-                outbox.read_by(None)
-                return False
-            return True
-
-        outbox.read_by(taken)
+        assert self._outbox is not None, "a stream that is opened"
+        self._outbox.read_by(sink)
 
     def take_ready(self) -> list[Delta]:
         """The pieces that wait to be read, at most one per sequence, without waiting for more.
@@ -176,9 +158,9 @@ class Stream:
             return None
         outbox = self._outbox or await self._entered()
         while not self._left:
-            if self._failure is not None:
+            if outbox.sink_failure is not None:
                 self._left = True
-                raise self._failure
+                raise outbox.sink_failure
             if taken := take(outbox):
                 return taken
             if outbox.terminal:

@@ -12,7 +12,6 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from troupellm.actors.admission.submission import Submission
 from troupellm.actors.engine.api_process_outgoing import Outgoing, Sent
 from troupellm.actors.engine.submit import charge, count_rejection, hand_over, take_place
 from troupellm.actors.engine.system import System
@@ -21,7 +20,7 @@ from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.config.engine import StreamConfig
 from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError
-from troupellm.protocol.messages.input import TokensPrompt
+from troupellm.protocol.messages.input import Submission, TokensPrompt
 from troupellm.protocol.wire.api_process import (
     Abort,
     Admitted,

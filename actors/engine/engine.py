@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.admission.submission import Submission
 from troupellm.actors.client.client_api import Door
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.admin import EngineAdmin
@@ -29,7 +28,7 @@ from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.models.chat_parsers.served_parser import Speaker
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
-from troupellm.protocol.messages.input import Prompt, TextPrompt
+from troupellm.protocol.messages.input import Prompt, Submission, TextPrompt
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.protocol.params.sampling import Limits
 from troupellm.protocol.quota import Quota

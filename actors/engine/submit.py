@@ -5,15 +5,14 @@ from collections.abc import Callable
 import anyio
 
 from troupellm.actors.admission.admission import Place
-from troupellm.actors.admission.demand import demand_of
-from troupellm.actors.admission.submission import Submission
+from troupellm.actors.admission.prompts import demand_of
 from troupellm.actors.engine.system import System
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.mailbox import MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.protocol.config.engine import StreamConfig
 from troupellm.protocol.errors import EngineOverloaded, QueueTimeout, RateLimited, RequestAborted, TroupeError
-from troupellm.protocol.messages.input import Demand, PrepareRequest
+from troupellm.protocol.messages.input import Demand, PrepareRequest, Submission
 from troupellm.protocol.messages.metrics import RequestRejected
 from troupellm.protocol.quota import Quota
 
@@ -54,17 +53,10 @@ async def hand_over(
     outbox = system.requests.add(place, arrival, budget, on_wake, request.request_id)
     message = PrepareRequest(
         request=outbox.request,
-        request_id=request.request_id,
-        arrival=arrival,
-        prompt=request.prompt,
-        params=request.params,
+        submission=request,
         outbox=outbox,
-        streaming=request.streaming,
-        tenant=request.tenant,
-        cache_salt=request.cache_salt,
+        arrival=arrival,
         deadline=None if deadline is None else arrival + deadline,
-        pooling=request.pooling,
-        hints=request.hints,
     )
     try:
         await system.intake.put(message)

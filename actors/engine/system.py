@@ -127,7 +127,7 @@ class System:
 
     @property
     def scheduler_snapshot(self) -> SchedulerSnapshot:
-        return self._scheduler.published
+        return self._scheduler.snapshot()
 
     @property
     def guide_snapshot(self) -> GuideSnapshot:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from operator import attrgetter
 from typing import Never
 
 import msgspec
@@ -59,7 +60,7 @@ class Mailboxes:
         for edge in edges(config):
             capacity[edge.receiver] = capacity.get(edge.receiver, 0) + edge.capacity
         self.intake: Mailbox[IntakeMessage, Never] = Mailbox(
-            "intake", capacity["intake"], turns_by=lambda message: message.tenant
+            "intake", capacity["intake"], turns_by=attrgetter("submission.tenant")
         )
         self.guide: Mailbox[GuideMessage, GuideControl] = Mailbox("guide", capacity["guide"])
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(

@@ -17,8 +17,7 @@ import anyio.lowlevel
 from anyio.abc import TaskStatus
 
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
-from troupellm.actors.input.prepare import Prepared
-from troupellm.actors.input.prepare_pooling import PoolingPreparer
+from troupellm.actors.input.prepare import Prepared, Preparer
 from troupellm.actors.kv_cache.block_hash import PrefixHasher
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
@@ -80,8 +79,8 @@ class Intake:
         self._long_texts = LongTexts(threads, clock)
         self._randomness = randomness
         hasher = None if hash_key is None else PrefixHasher(hash_key, ready.block_size)
-        self._preparer = PoolingPreparer(tokenizer, chat_template, limits, ready, rows, hasher)
-        self._patient = PoolingPreparer(tokenizer, chat_template.patient, limits, ready, rows, hasher)
+        self._preparer = Preparer(tokenizer, chat_template, limits, ready, rows, hasher)
+        self._patient = Preparer(tokenizer, chat_template.patient, limits, ready, rows, hasher)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Until the inbox is closed and empty and everything in it was passed on."""
@@ -90,7 +89,7 @@ class Intake:
             while await self._inbox.wait():
                 while (message := self._inbox.take()) is not None:
                     seed = self._randomness.seed()  # here, so that seeds follow the order of arrival
-                    if is_short(message.prompt) and has_short_lists(message.params):
+                    if is_short(message.submission.prompt) and has_short_lists(message.submission.params):
                         await self._pass_on(message, seed, in_thread=False)
                     else:  # at most as many as admission lets in
                         group.start_soon(self._pass_on_from_thread, message, seed)
@@ -105,7 +104,7 @@ class Intake:
             prepared = await self._prepared(message, seed, in_thread=in_thread)
             if prepared is None:
                 return
-            if (spec := message.params.guide) is not None:
+            if (spec := message.submission.params.guide) is not None:
                 asked = GuideRequest(spec=spec, opened=prepared.opened, submitted=prepared.submitted)
                 await self._guide.put(asked)
             else:
@@ -125,9 +124,9 @@ class Intake:
         try:
             if not in_thread:
                 return quick()
-            letters = letters_of(message.prompt, LONG_LETTERS)
+            letters = letters_of(message.submission.prompt, LONG_LETTERS)
             patient = partial(self._patient.prepare, message, seed)
-            return await self._long_texts.run_twice(message.tenant, letters, quick, patient)
+            return await self._long_texts.run_twice(message.submission.tenant, letters, quick, patient)
         except TroupeError as error:
             _refuse(message, error)
         except Exception as cause:  # a template or a tokenizer that breaks breaks this request only

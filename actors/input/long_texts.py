@@ -10,8 +10,8 @@ from typing import TypeVar, TypeVarTuple, Unpack
 import anyio
 
 from troupellm.actors.guide.fair_queue import TooManyWaiting, Turns
-from troupellm.actors.runtime.plain_turns import PlainTurns
 from troupellm.actors.runtime.ports import Clock, Threads
+from troupellm.actors.runtime.turns import PlainTurns
 from troupellm.models.chat_template.template import SlowTemplate
 from troupellm.protocol.errors import EngineOverloaded, RateLimited
 

@@ -1,5 +1,6 @@
 """Decisions of the input processor about a request: its token ids, whether it can be served, and the messages that
-follow."""
+follow.
+"""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,7 @@ from hashlib import sha256
 import msgspec
 
 from troupellm.actors.input.resolve_sampling import SamplingStates
-from troupellm.actors.input.tokenize import check_unicode, prompt_field, tokenize
+from troupellm.actors.input.tokenize import CUT_SLACK, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
 from troupellm.models.chat_parsers.prompt_start import rendered_ending, start_of
 from troupellm.models.chat_template.template import ChatTemplate
@@ -16,10 +17,19 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.kv_hints import KVHints, PrefixLease
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, context_sentence
 from troupellm.protocol.messages.cache_groups import NO_LIMIT, capacity_tokens
-from troupellm.protocol.messages.input import ChatPrompt, EmbedsPrompt, PrepareRequest, Prompt, TokensPrompt
+from troupellm.protocol.messages.input import (
+    ChatPrompt,
+    EmbedsPrompt,
+    PairPrompt,
+    PrepareRequest,
+    Prompt,
+    Submission,
+    TokensPrompt,
+)
 from troupellm.protocol.messages.output import OpenRequest
 from troupellm.protocol.messages.scheduler import SequenceSpec, SubmitRequest
-from troupellm.protocol.messages.worker import WorkerReady
+from troupellm.protocol.messages.worker import SamplingState, WorkerReady
+from troupellm.protocol.params.pooling import PoolingAbility, PoolingParams, PoolingState
 from troupellm.protocol.params.sampling import Limits, SamplingParams
 
 SEED_MASK = 2**64 - 1
@@ -79,9 +89,14 @@ class Preparer:
         Raises:
             InvalidRequest: the request cannot be served; names the field.
         """
-        params = message.params
-        tokens, max_tokens = self.checked(message.prompt, params)
-        embeddings = message.prompt.embeddings if isinstance(message.prompt, EmbedsPrompt) else None
+        if message.submission.pooling is not None:
+            return self._pooling(message, message.submission.pooling)
+        return self._generation(message, seed)
+
+    def _generation(self, message: PrepareRequest, seed: int) -> Prepared:
+        asked, params = message.submission, message.submission.params
+        tokens, max_tokens = self.checked(asked.prompt, params)
+        embeddings = asked.prompt.embeddings if isinstance(asked.prompt, EmbedsPrompt) else None
         prompt = array("i", tokens.token_ids).tobytes()
         sequences = self._sequences(params, seed)
         opened = OpenRequest(
@@ -91,7 +106,7 @@ class Preparer:
             rows=tuple(spec.row for spec in sequences),
             stop_strings=params.stop_strings,
             stop_regions=params.stop_scope.regions if params.stop_scope and params.stop else (),
-            stop_inside=self._stop_inside(message, tokens.token_ids),
+            stop_inside=self._stop_inside(asked, tokens.token_ids),
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             detokenize=params.detokenize,
@@ -105,7 +120,7 @@ class Preparer:
         )
         submitted = SubmitRequest(
             request=message.request,
-            request_id=message.request_id,
+            request_id=asked.request_id,
             arrival=message.arrival,
             prompt=prompt,
             sequences=sequences,
@@ -114,12 +129,12 @@ class Preparer:
             stop_token_ids=frozenset(params.stop_token_ids or ()),
             eos_token_ids=self._states.eos(params),
             priority=params.priority,
-            tenant=message.tenant,
-            cache_salt=message.cache_salt,
-            session=message.hints.session,
-            leases=_leases(tokens, message.hints),
-            prompt_keys=self._prompt_keys(message, prompt),
-            streaming=message.streaming,
+            tenant=asked.tenant,
+            cache_salt=asked.cache_salt,
+            session=asked.hints.session,
+            leases=_leases(tokens, asked.hints),
+            prompt_keys=self._prompt_keys(asked, prompt),
+            streaming=asked.streaming,
             beam=self._states.beam(params),
             deadline=message.deadline,
             repetition=params.repetition_detection,
@@ -127,25 +142,25 @@ class Preparer:
         )
         return Prepared(opened, submitted)
 
-    def _stop_inside(self, message: PrepareRequest, token_ids: Sequence[int]) -> tuple[str, ...] | None:
+    def _stop_inside(self, asked: Submission, token_ids: Sequence[int]) -> tuple[str, ...] | None:
         """The marks that end the thoughts in which an answer with stop strings begins; None where it begins outside."""
-        scope = message.params.stop_scope
-        if scope is None or not scope.opens or not message.params.stop:
+        scope = asked.params.stop_scope
+        if scope is None or not scope.opens or not asked.params.stop:
             return None
         if scope.open is not None:
             return scope.closes if scope.open else None
-        messages = message.prompt.messages if isinstance(message.prompt, ChatPrompt) else ()
+        messages = asked.prompt.messages if isinstance(asked.prompt, ChatPrompt) else ()
         ending = rendered_ending(self._tokenizer, token_ids, messages, [*scope.opens, *scope.closes])
         start = start_of(ending, scope.opens, scope.closes)
         return scope.closes if start == "thinking" or (scope.always and start == "free") else None
 
-    def _prompt_keys(self, message: PrepareRequest, prompt: bytes) -> bytes:
+    def _prompt_keys(self, asked: Submission, prompt: bytes) -> bytes:
         if self._hasher is None:
             return b""
         # Placeholder tokens say nothing of what stands for them.
-        media = (sha256(message.prompt.embeddings).digest(),) if isinstance(message.prompt, EmbedsPrompt) else ()
+        media = (sha256(asked.prompt.embeddings).digest(),) if isinstance(asked.prompt, EmbedsPrompt) else ()
         return self._hasher.prompt_keys(
-            namespace(tenant=message.tenant, cache_salt=message.cache_salt, media=media), prompt
+            namespace(tenant=asked.tenant, cache_salt=asked.cache_salt, media=media), prompt
         )
 
     def checked(self, prompt: Prompt, params: SamplingParams) -> tuple[TokensPrompt, int]:
@@ -254,6 +269,93 @@ class Preparer:
         )
         return tuple(SequenceSpec(row=next(self._rows), sampling=state) for state in (first, *others))
 
+    def pooled(self, prompt: Prompt, params: PoolingParams) -> tuple[TokensPrompt, PoolingState]:
+        """The tokens of a prompt that is to be pooled, and what the worker is told of it.
+
+        Raises:
+            InvalidRequest: the model cannot pool it so; names the field.
+        """
+        ability = require_pooling(self._ready)
+        ability.resolve(params)  # before anything is tokenized
+        tokens = self._tokenize(prompt)
+        field = prompt_field(prompt)
+        self._check_prompt(field, tokens.token_ids)
+        for limit in (self._limits.max_model_len, self._pool_tokens):
+            if len(tokens.token_ids) > limit:
+                raise too_long(field, limit, len(tokens.token_ids), "has")
+        return tokens, ability.resolve(params, segment=tokens.segment)
+
+    def _tokenize(self, prompt: Prompt) -> TokensPrompt:
+        """Render, tokenize, cut. Slow for long texts."""
+        if isinstance(prompt, EmbedsPrompt):
+            raise InvalidRequest(
+                "prompt_embeds are for generation: what is pooled are texts or tokens",
+                param="prompt_embeds",
+                code="unsupported_parameter",
+            )
+        longest = self._limits.max_model_len
+        if isinstance(prompt, PairPrompt):
+            return self._tokenize_pair(prompt, longest)
+        tokens = tokenize(prompt, self._tokenizer, self._template, longest)
+        segment = prompt.segment if isinstance(prompt, TokensPrompt) and prompt.truncation is None else 0
+        return msgspec.structs.replace(tokens, segment=segment)
+
+    def _tokenize_pair(self, prompt: PairPrompt, longest: int) -> TokensPrompt:
+        truncation, field = prompt.truncation, prompt_field(prompt)
+        texts = [prompt.text, prompt.second]
+        if not all(isinstance(text, str) for text in texts):
+            raise InvalidRequest(f"{field} must be two texts", param=field, code="invalid_type")
+        keep, side = kept_tokens(truncation, longest, 0), "right" if truncation is None else truncation.side
+        letters = (longest if keep is None else keep + CUT_SLACK) * self._tokenizer.longest_token
+        cut = False
+        if keep is not None:
+            cut = any(len(text) > letters for text in texts)
+            texts = [text[-letters:] if side == "left" else text[:letters] for text in texts]
+        elif sum(map(len, texts)) > letters:
+            got = sum(map(len, texts)) // self._tokenizer.longest_token
+            raise too_long(field, longest, got, "has at least")
+        for text in texts:
+            check_unicode(field, text)
+        token_ids, segment, shortened = self._tokenizer.encode_pair(texts[0], texts[1], most=keep, side=side)
+        return TokensPrompt(token_ids, segment=segment, truncated=cut or shortened)
+
+    def _pooling(self, message: PrepareRequest, params: PoolingParams) -> Prepared:
+        """One sequence, which ends with its prompt."""
+        tokens, state = self.pooled(message.submission.prompt, params)
+        row, prompt = next(self._rows), array("i", tokens.token_ids).tobytes()
+        opened = OpenRequest(
+            request=message.request,
+            outbox=message.outbox,
+            prompt_token_ids=prompt,
+            rows=(row,),
+            stop_strings=(),
+            include_stop_str_in_output=False,
+            skip_special_tokens=True,
+            detokenize=False,
+            truncated=tokens.truncated,
+            logprobs=None,
+            prompt_logprobs=None,
+        )
+        submitted = SubmitRequest(
+            request=message.request,
+            request_id=message.submission.request_id,
+            arrival=message.arrival,
+            prompt=prompt,
+            sequences=(SequenceSpec(row=row, sampling=SamplingState(temperature=0.0)),),
+            max_tokens=1,
+            min_tokens=0,
+            stop_token_ids=frozenset(),
+            eos_token_ids=frozenset(),
+            priority=params.priority,
+            tenant=message.submission.tenant,
+            cache_salt=message.submission.cache_salt,
+            prompt_keys=self._prompt_keys(message.submission, prompt),
+            streaming=False,
+            deadline=message.deadline,
+            pooling=state,
+        )
+        return Prepared(opened, submitted)
+
 
 def _leases(prompt: TokensPrompt, hints: KVHints) -> tuple[PrefixLease, ...]:
     whole = (PrefixLease(len(prompt.token_ids), hints.retain),) if hints.retain > 0 else ()
@@ -264,3 +366,12 @@ def _shown_logprobs(params: SamplingParams) -> int | None:
     if params.logprobs is None and (params.selects or params.logprob_token_ids):
         return 0
     return params.logprobs
+
+
+def require_pooling(ready: WorkerReady) -> PoolingAbility:
+    """Raises InvalidRequest for a model that only writes text."""
+    if ready.pooling is None:
+        raise InvalidRequest(
+            "the model does not support pooling; it generates text", param="model", code="unsupported_task"
+        )
+    return ready.pooling

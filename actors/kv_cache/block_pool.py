@@ -22,6 +22,9 @@ from troupellm.actors.kv_cache.block_hash import KEY_BYTES
 from troupellm.actors.kv_cache.events import BlockEvents
 from troupellm.actors.kv_cache.leased_blocks import LeasedBlocks
 from troupellm.actors.kv_cache.partial_blocks import Branches
+from troupellm.protocol.messages.cache_groups import group_name
+from troupellm.protocol.messages.snapshot import CacheGroupSnapshot
+from troupellm.protocol.messages.worker import CacheGroup
 
 
 class BlockPool:
@@ -247,11 +250,18 @@ class BlockPool:
         if cached:
             self._cached[block] = None
 
+    def show_groups(self, groups: Iterable[CacheGroup]) -> tuple[CacheGroupSnapshot, ...]:
+        """How the blocks are shared among cache groups."""
+        counted = zip(groups, self.used_by, self.cached_by, strict=True)
+        return tuple(
+            CacheGroupSnapshot(name=group_name(index, group), used=used, cached=cached)
+            for index, (group, used, cached) in enumerate(counted)
+        )
+
     def end_expired(self) -> None:
         """End the leases that have run out."""
-        if self.leased.cached:
-            for block in self.leased.expired():
-                self.end_lease(block, "expired")
+        for block in self.leased.expired():
+            self.end_lease(block, "expired")
 
     def evict_first(self, blocks: Sequence[int]) -> int:
         """End the leases of a prefix's blocks and evict them before all others, the tail before the head.

@@ -11,9 +11,8 @@ from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
 from troupellm.actors.kv_cache.events import BlockEvents
 from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix, first_seen
 from troupellm.actors.kv_cache.tiers import Tiers
-from troupellm.actors.sequences.host_hit import HostHit
+from troupellm.actors.sequences.parts import HostHit, Trunk
 from troupellm.actors.sequences.sequence import Sequence
-from troupellm.actors.sequences.shared_prompt import Trunk
 from troupellm.protocol.messages.worker import NULL_BLOCK, BlockCopy, CacheGroup
 
 
@@ -125,10 +124,10 @@ class BlockTables:
         sequence.capacity = min(map(len, sequence.tables)) * size
         sequence.num_computed = sequence.num_confirmed_prefill = start
         sequence.num_labelled = num_hits
-        sequence.num_offered = 0 if trunk is None else num_hits
+        sequence.tiers.num_offered = 0 if trunk is None else num_hits
         sequence.cache_age = self._age if trunk is None else trunk.cache_age
         if any(loads):
-            sequence.host_hits = self._name_hits(sequence, loads)
+            sequence.tiers.host_hits = self._name_hits(sequence, loads)
         if caching:
             self.num_queried_tokens += known
             self.num_found_tokens += start

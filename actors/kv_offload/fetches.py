@@ -102,7 +102,7 @@ class Fetches:
 
     def begin(self, sequence: Sequence, keys: list[bytes], first: int) -> None:
         """Ask for `keys`, of the blocks behind the first ones; there is at least one. The sequence is LOADING."""
-        ask = sequence.loading = Ask(keys, first, self._counts.now + self._timeout)
+        ask = sequence.tiers.loading = Ask(keys, first, self._counts.now + self._timeout)
         self._asking[sequence.row] = sequence
         group = self._tables.windows.index(None) if None in self._tables.windows else 0
         named = tuple([in_group(key, group) for key in keys])
@@ -117,7 +117,7 @@ class Fetches:
     def pump(self, now: float) -> None:
         """Begin what waits for credits; send those on who have waited long enough."""
         for sequence in list(self._asking.values()):
-            ask = sequence.loading
+            ask = sequence.tiers.loading
             assert isinstance(ask, Ask)
             if ask.deadline <= now:
                 self._counts.num_timeouts += 1
@@ -128,7 +128,7 @@ class Fetches:
                     ask.lookups.clear()
                     self._start(sequence, ask)
                 else:
-                    sequence.asks_again = False
+                    sequence.tiers.asks_again = False
                     if ask.pending:
                         self._missed(sequence, self._fetching[next(iter(ask.pending))].tier)
                     self._ended(sequence)
@@ -138,13 +138,13 @@ class Fetches:
     def renew(self) -> None:
         """Everybody has at least as much time as if it had just begun to wait."""
         for sequence in self._asking.values():
-            assert isinstance(sequence.loading, Ask)
-            sequence.loading.latest = max(sequence.loading.latest, self._counts.now + self._timeout)
-            self._progressed(sequence.loading)
+            assert isinstance(sequence.tiers.loading, Ask)
+            sequence.tiers.loading.latest = max(sequence.tiers.loading.latest, self._counts.now + self._timeout)
+            self._progressed(sequence.tiers.loading)
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence waits no longer."""
-        ask, sequence.loading = sequence.loading, None
+        ask, sequence.tiers.loading = sequence.tiers.loading, None
         assert isinstance(ask, Ask)
         del self._asking[sequence.row]
         for lookup in ask.lookups.values():
@@ -159,7 +159,7 @@ class Fetches:
     def forget(self) -> None:
         """The worker is gone, and every transfer with it."""
         for sequence in self._asking.values():
-            sequence.loading = None
+            sequence.tiers.loading = None
         self._asking.clear()
         self._fetching.clear()
 
@@ -180,7 +180,7 @@ class Fetches:
         counts = {tier: ask.counts.get(tier, 0) for tier in self.inward}  # one that answered may be left alone by now
         found = max(counts.values(), default=0)
         count = min(found, most)
-        sequence.asks_again = 0 < count < found
+        sequence.tiers.asks_again = 0 < count < found
         end = (ask.first + count) * size
         seen = [0 if window is None else max(0, end + 1 - window) // size for window in windows]
         for index in range(count):
@@ -246,17 +246,17 @@ class Fetches:
         waiting = self._fetching.pop(target.key).waiting
         if tier in self.strict and answer.ok:  # it is nearer to all who wait behind this one
             for sequence in self._asking.values():
-                assert isinstance(sequence.loading, Ask)
-                self._progressed(sequence.loading)
+                assert isinstance(sequence.tiers.loading, Ask)
+                self._progressed(sequence.tiers.loading)
         for ask in waiting:
             ask.pending.remove(target.key)
             self._progressed(ask)
             if not answer.ok:
                 ask.waiting.clear()  # what comes behind it is of no use without it
-        for sequence in [sequence for sequence in self._asking.values() if sequence.loading in waiting]:
+        for sequence in [sequence for sequence in self._asking.values() if sequence.tiers.loading in waiting]:
             if not answer.ok and answer.error not in UNHARMED:
                 self._missed(sequence, tier)
-            sequence.asks_again = sequence.asks_again and answer.ok
-            asked = sequence.loading
+            sequence.tiers.asks_again = sequence.tiers.asks_again and answer.ok
+            asked = sequence.tiers.loading
             if isinstance(asked, Ask) and not asked.pending and not asked.waiting and not asked.lookups:
                 self._ended(sequence)

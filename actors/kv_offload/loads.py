@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_offload.means import Means
 from troupellm.actors.kv_offload.tier import TierBlock
-from troupellm.actors.sequences.host_hit import HostHit
+from troupellm.actors.sequences.parts import HostHit
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.kv_transfers import TransferDone
 
@@ -49,23 +49,23 @@ class Loads:
 
     def begin(self, sequence: Sequence, now: float, *, started: bool) -> None:
         """Load what `BlockTables.admit` found for a sequence, which is LOADING."""
-        loading = sequence.loading = Loading(now + self._timeout, started=started)
-        for hit in sequence.host_hits:
+        loading = sequence.tiers.loading = Loading(now + self._timeout, started=started)
+        for hit in sequence.tiers.host_hits:
             source = self._host.prepare_load(hit.key)
             assert source is not None, "host memory lost a block between its look-up and its load"
             loading.waiting.append(_Wanted(hit, source))
-        sequence.host_hits = []
+        sequence.tiers.host_hits = []
         self._waiting[sequence.row] = sequence
         self._start(sequence, loading)
 
     def pump(self, now: float) -> None:
         """Begin what waits for credits; give up what takes too long."""
         for sequence in list(self._waiting.values()):
-            loading = sequence.loading
+            loading = sequence.tiers.loading
             assert isinstance(loading, Loading)
             if loading.deadline <= now:
                 self._counts.num_timeouts += 1
-                loading.failed = sequence.gave_up = True
+                loading.failed = sequence.tiers.gave_up = True
                 self._ended(sequence, loading)
             elif loading.waiting:
                 self._start(sequence, loading)
@@ -73,13 +73,13 @@ class Loads:
     def renew(self, now: float) -> None:
         """Everybody has as much time as if it had just begun to wait."""
         for sequence in self._waiting.values():
-            assert isinstance(sequence.loading, Loading)
-            sequence.loading.deadline = now + self._timeout
+            assert isinstance(sequence.tiers.loading, Loading)
+            sequence.tiers.loading.deadline = now + self._timeout
 
     def drop(self, sequence: Sequence) -> set[int]:
         """Stop waiting. Returns the transfers that must end before the blocks are free; each leaves the set when it
         ends."""
-        loading, sequence.loading = sequence.loading, None
+        loading, sequence.tiers.loading = sequence.tiers.loading, None
         assert isinstance(loading, Loading)
         del self._waiting[sequence.row]
         while loading.waiting:
@@ -91,7 +91,7 @@ class Loads:
     def forget(self) -> None:
         """The worker is gone, and every transfer with it."""
         for sequence in self._waiting.values():
-            sequence.loading = None
+            sequence.tiers.loading = None
         self._waiting.clear()
 
     def _start(self, sequence: Sequence, loading: Loading) -> None:
@@ -120,11 +120,12 @@ class Loads:
             self._tables.label_loaded(hit)
         unharmed = answer.ok or answer.error in UNHARMED
         self._host.complete_load(source, ok=unharmed)
-        if sequence.loading is not loading:
+        if sequence.tiers.loading is not loading:
             return
         if not answer.ok:
             loading.failed = True
-            sequence.gave_up = sequence.gave_up or unharmed  # it would be found again, and might not come again
+            # It would be found again, and might not come again.
+            sequence.tiers.gave_up = sequence.tiers.gave_up or unharmed
         loading.deadline = self._counts.now + self._timeout
         if loading.failed:  # what comes behind it is of no use without it
             while loading.waiting:

@@ -50,11 +50,11 @@ class Stores:
             last: the sequence gives its blocks up: what finds no credit is stored later, if it is still there then.
             all_of_it: also what was of little use so far.
         """
-        end = sequence.num_labelled
-        if sequence.num_offered >= end or sequence.loading is not None or not self._tables.may_label(sequence):
+        tiers, end = sequence.tiers, sequence.num_labelled
+        if tiers.num_offered >= end or tiers.loading is not None or not self._tables.may_label(sequence):
             return
         keys = self._tables.name_blocks(sequence, end)
-        for index in range(sequence.num_offered, end):
+        for index in range(tiers.num_offered, end):
             chained = keys[index + 1]
             if self._threshold and not all_of_it and self._uses.get(chained, 0) < self._threshold:
                 self._counts.num_filtered += 1
@@ -66,16 +66,16 @@ class Stores:
                     continue
                 if self._traffic.credits("store") <= 0:
                     if not last:
-                        sequence.num_offered = index
+                        tiers.num_offered = index
                         return
                     self._put_off(group, chained)
                 elif not self._store(group, block, key):
                     self._counts.num_skipped += 1
-        sequence.num_offered = end
+        tiers.num_offered = end
 
     def settle(self, sequence: Sequence) -> None:
         """The sequence is over: its blocks leave host memory from the tail."""
-        keys = sequence.keys[1 : sequence.num_offered + 1]
+        keys = sequence.keys[1 : sequence.tiers.num_offered + 1]
         for group in range(len(sequence.tables)):
             self._host.refresh([in_group(key, group) for key in reversed(keys)] if group else reversed(keys))
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack
 
 import msgspec
 
-from troupellm.actors.admission.submission import PromptLike, as_prompt, as_salt
+from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.engine.engine_thread import EngineThread
 from troupellm.actors.llm.outputs import (

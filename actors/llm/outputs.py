@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from troupellm.actors.client.chat_reading import parse_message, was_cut
+from troupellm.actors.client.whole_answers import parse_message, was_cut
 from troupellm.models.chat_parsers.served_parser import Voice
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.beam_search import BeamSearchOutput, BeamSearchSequence

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from troupellm.actors.admission.submission import PromptLike, as_prompt
+from troupellm.actors.admission.prompts import PromptLike, as_prompt
 from troupellm.actors.client.pooling import Scored
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.llm.pooling_outputs import (

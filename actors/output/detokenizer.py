@@ -8,8 +8,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from troupellm.actors.output.stop_regions import RegionText, StopRegions
-from troupellm.actors.output.stop_strings import StopStrings
+from troupellm.actors.output.stop_strings import RegionText, StopRegions, StopStrings
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"

@@ -26,6 +26,16 @@ class Seat(Protocol):
     def leave(self) -> None: ...
 
 
+class Sink(Protocol):
+    """Takes pieces as they come, without a task that waits for them."""
+
+    def ready(self) -> bool:
+        """Whether it takes pieces now. Must not wait."""
+
+    def take(self, deltas: list[Delta]) -> None:
+        """Must not wait either."""
+
+
 class LocalOutbox:
     """Implements `protocol.output.Outbox`.
 
@@ -72,7 +82,9 @@ class LocalOutbox:
         self._on_wake = on_wake
         self._pending: dict[int, list[Delta]] = {}
         self._apart = False
-        self._taker: Callable[[], bool] | None = None
+        self._sink: Sink | None = None
+        self.sink_failure: Exception | None = None
+        """The exception that a sink raised, for its reader."""
         self._undelivered = 0
         self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] = []
@@ -129,15 +141,27 @@ class LocalOutbox:
         self._end()
 
     def wake(self) -> None:
-        if self.streams and not (self._taker is not None and self._taker()):
+        if self.streams and not (self._sink is not None and self._pour(self._sink)):
             self._wake_readers()
+
+    def _pour(self, sink: Sink) -> bool:
+        """Give a sink what waits; False where the task that waits must read it."""
+        try:
+            if not self.flows or not sink.ready():
+                return False
+            sink.take(self.take_all())
+        except Exception as error:  # the reader's, not the output actor's, which calls this
+            self.sink_failure = error
+            self._sink = None
+            return False
+        return True
 
     # From the reader.
 
-    def read_by(self, taker: Callable[[], bool] | None) -> None:
-        """From now on `taker` is called before those who wait are woken; they sleep on where it says that it has taken
-        all there was."""
-        self._taker = None if self.terminal or self.cancelled else taker
+    def read_by(self, sink: Sink) -> None:
+        """Give pieces to `sink` while it is ready, and otherwise wake the task that waits, which costs as much again as
+        a send. Pieces that end a sequence always wait for the task."""
+        self._sink = None if self.terminal or self.cancelled else sink
 
     @property
     def flows(self) -> bool:
@@ -202,7 +226,7 @@ class LocalOutbox:
         if not (self.cancelled or self.terminal):
             self._on_abort()
         self.cancelled = True
-        self._taker = None
+        self._sink = None
         self._pending.clear()
         self._undelivered = 0
         self.paused_since = None
@@ -222,7 +246,7 @@ class LocalOutbox:
 
     def _end(self) -> None:
         self.terminal = True
-        self._taker = None  # which holds the reader, who holds this
+        self._sink = None  # which holds the reader, who holds this
         self._place.leave()
         self._on_terminal(self.request)
         self._wake_readers()

@@ -12,14 +12,13 @@ from typing import Any, assert_never
 
 import msgspec
 
-from troupellm.actors.admission.demand import demand_of
-from troupellm.actors.admission.submission import Submission
+from troupellm.actors.admission.prompts import demand_of
 from troupellm.actors.client.client_api import Door
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.api_process_session import front_half
 from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
-from troupellm.actors.input.prepare_pooling import PoolingPreparer
+from troupellm.actors.input.prepare import Preparer
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.remote.queries import Queries
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
@@ -29,7 +28,7 @@ from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
-from troupellm.protocol.messages.input import EmbedsPrompt, TextPrompt, TokensPrompt
+from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
 from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
@@ -117,7 +116,7 @@ class RemoteEngine(Door):
         self._randomness = randomness
         templates = (chat_template, chat_template.patient)
         self._preparer, self._patient = (
-            PoolingPreparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
+            Preparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
         )
         self._numbers = count(1)
         self._requests: dict[int, _Request] = {}
@@ -376,7 +375,7 @@ class RemoteEngine(Door):
             raise RequestFailed("the request could not be prepared") from cause
 
     @staticmethod
-    def _checked(preparer: PoolingPreparer, submission: Submission) -> TokensPrompt:
+    def _checked(preparer: Preparer, submission: Submission) -> TokensPrompt:
         if submission.pooling is not None:
             return preparer.pooled(submission.prompt, submission.pooling)[0]
         if isinstance(submission.prompt, EmbedsPrompt):

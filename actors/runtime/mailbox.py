@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from troupellm.actors.runtime.key_turns import KeyTurns
+from troupellm.actors.runtime.turns import KeyTurns
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.messages.snapshot import MailboxSnapshot
 

@@ -17,7 +17,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, PrefetchSession
 from troupellm.protocol.messages.guide import GuideControl, GuideMessage
 from troupellm.protocol.messages.metrics import MetricsMessage
@@ -67,7 +67,9 @@ class Scheduler:
         self._metrics = metrics
         self._clock = clock
         self._guide = guide
-        self.published: SchedulerSnapshot = core.snapshot()
+
+    def snapshot(self) -> SchedulerSnapshot:
+        return self._core.snapshot()
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
@@ -82,10 +84,10 @@ class Scheduler:
             ended = self._core.take_output()
             if ended is not None:
                 outputs.append(ended)
-            self._core.halt.review()
+            if self._core.halt.asked:
+                self._core.halt.review()
             if self._core.kv_events is not None:
                 self._core.kv_events.flush()
-            self.published = self._core.snapshot()
             self._send_stats()
             try:
                 for output in outputs:

@@ -3,12 +3,11 @@
 from collections import Counter
 from itertools import accumulate, chain
 
-from troupellm.actors.scheduler.check_result import Aligned, accept
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flight
+from troupellm.actors.scheduler.plans import PLAIN, Aligned, Flight
 from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.speculative_rows import PLAIN, settle
+from troupellm.actors.scheduler.speculative_rows import settle
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, LastToken, Sequence
 from troupellm.protocol.errors import GUIDE_SPENT
 from troupellm.protocol.messages.output import RowFinished
@@ -205,6 +204,32 @@ class Acceptance:
         sequence.request.reason = finished.reason
         self._ledger.finished.append(finished)
         self._ledger.end(sequence, Event.STOP)
+
+
+def accept(sequence: Sequence, tokens: tuple[int, ...], *, complete: bool = False) -> tuple[int, RowFinished | None]:
+    """Append tokens up to the one that ends the sequence; how many were kept, and the end if there is one.
+
+    A stop or end token counts from `min_tokens` generated tokens on, and so does a repetition; on the last allowed
+    position they win over the limit, and so does a guide that is complete.
+
+    Args:
+        complete: nothing can follow the last of the tokens, says the sequence's guide.
+    """
+    known = sequence.tokens
+    for index, token in enumerate(tokens):
+        known.append(token)
+        if token in sequence.stop_or_eos and sequence.num_generated >= sequence.min_tokens:
+            is_eos = token in sequence.eos_token_ids
+            return index + 1, RowFinished(sequence.row, "stop", None if is_eos else token, True)
+        if complete and index + 1 == len(tokens):
+            return index + 1, RowFinished(sequence.row, "stop")
+        watch = sequence.repetition
+        repeats = watch is not None and watch.follow(known, sequence.num_prompt_tokens)
+        if repeats and sequence.num_generated >= sequence.min_tokens:
+            return index + 1, RowFinished(sequence.row, "repetition")
+        if len(known) >= sequence.limit:
+            return index + 1, RowFinished(sequence.row, "length")
+    return len(tokens), None
 
 
 def _cut(tokens: tuple[int, ...], counts: tuple[int, ...], kept: list[int]) -> tuple[int, ...]:

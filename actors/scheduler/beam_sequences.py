@@ -11,7 +11,7 @@ import msgspec
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flight
+from troupellm.actors.scheduler.plans import Flight
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.sequences.beam_search import Answer, Step
 from troupellm.actors.sequences.sequence import Event, LastToken, Request, Sequence

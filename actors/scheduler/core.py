@@ -11,8 +11,6 @@ import msgspec
 from troupellm.actors.kv_cache.block_hash import owner_name
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import KVEventLog
-from troupellm.actors.scheduler.deadlines import Deadlines
-from troupellm.actors.scheduler.early_aborts import EarlyAborts, fill, prompt_keys
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import make_offload
@@ -20,17 +18,16 @@ from troupellm.actors.scheduler.leases import Leases
 from troupellm.actors.scheduler.open_requests import Ledger
 from troupellm.actors.scheduler.pause import Halt
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flights
-from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.plans import BrokenResult, Flights
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.replay import Replay
 from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.snapshot import show_groups
 from troupellm.actors.scheduler.speculative_rows import make_elastic
+from troupellm.actors.scheduler.step_budget import PrefillBudget
+from troupellm.actors.scheduler.submissions import Deadlines, EarlyAborts, find_refusal, make_request
 from troupellm.actors.scheduler.take_result import Updates
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
-from troupellm.actors.sequences.sequence import Event, Request, State
+from troupellm.actors.sequences.sequence import Event, State
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
@@ -45,8 +42,6 @@ from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
 
 _LASTING = ("vocab_width", "block_size", "groups", "fingerprint")
 """Fields of `WorkerReady` that must be equal after a restart."""
-_PRIORITY_SPAN = 2**33
-"""More than priorities of requests differ by: that of the tenant counts before them."""
 
 
 class SchedulerCore:
@@ -94,6 +89,7 @@ class SchedulerCore:
         )  # fmt: skip
         self._ledger = Ledger(self._residents, self._room)
         self.leases = self._ledger.leases = Leases(leases, self._tables, self._offload, ready.host_places)
+        self._leased = self._tables.pool.leased
         self.halt = Halt(self._ledger, self._residents, self._flights, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
@@ -125,7 +121,6 @@ class SchedulerCore:
         self._early_aborts = EarlyAborts()
         self._trial_waits = False
         """Other suspects have their turn as soon as the plans in flight are back."""
-        self._fair = config.scheduling_policy == "fair"
         self._num_submitted = self._num_naps = 0
 
     @property
@@ -154,16 +149,13 @@ class SchedulerCore:
         if refusal is not None:
             self._ledger.refuse(message, refusal)
             return
-        request = Request(message, prompt_keys(message, self._tables), tenant=message.tenant if self._fair else "")
+        self._num_submitted += 1
+        request = make_request(message, self._ready, self._config, self._tenants, self._tables, self._num_submitted)
         if self._planner.elastic is not None:
             request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
-        self._num_submitted += 1
-        known = self._tenants.get(message.tenant)
-        priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
-        policy = self._config.scheduling_policy
-        fill(request, message, self._ready, policy=policy, priority=priority, number=self._num_submitted)
         self._ledger.open(request)
-        self.halt.hold_back(request)
+        if self.halt.finishing:
+            self.halt.hold_back(request)
         if message.deadline is not None:
             self._deadlines.add(message.deadline, message.request, self._ledger.requests, len(self._ledger.requests))
 
@@ -213,7 +205,7 @@ class SchedulerCore:
 
     def take_builds(self) -> list[BuildGuide]:
         """Guides that the worker is to build, and that `guide_built` is told of."""
-        if self.guides is None:
+        if self.guides is None or not (self.guides.urgent or self.guides.queue.lines):
             return []
         return [msgspec.structs.replace(ask, engine_epoch=self.engine_epoch) for ask in self.guides.take_asks()]
 
@@ -245,11 +237,14 @@ class SchedulerCore:
             SchedulerFrozen: work could run but was not planned; a bug of ours.
         """
         self._ledger.now = now
-        self.leases.advance(now)
-        self._expire(now)
+        self._leased.now = now
+        if self._leased.cached:
+            self._tables.pool.end_expired()
+        if self._deadlines.next is not None and self._deadlines.next <= now:
+            self._expire(now)
         if self._flights.full or self._replay.reason is not None or self.halt.halted:
             return None
-        if len(self._quarantine) and not self._hold_trial():
+        if self._quarantine.groups and not self._hold_trial():
             return None
         return self._planner.plan(now)
 
@@ -323,7 +318,8 @@ class SchedulerCore:
 
     def take_stats(self) -> list[StepStats | RequestStats]:
         """Statistics since the last call, for the metrics sink."""
-        return [*self._updates.take_stats(), *self._ledger.take_stats()]
+        stats, self._ledger.stats = self._ledger.stats, []
+        return stats
 
     def snapshot(self) -> SchedulerSnapshot:
         pool = self._tables.pool
@@ -339,7 +335,7 @@ class SchedulerCore:
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
-            cache_groups=show_groups(self._ready.groups, pool),
+            cache_groups=pool.show_groups(self._ready.groups),
             steps=self._planner.step,
             preemptions=residents.num_preemptions,
             tokens_generated=self._updates.num_tokens,

@@ -5,18 +5,12 @@ A program that sequences wait to start with is not dropped meanwhile, but it cou
 has built so many others that it may have dropped it. A lost worker has none of them.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from itertools import islice
 from typing import Final, NamedTuple
 
-from troupellm.actors.scheduler.build_queue import (
-    MOST_OPEN,
-    MOST_OPEN_BYTES,
-    BuildQueue,
-    ProgramKey,
-    program_key,
-)
+from troupellm.actors.guide.fair_queue import SMALL_BYTES
 from troupellm.actors.scheduler.open_requests import Ledger
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.sequences.sequence import Sequence, State
@@ -24,7 +18,81 @@ from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.messages.guide import BuildGuide
 from troupellm.protocol.messages.scheduler import GuideBuilt
 from troupellm.protocol.messages.worker import NewRow
-from troupellm.protocol.params.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, GuideProgram
+from troupellm.protocol.params.guide import MOST_PROGRAMS, MOST_TEXT_BYTES, EarlyEnd, GuideProgram
+
+MOST_OPEN: Final = MOST_PROGRAMS // 4
+"""Programs that are being built, or are built and wait for a sequence to start with them."""
+MOST_OPEN_BYTES: Final = MOST_TEXT_BYTES // 4
+_FOR_SMALL: Final = MOST_OPEN // 4
+"""Places that large programs leave free, with the bytes that small ones need there."""
+_MOST_LARGE_BYTES: Final = MOST_OPEN_BYTES - _FOR_SMALL * SMALL_BYTES
+_SHARE: Final = 3
+"""A tenant has at most so many open programs for each place that it leaves free."""
+
+ProgramKey = tuple[str, str, str, EarlyEnd | None, str]
+
+
+def program_key(program: GuideProgram) -> ProgramKey:
+    return program.backend, program.text, program.after, program.early_end, program.tenant
+
+
+class BuildQueue:
+    """No longer than the waiting sequences are many, and empty where none waits."""
+
+    def __init__(self) -> None:
+        self.lines: OrderedDict[str, dict[ProgramKey, GuideProgram]] = OrderedDict()
+        """By tenant; the next turn's first. No line is empty."""
+
+    def add(self, tenant: str, program: GuideProgram) -> None:
+        """A program that is there already keeps its place."""
+        self.lines.setdefault(tenant, {}).setdefault(program_key(program), program)
+
+    def remove(self, tenant: str, key: ProgramKey) -> None:
+        """Idempotent."""
+        line = self.lines.get(tenant, {})
+        line.pop(key, None)
+        if not line:
+            self.lines.pop(tenant, None)
+
+    def clear(self) -> None:
+        self.lines.clear()
+
+    def take(self, occupied: dict[ProgramKey, str]) -> list[BuildGuide]:
+        """The next programs, as many as there is room for.
+
+        Args:
+            occupied: tenants of the open programs; those that are taken are added.
+        """
+        asks: list[BuildGuide] = []
+        if not self.lines:
+            return asks
+        counts = Counter(occupied.values())
+        num_bytes = sum(len(text) for _, text, _, _, _ in occupied)
+        num_large = sum(1 for _, text, _, _, _ in occupied if len(text) > SMALL_BYTES)
+        waiting = list(self.lines)
+        while waiting:
+            still: list[str] = []
+            for tenant in waiting:
+                key, program = next(iter(self.lines[tenant].items()))
+                large = len(program.text) > SMALL_BYTES
+                most_bytes = _MOST_LARGE_BYTES if large else MOST_OPEN_BYTES
+                fits = not occupied or num_bytes + len(program.text) <= most_bytes
+                if large and num_large >= MOST_OPEN - _FOR_SMALL:
+                    continue
+                if not fits or counts[tenant] >= _SHARE * (MOST_OPEN - len(occupied)):
+                    continue
+                asks.append(BuildGuide(program, tenant))
+                occupied[key] = tenant
+                counts[tenant] += 1
+                num_bytes += len(program.text)
+                num_large += large
+                self.lines.move_to_end(tenant)
+                self.remove(tenant, key)
+                if tenant in self.lines:
+                    still.append(tenant)
+            waiting = still
+        return asks
+
 
 MOST_READY: Final = MOST_PROGRAMS // 2
 MOST_READY_BYTES: Final = MOST_TEXT_BYTES // 2
@@ -59,15 +127,16 @@ class GuideGate:
         """By row; no entry is empty."""
         self._starting: dict[ProgramKey, _Rows] = {}
         """Sequences whose guide was built and that have not started with it yet, as far as is known."""
-        self._queue = BuildQueue()
+        self.queue = BuildQueue()
         self._asked: dict[ProgramKey, str] = {}
         """Tenants of the programs that the worker was asked for."""
-        self._urgent: list[BuildGuide] = []
+        self.urgent: list[BuildGuide] = []
+        """To be asked for however many programs are open."""
 
     @property
     def held(self) -> list[Sequence]:
         """Sequences that wait for nothing but their guide."""
-        every = [sequence for waiting in self._waiting.values() for sequence in waiting.values()]
+        every = [sequence for waiting in list(self._waiting.values()) for sequence in list(waiting.values())]
         return [sequence for sequence in every if sequence.state is State.HELD and not sequence.request.paused]
 
     @property
@@ -100,15 +169,15 @@ class GuideGate:
         if key in self._asked:
             return
         if urgent:
-            self._queue.remove(tenant, key)
+            self.queue.remove(tenant, key)
             self._ask_now(program, tenant)
         else:
-            self._queue.add(tenant, program)
+            self.queue.add(tenant, program)
 
     def take_asks(self) -> list[BuildGuide]:
         """The programs to build that were not asked for yet, as far as the worker has room for them."""
-        urgent, self._urgent = self._urgent, []
-        asks = self._queue.take(self._starters() | self._asked)
+        urgent, self.urgent = self.urgent, []
+        asks = self.queue.take(self._starters() | self._asked)
         self._asked |= {program_key(ask.program): ask.tenant for ask in asks}
         return urgent + asks
 
@@ -191,12 +260,12 @@ class GuideGate:
         waiting.pop(sequence.row, None)
         if not waiting:
             del self._waiting[key]
-            self._queue.remove(sequence.request.tenant, key)
+            self.queue.remove(sequence.request.tenant, key)
 
     def _ask_now(self, program: GuideProgram, tenant: str) -> None:
         """However many programs are open."""
         self._asked[program_key(program)] = tenant
-        self._urgent.append(BuildGuide(program, tenant))
+        self.urgent.append(BuildGuide(program, tenant))
 
     def forget(self) -> None:
         """The worker is lost with all that it had built."""
@@ -204,8 +273,8 @@ class GuideGate:
         self._ready_bytes = 0
         self._starting.clear()
         self._asked.clear()
-        self._urgent.clear()
-        self._queue.clear()
+        self.urgent.clear()
+        self.queue.clear()
 
     def renew(self) -> None:
         """There is another worker: ask it for every program that sequences wait for."""
@@ -213,7 +282,7 @@ class GuideGate:
         for waiting in self._waiting.values():
             for sequence in islice(waiting.values(), 1):
                 if sequence.sampling.guide is not None:
-                    self._queue.add(sequence.request.tenant, sequence.sampling.guide)
+                    self.queue.add(sequence.request.tenant, sequence.sampling.guide)
 
 
 def _about_to_start(sequence: Sequence) -> bool:

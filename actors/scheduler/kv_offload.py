@@ -128,14 +128,15 @@ class Offload:
 
     def asks_first(self, sequence: Sequence) -> bool:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
-        if sequence.asked or not self._fetches.inward or not self.reads(sequence) or sequence.request.trunk is not None:
+        tiers = sequence.tiers
+        if tiers.asked or not self._fetches.inward or not self.reads(sequence) or sequence.request.trunk is not None:
             return False
         if not self._beyond(sequence)[0]:
             return False
-        sequence.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
-        if sequence.asked:
+        tiers.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
+        if tiers.asked:
             self._fetches_not_done()
-        return not sequence.asked
+        return not tiers.asked
 
     @property
     def may_ask(self) -> bool:
@@ -149,7 +150,7 @@ class Offload:
         missing = len(sequence.tokens) - first * self._tables.block_size
         self._room.go_out(sequence, 0 if sequence.paid else missing)
         sequence.handle(Event.LOAD)
-        sequence.asked = True
+        sequence.tiers.asked = True
         self._residents.loading[sequence.row] = sequence
         self._fetches.begin(sequence, keys, first)
 
@@ -161,30 +162,30 @@ class Offload:
         """
         if not self.cost.load_pays():
             self.cost.not_done("load")
-        size, start = self._tables.block_size, sequence.num_computed
+        tiers, size, start = sequence.tiers, self._tables.block_size, sequence.num_computed
         origins: dict[int, int] = {}
-        for hit in sequence.host_hits:
+        for hit in tiers.host_hits:
             block = self._host.find(hit.key)
             origins[hit.nth] = max(origins.get(hit.nth, 0), 0 if block is None else block.origin)
         first = first_seen(sequence.tables) if origins else 0
         if first in origins:  # blocks that no group looks at are where the window behind them is
             origins.update(dict.fromkeys(range(first), origins[first]))
         self._stores.use(sequence.keys[1 : len(sequence.tokens) // size + 1])
-        self._host.touch([hit.key for hit in reversed(sequence.host_hits)])
+        self._host.touch([hit.key for hit in reversed(tiers.host_hits)])
         found = {"host": 0, "disk": 0, "external": 0}
         for origin in origins.values():
             found[self._kind(origin)] += size
         if self._counts_queries(sequence):
-            behind = 0 if sequence.asks_again else len(sequence.tokens) - start  # what is asked for again counts then
+            behind = 0 if tiers.asks_again else len(sequence.tokens) - start  # what is asked for again counts then
             self._counts.queried_tokens += max(0, behind + size * len(origins))
             self._counts.hit_tokens += size * len(origins)
             self._counts.looked_up(0, len(sequence.tokens) // size - start // size + len(origins), len(origins))
-        if sequence.host_hits:
+        if tiers.host_hits:
             self._loads.begin(sequence, self._counts.now, started=started)
-        before = sequence.brought
+        before = tiers.brought
         for kind, tokens in before.items():
             found[kind] += min(tokens, start - sum(found.values()))
-        sequence.brought = found if sequence.asks_again else {}
+        tiers.brought = found if tiers.asks_again else {}
         return CachedTokens(device=start - sum(found.values()), **found)
 
     # # Called by the block tables and the residents: `tiers.Tiers`.
@@ -193,7 +194,7 @@ class Offload:
         return self._host.find(key)
 
     def reads(self, sequence: Sequence) -> bool:
-        if sequence.lockstep or sequence.gave_up or not sequence.reads_prefix_cache:
+        if sequence.lockstep or sequence.tiers.gave_up or not sequence.reads_prefix_cache:
             return False
         if sequence.was_preempted and self.cost.mode == "recompute":
             return False
@@ -215,7 +216,7 @@ class Offload:
     def keep(self, sequence: Sequence) -> None:
         """The sequence's blocks are leased: all of them are stored, of however little use they were so far."""
         if self._config.kv_offload_store_threshold:
-            sequence.num_offered = 0
+            sequence.tiers.num_offered = 0
         self._stores.offer(sequence, last=True, all_of_it=True)
 
     def save(self, group: int, block: int, key: bytes) -> None:
@@ -226,10 +227,10 @@ class Offload:
         return self.prefetches.holders()
 
     def stop_waiting(self, sequence: Sequence) -> set[int]:
-        if isinstance(sequence.loading, Ask):
+        if isinstance(sequence.tiers.loading, Ask):
             self._fetches.drop(sequence)
             return set()
-        return self._loads.drop(sequence) if isinstance(sequence.loading, Loading) else set()
+        return self._loads.drop(sequence) if isinstance(sequence.tiers.loading, Loading) else set()
 
     # # Called by the core.
 
@@ -318,14 +319,12 @@ class Offload:
 
     def assert_invariants(self) -> None:
         self._traffic.assert_invariants()
-        waiting = [sequence.loading for sequence in self._residents.loading.values()]
+        waiting = [sequence.tiers.loading for sequence in self._residents.loading.values()]
         not_begun = sum(len(loading.waiting) for loading in waiting if isinstance(loading, Loading))
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
         self._host.assert_invariants(self._traffic.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
         assert len(asking) == len(self._fetches) == self._room.num_away, "who asks and who waits for it disagree"
-
-    # Inside.
 
     def _fetches_not_done(self) -> None:
         paying = self._fetches.paying()
@@ -333,11 +332,11 @@ class Offload:
 
     def _load_ended(self, sequence: Sequence, loading: Loading) -> None:
         """No transfer into its blocks is under way any more, or the sequence does not wait for them."""
-        again = sequence.asks_again and not loading.failed and sequence.rounds < MOST_ROUNDS
-        sequence.asks_again = False
+        again = sequence.tiers.asks_again and not loading.failed and sequence.tiers.rounds < MOST_ROUNDS
+        sequence.tiers.asks_again = False
         if again:
-            sequence.asked = False
-            sequence.rounds += 1
+            sequence.tiers.asked = False
+            sequence.tiers.rounds += 1
         if not loading.failed and not again:
             self._loads.drop(sequence)
             del self._residents.loading[sequence.row]

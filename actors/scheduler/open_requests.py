@@ -6,12 +6,12 @@ Plans in flight may name it still, and its blocks come back with them; nothing t
 from collections.abc import Callable
 
 from troupellm.actors.scheduler.leases import Leases
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans import Flights
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError, row_failure
-from troupellm.protocol.messages.metrics import RequestStats
+from troupellm.protocol.messages.metrics import RequestStats, StepStats
 from troupellm.protocol.messages.output import RequestClosed, RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.params.outputs import Usage
@@ -31,9 +31,10 @@ class Ledger:
         self.finished: list[RowFinished] = []
         self.failed: list[RowFailed] = []
         self.closed: list[RequestClosed] = []
-        self.stats: list[RequestStats] = []
+        self.stats: list[StepStats | RequestStats] = []
+        """For the metrics, of steps too."""
         self.on_end: Callable[[Sequence], None] | None = None
-        """Is told of each sequence that ends."""
+        """Is told of each guided sequence that ends."""
         self.leases: Leases | None = None
         """Leases what a sequence has when it ends."""
 
@@ -90,12 +91,12 @@ class Ledger:
         self.closed.append(RequestClosed(request=request, usage=usage, scheduled=None, first_token=None, error=error))
 
     def end(self, sequence: Sequence, event: Event) -> None:
-        if self.leases is not None and event is not Event.FAIL:
+        request = sequence.request
+        if (request.leases or request.session) and event is not Event.FAIL and self.leases is not None:
             self.leases.ended(sequence)
         released = self._residents.end(sequence, event)
-        if self.on_end is not None:
+        if sequence.sampling.guide is not None and self.on_end is not None:
             self.on_end(sequence)
-        request = sequence.request
         request.num_going -= 1
         if not request.num_going:
             self._close(request)
@@ -142,10 +143,6 @@ class Ledger:
         self.failed.clear()
         self.closed.clear()
         return output
-
-    def take_stats(self) -> list[RequestStats]:
-        stats, self.stats = self.stats, []
-        return stats
 
     def _close(self, request: Request) -> None:
         generated = sum(sequence.num_generated for sequence in request.sequences)

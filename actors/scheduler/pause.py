@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from troupellm.actors.scheduler.kv_offload import Offload
 from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans import Flights
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.sequences.sequence import Request, State
 
@@ -28,9 +28,12 @@ class Halt:
         self._waiting: list[Callable[[bool], None]] = []
         self.halted = False
         self.finishing = False
+        self.asked = False
+        """Somebody may have to be told: `review` has something to do."""
 
     def begin(self, settled: Callable[[bool], None], *, finish: bool) -> None:
         """See `HaltPlanning`."""
+        self.asked = True
         if not self.halted:
             self.finishing, self.halted = finish, not finish
             self._kept = frozenset(() if finish else self._ledger.requests)
@@ -40,9 +43,7 @@ class Halt:
         self._waiting.append(settled)
 
     def hold_back(self, request: Request) -> None:
-        """A newcomer, if those who are here are to finish first."""
-        if not self.finishing:
-            return
+        """A newcomer, while requests that were here before it are to finish first."""
         self._held[request.number] = None
         request.paused = True
         for sequence in request.sequences:
@@ -60,6 +61,7 @@ class Halt:
 
     def write_out(self, written: Callable[[], None]) -> None:
         """See `WriteOut`."""
+        self.asked = True
         self._unwritten.append(written)
 
     def review(self) -> None:
@@ -74,6 +76,7 @@ class Halt:
                 self.halted, self.finishing = True, False
         if self.halted and not len(self._flights):
             self._tell(settled=True)
+        self.asked = bool(self._unwritten) or self.finishing or self.halted
 
     def _tell(self, *, settled: bool) -> None:
         waiting, self._waiting = self._waiting, []

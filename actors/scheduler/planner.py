@@ -12,13 +12,11 @@ from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import Offload
-from troupellm.actors.scheduler.plan_draft import Draft
-from troupellm.actors.scheduler.plans_in_flight import Flight, Flights
-from troupellm.actors.scheduler.prefill_budget import PrefillBudget
-from troupellm.actors.scheduler.prompt_shares import PromptParts
+from troupellm.actors.scheduler.plans import PLAIN, Draft, Flight, Flights
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.speculative_rows import PLAIN, Elastic
+from troupellm.actors.scheduler.speculative_rows import Elastic
+from troupellm.actors.scheduler.step_budget import PrefillBudget, PromptParts, StepTokens
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
@@ -31,8 +29,6 @@ _RESERVE_SHARE = 100
 
 _Blocks = tuple[tuple[int, ...], ...]
 """Per cache group."""
-_CAREFUL_STEPS = 64
-"""So many steps after one found no memory, steps may be twice as large again."""
 
 
 class SchedulerFrozen(RuntimeError):
@@ -57,8 +53,7 @@ class Planner:
     ) -> None:
         """whole_prompts: the model needs all of a prompt in one step, however small steps have become."""
         self._max_rows = config.max_num_seqs
-        self._max_tokens = config.max_num_batched_tokens
-        self._chunked = config.enable_chunked_prefill and not whole_prompts
+        self.tokens = StepTokens(config, whole_prompts=whole_prompts)
         self._whole_prompts = whole_prompts
         self._offload = offload
         self._tables = tables
@@ -74,20 +69,12 @@ class Planner:
         """Where the worker verifies drafts."""
         self.guides: GuideGate | None = None
         """None: the worker builds guides when it needs them."""
-        self._step_tokens = self._max_tokens
-        """Less than `max_num_batched_tokens` for a while after a step found no memory."""
-        self._grows_at = 0
         self.step = 0
         """Plans made."""
         self._blocked: Sequence | None = None
         """The first waiting sequence of the last plan, if it did not get enough blocks."""
         self._last = Flight(-1, 0.0)
         """The newest plan, whose columns serve again while the same sequences run."""
-
-    def shrink(self) -> None:
-        """A step found no memory: the next ones compute half as much, then carefully more."""
-        self._step_tokens = max(1, self._step_tokens // 2)
-        self._grows_at = self.step + _CAREFUL_STEPS
 
     def forget(self) -> None:
         """The plans made are lost: none of their columns is used again."""
@@ -99,62 +86,93 @@ class Planner:
 
         A step without rows asks after transfers, where nothing else can be done until one has ended.
         """
-        if self._offload is not None:
-            self._offload.pump(now)
-        flight = Flight(self.step, now)
-        if self._step_tokens < self._max_tokens and self.step >= self._grows_at:
-            self._step_tokens = min(2 * self._step_tokens, self._max_tokens)
-            self._grows_at = self.step + _CAREFUL_STEPS
-        draft = Draft(flight, self._step_tokens)
-        running = self._residents.running
-        self._make_way()
-        turn = list(running.values())
-        most = min(self._max_rows, self._step_tokens)
-        if len(turn) > most:  # resumed readers came on top: those who waited longest go first
-            able = [sequence for sequence in turn if not sequence.waits_for_siblings]
-            turn = sorted(able, key=lambda sequence: sequence.last_step)[:most]
-        if self.elastic is None:
-            others = self._plan_decodes(draft, turn)
-        else:
-            others = self.elastic.plan(draft, turn, self.step, crowded=len(self._room) > 0)
-        preemptions = self._residents.num_preemptions
-        starved = False
-        if others or len(self._room):
-            streaming = any(sequence.request.streaming for sequence in draft.sequences)
-            alone = len(running) + len(self._room) + len(self._residents.loading) == 1
-            draft.prefill = self._prefill_budget.tokens(len(draft.sequences), streaming=streaming, alone=alone)
-            left = draft.prefill
-            first = self._next()
-            more = self._residents.num_rows < self._max_rows
-            for sequences, part in self._parts.of_step(self.step, draft.prefill, others, first, starts_first=more):
-                draft.prefill = before = min(part, left)
-                for sequence in sequences:
-                    if sequence.row in running and not self._plan_span(draft, sequence) and draft.prefill > 0:
-                        starved = True
-                        self._parts.keep_turn(sequence.request.tenant)
-                # A plan without chunking may overshoot; single-token rows do not count against the tenant's part.
-                left -= before - (max(0, draft.prefill) if self._chunked else draft.prefill)
-            draft.prefill = left
-        if self._residents.num_preemptions > preemptions:
-            draft.drop_preempted(self._residents.retired)
-        elif not starved:
-            self._admit(draft, now)
-            if not draft.sequences:  # the sequence that a part was kept for did not get blocks
-                for sequence in others:
-                    if sequence.row in running:
-                        self._plan_span(draft, sequence)
-                draft.drop_preempted(self._residents.retired)
-        if not draft.sequences:
-            gave_way = self._residents.num_preemptions > preemptions  # the sequence in turn gave up its own blocks
-            residents = self._residents
-            if gave_way or (not self._flights and not residents.blocks_leaving and residents.unblock()):
-                return self.plan(now)
+        residents = self._residents
+        while True:  # again where a sequence gave up its blocks and none could use them yet
+            if self._offload is not None:
+                self._offload.pump(now)
+            draft, gave_way = self._draw(now)
+            if draft.sequences:
+                self._shares.charge_step()
+                return self._seal(draft)
+            if gave_way or (not self._flights and not residents.leaving and residents.unblock()):
+                continue
             if self._offload is not None and self._offload.busy and not self._flights:
                 return self._seal(draft)
             self._check_not_frozen()
             return None
-        self._shares.charge_step()
-        return self._seal(draft)
+
+    def _draw(self, now: float) -> tuple[Draft, bool]:
+        """Draw up a plan: decodes, then prompts of running sequences, then new ones. Also whether a sequence lost its
+        blocks to another one meanwhile.
+        """
+        tokens = self.tokens
+        if tokens.most < tokens.usual:
+            tokens.grow(self.step)
+        draft = Draft(Flight(self.step, now), tokens.most)
+        residents = self._residents
+        self._make_way()
+        turn = self._in_turn()
+        if self.elastic is None:
+            others = self._plan_decodes(draft, turn)
+        else:
+            others = self.elastic.plan(draft, turn, self.step, crowded=self._room.size > 0)
+        if not others and not self._room.size:
+            return draft, False
+        preemptions = residents.num_preemptions
+        prefill, starved = self._plan_others(draft, others, self._prompt_tokens(draft))
+        if residents.num_preemptions > preemptions:
+            draft.drop_preempted(residents.retired)
+        elif not starved:
+            self._admit(draft, prefill, now)
+            if not draft.sequences:  # the sequence that a part was kept for did not get blocks
+                for sequence in others:
+                    if sequence.row in residents.running:
+                        prefill -= self._plan_span(draft, sequence, prefill) or 0
+                draft.drop_preempted(residents.retired)
+        return draft, residents.num_preemptions > preemptions
+
+    def _in_turn(self) -> list[Sequence]:
+        """Running sequences, as many as a step has room for. There are more where readers resumed: those that waited
+        longest go first.
+        """
+        turn = list(self._residents.running.values())
+        most = min(self._max_rows, self.tokens.most)
+        if len(turn) <= most:
+            return turn
+        able = [sequence for sequence in turn if not sequence.waits_for_siblings]
+        return sorted(able, key=lambda sequence: sequence.last_step)[:most]
+
+    def _prompt_tokens(self, draft: Draft) -> int:
+        """Tokens of the step that may go to prompts."""
+        residents = self._residents
+        streaming = any(sequence.request.streaming for sequence in draft.sequences)
+        alone = len(residents.running) + self._room.size + len(residents.loading) == 1
+        return self._prefill_budget.tokens(len(draft.sequences), streaming=streaming, alone=alone)
+
+    def _plan_others(self, draft: Draft, others: list[Sequence], prefill: int) -> tuple[int, bool]:
+        """Plan running sequences that want more than a plain position, each tenant within its part of `prefill` tokens.
+
+        Returns:
+            The tokens that are left, and whether blocks were missing for a part.
+        """
+        residents, left, starved = self._residents, prefill, False
+        starts_first = residents.num_rows < self._max_rows
+        for sequences, tokens in self._parts.of_step(
+            self.step, prefill, others, self._next(), starts_first=starts_first
+        ):
+            part = most = min(tokens, left)
+            for sequence in sequences:
+                if sequence.row not in residents.running:
+                    continue
+                taken = self._plan_span(draft, sequence, part)
+                if taken is not None:
+                    part -= taken
+                elif part > 0:
+                    starved = True
+                    self._parts.keep_turn(sequence.request.tenant)
+            # A plan without chunking may overshoot; single-token rows do not count against the tenant's part.
+            left -= most - (max(0, part) if self.tokens.chunked else part)
+        return left, starved
 
     def _next(self) -> Sequence | None:
         """The next waiting sequence."""
@@ -167,7 +185,7 @@ class Planner:
         One sequence per plan gives way, before anything is planned: what it computed mostly stays in the prefix cache.
         """
         blocked, self._blocked = self._blocked, None
-        if not len(self._room) or self._residents.blocks_leaving:
+        if not self._room.size or self._residents.leaving:
             return
         first = self._next()
         if first is None or (self._residents.num_rows < self._max_rows and first is not blocked):
@@ -210,39 +228,40 @@ class Planner:
         sequence.open_fence()
         return True
 
-    def _plan_span(self, draft: Draft, sequence: Sequence) -> bool:
-        """Plan what a running sequence wants, as far as the budget goes; False if budget or blocks were missing."""
+    def _plan_span(self, draft: Draft, sequence: Sequence, prefill: int) -> int | None:
+        """Plan what a running sequence wants, as far as the budget goes: how many of the `prefill` tokens it took. None
+        if budget or blocks were missing.
+        """
         start = sequence.num_computed
         if start >= sequence.limit - 1 or sequence.waits_for_siblings:
-            return True  # its last token is on the way, or not decided yet
+            return 0  # its last token is on the way, or not decided yet
         if self.elastic is not None and self.elastic.takes(sequence):
-            return self.elastic.plan_one(draft, sequence, self.step, self._make_room)
-        count = self._allowed(max(len(sequence.tokens) - start, 1), draft)
+            return 0 if self.elastic.plan_one(draft, sequence, self.step, self._make_room) else None
+        count = self.tokens.allowed(max(len(sequence.tokens) - start, 1), draft.budget, prefill)
         if count == 0 or not (sequence.known_to_worker or draft.holds(sequence)):
-            return False
+            return None
         if start + count > sequence.capacity:
             added = self._make_room(sequence, partial(self._tables.grow, sequence, start + count))
             if added is None:
-                return False
+                return None
             if sequence.known_to_worker:
                 draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
         elif sequence.lockstep:
             copied = self._make_room(sequence, partial(self._tables.own, sequence, start))
             if copied is None:
-                return False
+                return None
             if copied and sequence.known_to_worker:
                 draft.changes.append(RowChange(row=sequence.row, dropped_blocks=1, appended_blocks=copied))
         if not sequence.known_to_worker:
             self._introduce(draft, sequence)
-        self._take_span(draft, sequence, start, count)
-        return True
+        return self._take_span(draft, sequence, start, count)
 
     def _make_room(self, sequence: Sequence, take: Callable[[], _Blocks | None]) -> _Blocks | None:
         """Blocks for a sequence that needs more, taken from others if need be; None when there are none yet."""
         while (added := take()) is None:
             if self._residents.trunks.release_youngest():
                 continue
-            if self._residents.blocks_leaving:
+            if self._residents.leaving:
                 return None
             victim = self._residents.victim()
             if victim is None:
@@ -255,19 +274,8 @@ class Planner:
                 return None
         return added
 
-    def _allowed(self, wanted: int, draft: Draft) -> int:
-        """Tokens of the budget for a sequence. Without chunking all or none, except what exceeds a whole step."""
-        if wanted == 1:
-            return max(0, min(1, draft.budget))
-        if self._chunked:
-            return max(0, min(wanted, draft.budget, draft.prefill))
-        if wanted <= draft.budget:
-            return wanted if draft.prefill > 0 else 0
-        if draft.budget < self._step_tokens:
-            return 0
-        return wanted if self._whole_prompts else draft.budget
-
-    def _take_span(self, draft: Draft, sequence: Sequence, start: int, count: int) -> None:
+    def _take_span(self, draft: Draft, sequence: Sequence, start: int, count: int) -> int:
+        """Add a span to the plan; how many of its tokens are a prompt's."""
         draft.plain = False
         end = start + count
         samples = end >= len(sequence.tokens)
@@ -279,10 +287,11 @@ class Planner:
         sequence.last_step = self.step
         if samples:
             sequence.open_fence()
+        prompt_tokens = 0
         if count > 1 or not sequence.decoding:
             draft.flight.prefills.append((sequence, sequence.epoch, count, samples))
-            if start < len(sequence.tokens):  # else its prompt ends in a plan in flight: no prompt waits for this one
-                draft.prefill -= count
+            # Behind its tokens its prompt ends in a plan in flight: no prompt waits for this one.
+            prompt_tokens = count if start < len(sequence.tokens) else 0
         draft.sequences.append(sequence)
         draft.starts.append(start)
         draft.counts.append(count)
@@ -290,17 +299,24 @@ class Planner:
             draft.limits.append(PLAIN)
         draft.expected.append(1 if samples and sequence.pooling is None else 0)
         draft.budget -= count
+        return prompt_tokens
 
-    def _admit(self, draft: Draft, now: float) -> None:
-        """Start waiting sequences in their order; the first that does not fit holds the others back."""
+    def _admit(self, draft: Draft, prefill: int, now: float) -> None:
+        """Start waiting sequences in their order; the first that does not fit holds the others back.
+
+        Args:
+            prefill: tokens that may go to their prompts.
+        """
         residents, tables, offload = self._residents, self._tables, self._offload
         most_found = tables.num_found_tokens + _MOST_FOUND_TOKENS
         while draft.budget > 0 and residents.num_rows < self._max_rows and tables.num_found_tokens < most_found:
             missed = residents.missed_beam()
             sequence = missed or self._next()
-            if sequence is None or not self._allowed(sequence.num_wanted, draft) or not draft.holds(sequence):
+            if sequence is None or not draft.holds(sequence):
                 return
-            if self.guides is not None and self.guides.lacks(sequence):
+            if not self.tokens.allowed(sequence.num_wanted, draft.budget, prefill):
+                return
+            if sequence.sampling.guide is not None and self.guides is not None and self.guides.lacks(sequence):
                 self.guides.hold(sequence, urgent=self._quarantine.members is not None)
                 continue
             if offload is not None and offload.asks_first(sequence):
@@ -312,7 +328,7 @@ class Planner:
             while not residents.start(sequence, reserve, None if self._whole_prompts else draft.budget):
                 if not residents.running and residents.trunks.release_youngest():
                     continue
-                if residents.blocks_leaving or not residents.paused:
+                if residents.leaving or not residents.paused:
                     self._blocked = sequence
                     return
                 victim = residents.victim()
@@ -328,37 +344,18 @@ class Planner:
             if not sequence.paid:  # before the first start, however often outer tiers were asked
                 sequence.paid = True
                 self._shares.charge(request.tenant, len(sequence.tokens) - start)
-            if sequence.loading is not None:
+            if sequence.tiers.loading is not None:
                 continue
             self._introduce(draft, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
-            self._take_span(draft, sequence, start, max(1, self._allowed(len(sequence.tokens) - start, draft)))
+            count = max(1, self.tokens.allowed(len(sequence.tokens) - start, draft.budget, prefill))
+            prefill -= self._take_span(draft, sequence, start, count)
 
     def _introduce(self, draft: Draft, sequence: Sequence) -> None:
         draft.introduce(sequence, "" if self.elastic is None else sequence.request.owner)
 
     def _seal(self, draft: Draft) -> StepPlan:
-        flight = draft.flight
-        sequences = draft.sequences
-        flight.sequences = sequences
-        last = self._last
-        if not draft.new_rows and sequences == last.sequences:  # no sequence joined or left, so no epoch has changed
-            flight.rows, flight.epochs = last.rows, last.epochs
-        else:
-            flight.rows = tuple([sequence.row for sequence in sequences])
-            flight.epochs = tuple([sequence.epoch for sequence in sequences])
-        self._last = flight
-        counts = flight.expected = tuple(draft.expected)
-        flight.samplers = sequences
-        if not draft.plain:
-            counts = tuple(draft.counts)
-            flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
-            if 0 in flight.expected:
-                flight.samplers = [s for s, samples in zip(sequences, draft.expected, strict=True) if samples]
-        flight.counts = counts
-        flight.decode_tokens = sum(counts) - flight.prefill_tokens
-        if draft.limits and max(draft.limits) > PLAIN:
-            flight.limits = tuple(draft.limits)
+        flight = self._last = draft.record(self._last)
         transfers, lookups, cancelled = ((), (), ()) if self._offload is None else self._offload.take()
         plan = StepPlan(
             step=self.step,
@@ -366,7 +363,7 @@ class Planner:
             rows=flight.rows,
             epochs=flight.epochs,
             starts=tuple(draft.starts),
-            counts=counts,
+            counts=flight.counts,
             draft_limits=flight.limits,
             new_rows=tuple(draft.new_rows),
             changes=tuple(draft.changes),
@@ -377,7 +374,7 @@ class Planner:
             lookups=lookups,
             cancelled=cancelled,
         )
-        if self.guides is not None:
+        if self.guides is not None and plan.new_rows:
             self.guides.started(plan.new_rows)
         self._residents.retired.clear()
         self._residents.forks.clear()
@@ -387,7 +384,7 @@ class Planner:
 
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
-        num_running, num_waiting = len(self._residents.running), len(self._room)
+        num_running, num_waiting = len(self._residents.running), self._room.size
         held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
         if not self._flights and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

@@ -8,11 +8,13 @@ then is convicted. Innocent halves come first in line, so if the worker itself i
 A cleared request stays on parole for some tokens. If the worker dies over it again, it must get further past that point
 each time: a request that kills the worker a little later at every attempt is found too.
 
-A kill that may have come from outside proves less: see `suspect`.
+A kill that may have come from outside proves less: see `suspect`. Such a kill is usually independent of the requests.
+But where the kernel's count of out-of-memory kills cannot be read, a request that needs too much memory looks like a
+kill from outside each time. `Kills` counts those that meet the same request again and again, before it gets anywhere.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence as Sequences
 
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.actors.sequences.sequence import Request, Sequence
@@ -64,12 +66,13 @@ class Quarantine:
         self._steady = False
         """The members are those of the first trial since there is this worker."""
         self._renewed = False
-        self._groups: deque[list[_Suspect]] = deque()
+        self.groups: deque[list[_Suspect]] = deque()
+        """Requests under suspicion, in the order of their trials."""
         self._paroled: dict[Request, _Suspect] = {}
 
     def __len__(self) -> int:
         """Requests under suspicion."""
-        return sum(map(len, self._groups))
+        return sum(map(len, self.groups))
 
     def renew(self) -> None:
         """There is another worker, which has computed nothing yet."""
@@ -96,26 +99,26 @@ class Quarantine:
             the convicted.
         """
         self._paroled = {request: suspect for request, suspect in self._paroled.items() if not suspect.free}
-        known = self._paroled | {suspect.request: suspect for group in self._groups for suspect in group}
+        known = self._paroled | {suspect.request: suspect for group in self.groups for suspect in group}
         accused: dict[Request, _Suspect] = {}
         for sequence in lost:
             request = sequence.request
             accused.setdefault(request, known.get(request) or _Suspect(request)).accuse(sequence)
             self._paroled.pop(request, None)
-        others = [[suspect for suspect in group if suspect.request not in accused] for group in self._groups]
-        self._groups = deque(group for group in others if group)
+        others = [[suspect for suspect in group if suspect.request not in accused] for group in self.groups]
+        self.groups = deque(group for group in others if group)
         self.members = None
         for suspect in accused.values():
             suspect.deaths += 1
         suspects = list(accused.values())
         if len(suspects) > 1:
             half = (len(suspects) + 1) // 2
-            self._groups.extend((suspects[:half], suspects[half:]))
+            self.groups.extend((suspects[:half], suspects[half:]))
         elif suspects and convict and suspects[0].deaths >= DEATHS_TO_CONVICT:
             self.num_convicted += 1
             return [suspects[0].request]
         elif suspects:
-            self._groups.append(suspects)
+            self.groups.append(suspects)
         return []
 
     def review(self) -> bool:
@@ -130,19 +133,19 @@ class Quarantine:
 
     def _put_on_trial(self) -> bool:
         """Whether `members` has changed."""
-        if not self._groups:
+        if not self.groups:
             changed, self.members = self.members is not None, None
             return changed
         before = self.members
         absent: list[list[_Suspect]] = []
-        for group in self._groups:
+        for group in self.groups:
             absent += [[suspect] for suspect in group if suspect.request.paused and not suspect.cleared]
-        groups = [[suspect for suspect in group if not suspect.request.paused] for group in self._groups]
+        groups = [[suspect for suspect in group if not suspect.request.paused] for group in self.groups]
         for group in groups:
             if all(suspect.cleared for suspect in group):
                 self._parole(group)
         groups = [group for group in groups if not all(suspect.cleared for suspect in group)]
-        self._groups = deque([*groups, *absent])
+        self.groups = deque([*groups, *absent])
         self.members = {suspect.request for suspect in groups[0]} if groups else None
         return self.members != before
 
@@ -157,3 +160,27 @@ class Quarantine:
         """The member that is served next."""
         waiting = [sequence for request in self.members or () for sequence in request.sequences if sequence in room]
         return min(waiting, key=lambda sequence: sequence.arrival_key, default=None)
+
+
+KILLS_TO_SUSPECT = 8
+"""In a row. Fewer than the losses without a finished step that end the engine, by those that a trial takes."""
+
+
+class Kills:
+    """Counts, for each request, the kills in a row that met it with no finished step of it in between."""
+
+    def __init__(self) -> None:
+        self._met: dict[Request, int] = {}
+
+    def add(self, lost: Sequences[Sequence]) -> bool:
+        """One more, which met these, as the lost worker had them; True when one of them was met too often."""
+        going_on = {sequence.request for sequence in lost if sequence.num_confirmed}
+        met = dict.fromkeys(sequence.request for sequence in lost if sequence.request not in going_on)
+        self._met = {
+            request: kills
+            for request, kills in self._met.items()
+            if request not in going_on and not all(sequence.ended for sequence in request.sequences)
+        }
+        for request in met:
+            self._met[request] = self._met.get(request, 0) + 1
+        return any(self._met[request] >= KILLS_TO_SUSPECT for request in met)

@@ -5,11 +5,10 @@ once is among the tokens that the sequence starts from.
 """
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.kills import Kills
 from troupellm.actors.scheduler.open_requests import Ledger
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.plans_in_flight import Flights
-from troupellm.actors.scheduler.quarantine import Quarantine
+from troupellm.actors.scheduler.plans import Flights
+from troupellm.actors.scheduler.quarantine import Kills, Quarantine
 from troupellm.actors.scheduler.running_set import Residents
 from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.errors import EngineStopped, RequestFailed
@@ -53,7 +52,7 @@ class Replay:
         self.reason = lost.reason
         self._planner.engine_epoch += 1
         if lost.exhausted:
-            self._planner.shrink()
+            self._planner.tokens.shrink(self._planner.step)
         convicted = self._judge(lost)
         self.num_replayed += self._residents.evacuate()
         self._tables.rebuild(self._tables.num_blocks)

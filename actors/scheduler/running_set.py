@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.fair_share import Shares
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans import Flights
 from troupellm.actors.scheduler.shared_prompts import Trunks, find_trunk
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.sequences.parts import Trunk
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
-from troupellm.actors.sequences.shared_prompt import Trunk
 from troupellm.protocol.messages.worker import NULL_BLOCK, RowFork
 
 SEARCH_STEPS = 16
@@ -54,29 +54,29 @@ class Residents:
         self.regrouping: dict[int, Request] = {}
         """Searches whose first beam has been computed again, and others have not begun to be."""
         self.num_preemptions = 0
-        self._leaving: list[_Leaving] = []
-
-    @property
-    def blocks_leaving(self) -> bool:
-        return bool(self._leaving)
+        self.leaving: list[_Leaving] = []
+        """Blocks that come back when the plans that name them have returned."""
 
     def start(self, sequence: Sequence, reserve: int, span: int | None = None) -> bool:
         """From the waiting room to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
         if not self._tables.admit(sequence, reserve, self._trunk(sequence), span=span):
             return False
         self._room.remove(sequence)
-        if sequence.host_hits:
+        if sequence.tiers.host_hits:
             sequence.handle(Event.LOAD)
             self.loading[sequence.row] = sequence
         else:
             self.run(sequence)
-        self.trunks.settle(sequence.request)
+        if sequence.request.trunk is not None:
+            self.trunks.settle(sequence.request)
         return True
 
     def run(self, sequence: Sequence) -> None:
         """It has all the blocks that it needs now."""
         sequence.handle(Event.START)
-        sequence.asked = sequence.asks_again = sequence.was_preempted = sequence.gave_up = False
+        sequence.was_preempted = False
+        tiers = sequence.tiers
+        tiers.asked = tiers.asks_again = tiers.gave_up = False
         self.running[sequence.row] = sequence
         self._shares.runs(sequence.request.tenant)
 
@@ -96,6 +96,8 @@ class Residents:
 
     def _trunk(self, sequence: Sequence) -> Trunk | None:
         """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
+        if len(sequence.request.sequences) == 1:
+            return None
         if sequence.num_generated and self._tables.caching and not sequence.lockstep:
             return None
         return find_trunk(sequence, self._tables)
@@ -242,14 +244,14 @@ class Residents:
         self.retired.clear()
         self.forks.clear()
         self.trunks.forget()
-        self._leaving.clear()
+        self.leaving.clear()
         for sequence in computed:
             sequence.known_to_worker = False
             self._start_over(sequence)
         for sequence in list(self.loading.values()):
             sequence.tables = [[] for _ in sequence.tables]
-            sequence.asked = sequence.asks_again = False
-            sequence.rounds = 0
+            sequence.tiers.asked = sequence.tiers.asks_again = False
+            sequence.tiers.rounds = 0
             self.put_back(sequence)
         for request in {sequence.request.number: sequence.request for sequence in computed}.values():
             if request.search is not None:
@@ -281,7 +283,8 @@ class Residents:
         self._leave(sequence)
         sequence.epoch = NO_EPOCH
         sequence.fence = -1
-        self.trunks.settle(sequence.request)
+        if sequence.request.trunk is not None:
+            self.trunks.settle(sequence.request)
         if sequence.last_step <= self._flights.last_returned:
             return True
         self.ending[sequence.row] = sequence
@@ -290,11 +293,11 @@ class Residents:
     def returned(self) -> list[Sequence]:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
         last_returned = self._flights.last_returned
-        if self._leaving:
-            for step, tables, transfers in self._leaving:
+        if self.leaving:
+            for step, tables, transfers in self.leaving:
                 if step <= last_returned and not transfers:
                     self._tables.release(tables)
-            self._leaving = [entry for entry in self._leaving if entry.step > last_returned or entry.transfers]
+            self.leaving = [entry for entry in self.leaving if entry.step > last_returned or entry.transfers]
         if not self.ending:
             return []
         ended = [sequence for sequence in self.ending.values() if sequence.last_step <= last_returned]
@@ -331,7 +334,7 @@ class Residents:
             self._tables.release(sequence.tables)
         else:
             self._flights.disturb()
-            self._leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
+            self.leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
@@ -352,9 +355,9 @@ class Residents:
                 assert sequence.state is state, f"a {sequence.state.value} sequence is among the {state.value}"
         places = (self.running, self.paused, self.loading)
         holders = [sequence.tables for place in places for sequence in place.values()]
-        holders += [entry.tables for entry in self._leaving]
+        holders += [entry.tables for entry in self.leaving]
         newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
-        assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
+        assert all(entry.step <= newest for entry in self.leaving), "blocks wait for a plan that nobody has"
         holders += self.trunks.holders()
         holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
         self.trunks.assert_invariants()

@@ -6,8 +6,8 @@ cached. A fork shares the trunk's full blocks; the one block that it begins to w
 """
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
+from troupellm.actors.sequences.parts import Trunk
 from troupellm.actors.sequences.sequence import Request, Sequence, State
-from troupellm.actors.sequences.shared_prompt import Trunk
 
 _WITHOUT_BLOCKS = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
 
@@ -34,8 +34,8 @@ class Trunks:
         self._requests[request.number] = request
 
     def settle(self, request: Request) -> None:
-        """Let go of a trunk once no sequence waits for it."""
-        if request.trunk is not None and all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
+        """Let go of a request's trunk once no sequence waits for it."""
+        if all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
             self.drop(request)
 
     def release_youngest(self) -> bool:
@@ -71,8 +71,6 @@ class Trunks:
 def find_trunk(sequence: Sequence, tables: BlockTables) -> Trunk | None:
     """Where a sequence that starts finds what others of its request have computed for it."""
     request = sequence.request
-    if len(request.sequences) == 1:
-        return None
     if request.trunk is not None:
         return request.trunk if tables.covers(sequence, request.trunk) else None
     prompt = request.num_prompt_tokens

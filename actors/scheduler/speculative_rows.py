@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.plan_draft import Draft
+from troupellm.actors.scheduler.plans import PLAIN, Draft
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.speculation import SpeculativeConfig
@@ -18,9 +18,6 @@ from troupellm.protocol.messages.worker import RowChange, WorkerReady
 
 MakeRoom = Callable[[Sequence, Callable[[], tuple[tuple[int, ...], ...] | None]], tuple[tuple[int, ...], ...] | None]
 """Blocks for a sequence, as its second argument takes them, from others if need be; None when there are none yet."""
-
-PLAIN = -1
-"""Limit of a row that computes just its span."""
 
 
 class Elastic:

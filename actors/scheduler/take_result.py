@@ -1,24 +1,24 @@
-"""Taking in a step's result: confirm what was computed, append tokens, end what has ended, report."""
+"""Taking in a step's result: check it, confirm what was computed, append tokens, end what has ended, report."""
 
 from collections.abc import Sequence as Columns
 from itertools import chain
 
+import numpy as np
+
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.append_tokens import Acceptance, Gaps
 from troupellm.actors.scheduler.beam_sequences import Beams
-from troupellm.actors.scheduler.check_result import Aligned, align, check_described, trim_logprobs
+from troupellm.actors.scheduler.draft_stats import Drafting, ProposerCounts
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flight
-from troupellm.actors.scheduler.proposer_stats import ProposerCounts
+from troupellm.actors.scheduler.plans import PLAIN, Aligned, BrokenResult, Flight
 from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.speculation_stats import Drafting
 from troupellm.actors.sequences.sequence import Event, Sequence
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.metrics import DraftStats, StepStats
 from troupellm.protocol.messages.output import StepOutput
-from troupellm.protocol.messages.worker import RowLogprobs, RowPooled, StepResult, WorkerReady
+from troupellm.protocol.messages.worker import RowError, RowLogprobs, RowPooled, StepResult, WorkerReady
 
 
 class Updates:
@@ -39,7 +39,6 @@ class Updates:
         self._ability = ready.pooling
         self.num_tokens = 0
         """Tokens that were shown."""
-        self._stats: list[StepStats] = []
         self._reported = (0, 0, 0)
         self._beams = Beams(ledger, residents, tables)
         self.acceptance = Acceptance(ledger, residents, shares)
@@ -88,7 +87,8 @@ class Updates:
         for sequence in self.acceptance.take_spent():
             if not sequence.ended:  # a later row of the result may have failed its request
                 self._start_over(sequence)
-        self._ledger.release_returned()
+        if self._residents.ending or self._residents.leaving:
+            self._ledger.release_returned()
         self.num_tokens += len(tokens)
         self._report(flight, result, len(tokens), gaps, now, drafts)
         facts = self._ledger.take(result.step)
@@ -107,17 +107,14 @@ class Updates:
 
     def take_reports(self, result: StepResult) -> None:
         """Take the worker's reports about itself."""
-        self.proposer.take(result.proposer)
+        if result.proposer is not None:
+            self.proposer.take(result.proposer)
         self.graphs = result.graphs or self.graphs
 
     def forget_worker(self) -> None:
         """It was lost."""
         self.proposer.forget()
         self.graphs = None
-
-    def take_stats(self) -> list[StepStats]:
-        stats, self._stats = self._stats, []
-        return stats
 
     def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
         """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
@@ -206,7 +203,7 @@ class Updates:
             self._tables.num_hit_tokens,
         )
         before, self._reported = self._reported, counted
-        self._stats.append(
+        self._ledger.stats.append(
             StepStats(
                 num_rows=len(flight.rows),
                 prefill_tokens=flight.prefill_tokens,
@@ -232,3 +229,84 @@ def _alive(flight: Flight) -> dict[int, Sequence]:
 def _alive_pooled(flight: Flight, result: StepResult) -> tuple[RowPooled, ...]:
     alive = _alive(flight)
     return tuple(entry for entry in result.pooled if entry.row in alive)
+
+
+def align(flight: Flight, result: StepResult) -> Aligned:
+    """Read a result against its plan.
+
+    Raises:
+        BrokenResult: the columns do not fit each other or the plan.
+    """
+    counts = result.token_counts
+    same = result.rows == flight.rows and result.epochs == flight.epochs
+    if not (same and len(counts) == len(flight.rows) and sum(counts) == len(result.tokens)):
+        raise BrokenResult(f"step {result.step}: columns of the result do not fit each other or the plan")
+    errors: dict[int, RowError] = {}
+    if result.errors:
+        failed = {error.row: error for error in result.errors}
+        errors = {index: failed[row] for index, row in enumerate(flight.rows) if row in failed}
+    finished = frozenset(result.finished)
+    if finished and not finished <= {one.row for one in flight.sequences if one.sampling.guide is not None}:
+        raise BrokenResult(f"step {result.step}: a row is complete that has no guide")
+    aligned = Aligned(result.token_counts, result.tokens, errors, finished, result.accepted, result.drafted)
+    if result.drafted or result.accepted or (flight.limits and result.token_counts != flight.expected):
+        _check_drafts(flight, aligned, result.step)
+    return aligned
+
+
+def _check_drafts(flight: Flight, aligned: Aligned, step: int) -> None:
+    """
+    Raises:
+        BrokenResult: drafts or tokens that the plan left no room for.
+    """
+    size = len(flight.rows)
+    nothing = (0,) * size
+    accepted, drafted = aligned.accepted or nothing, aligned.drafted or nothing
+    limits = flight.limits or (PLAIN,) * size
+    if not len(accepted) == len(drafted) == size or len(aligned.accepted) != len(aligned.drafted):
+        raise BrokenResult(f"step {step}: columns of drafts do not fit the plan")
+    rows = zip(flight.sequences, limits, aligned.token_counts, accepted, drafted, strict=True)
+    for index, (sequence, limit, count, taken, given) in enumerate(rows):
+        if not 0 <= taken <= given <= max(limit, 0):
+            raise BrokenResult(f"step {step}: a row has {taken} accepted of {given} drafts, with a limit of {limit}")
+        if limit == PLAIN or count == 1 + taken or index in aligned.errors:
+            continue
+        if sequence.sampling.guide is None or not (count > taken or count == taken == 0):
+            raise BrokenResult(f"step {step}: a row has {count} tokens with {taken} accepted drafts")
+
+
+def check_described(result: StepResult, vocab_width: int) -> None:
+    """Check log-probabilities: their text depends on their sizes, and a beam goes on with their tokens.
+
+    Raises:
+        BrokenResult: their columns do not fit each other, or name tokens that there are not.
+    """
+    entries = (*result.logprobs, *result.prompt_logprobs)
+    for entry in entries:
+        width, size = entry.width, len(entry.ranks)
+        whole = width > 0 and size % 4 == 0 and len(entry.token_ids) == len(entry.logprobs) == size * width
+        if not whole or len(entry.other_ranks) not in (0, size * (width - 1)):
+            raise BrokenResult(f"step {result.step}: columns of log-probabilities do not fit each other")
+    ids = np.frombuffer(b"".join([entry.token_ids for entry in entries]), dtype="<u4")  # below zero is beyond 2 ** 31
+    if ids.size and int(ids.max()) >= vocab_width:
+        raise BrokenResult(f"step {result.step}: log-probabilities of a token id outside 0..{vocab_width - 1}")
+
+
+def trim_logprobs(entry: RowLogprobs, first: int, last: int) -> RowLogprobs | None:
+    """The part of `entry` that describes positions first .. last - 1; None when there is none."""
+    begin = max(first - entry.position, 0)
+    end = min(last - entry.position, len(entry.ranks) // 4)
+    if begin >= end:
+        return None
+    if begin == 0 and end == len(entry.ranks) // 4:
+        return entry
+    stride = 4 * entry.width
+    return RowLogprobs(
+        row=entry.row,
+        position=entry.position + begin,
+        width=entry.width,
+        token_ids=entry.token_ids[begin * stride : end * stride],
+        logprobs=entry.logprobs[begin * stride : end * stride],
+        ranks=entry.ranks[4 * begin : 4 * end],
+        other_ranks=entry.other_ranks[begin * (stride - 4) : end * (stride - 4)],
+    )

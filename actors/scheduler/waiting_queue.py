@@ -37,12 +37,10 @@ class WaitingRoom:
         self._away: dict[Sequence, int] = {}
         """Sequences that wait for outer tiers, and the tokens that each would compute without them."""
         self._ties = count()
-        self._size = 0
+        self.size = 0
+        """Sequences that wait."""
         self.num_tokens = 0
         """Known tokens of all who wait."""
-
-    def __len__(self) -> int:
-        return self._size
 
     def __contains__(self, sequence: Sequence) -> bool:
         line = self._lines.get(sequence.request.tenant)
@@ -70,7 +68,7 @@ class WaitingRoom:
             line = self._lines[tenant] = _Line()
             self._put_in_order(tenant)
         line.add(sequence)
-        self._size += 1
+        self.size += 1
         self.num_tokens += len(sequence.tokens)
 
     def first(self) -> Sequence | None:
@@ -98,7 +96,7 @@ class WaitingRoom:
         line = self._lines.get(tenant)
         if line is None or not line.remove(sequence):
             return
-        self._size -= 1
+        self.size -= 1
         self.num_tokens -= len(sequence.tokens)
         if not line.members:
             del self._lines[tenant]

@@ -21,10 +21,7 @@ from array import array
 from typing import Final
 
 from troupellm.actors.sequences.beam_search import BeamSearch
-from troupellm.actors.sequences.draft_counts import DraftCounts
-from troupellm.actors.sequences.host_hit import HostHit
-from troupellm.actors.sequences.repetition import Repetition
-from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.actors.sequences.parts import DraftCounts, Repetition, TierState, Trunk
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.worker import SamplingState
@@ -194,9 +191,6 @@ class Sequence:
 
     __slots__ = (
         "arrival_key",
-        "asked",
-        "asks_again",
-        "brought",
         "cache_age",
         "capacity",
         "decoding",
@@ -205,34 +199,30 @@ class Sequence:
         "epoch",
         "fence",
         "forced",
-        "gave_up",
         "guide_rebuilt",  # the guide was used up once, and built again
-        "host_hits",
         "keys",
         "known_to_worker",
         "last_step",
         "last_token",
         "limit",
-        "loading",
         "lockstep",
         "min_tokens",
         "num_computed",
         "num_confirmed_prefill",
         "num_labelled",
-        "num_offered",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "paid",
         "pooling",
         "repetition",
         "request",
-        "rounds",
         "row",
         "sampling",
         "slack",
         "state",
         "stop_or_eos",
         "tables",
+        "tiers",
         "tokens",
         "was_preempted",
     )
@@ -286,22 +276,7 @@ class Sequence:
         """Root of the prefix cache's key chain, then the keys of the first full blocks."""
         self.num_labelled = 0
         """Full blocks that others can find."""
-        self.num_offered = 0
-        """Of those, how many the tiers behind the device were offered."""
-        self.host_hits: list[HostHit] = []
-        """Blocks to load for the sequence, between their admission and the load."""
-        self.loading: object | None = None
-        """The state of its load while it is LOADING; belongs to the module that does the loading."""
-        self.asked = False
-        """Outer tiers were asked for its blocks since it ran last."""
-        self.asks_again = False
-        """Outer tiers have more than could be fetched at once: they are asked again once that is loaded."""
-        self.rounds = 0
-        """How often it has done so."""
-        self.brought: dict[str, int] = {}
-        """Tokens that came from tiers before it asked again, by kind of tier."""
-        self.gave_up = False
-        """A tier did not give what it has: the sequence does without tiers until it runs."""
+        self.tiers = TierState()
         self.was_preempted = self.guide_rebuilt = False
         """Since it ran last."""
         self.cache_age = 0
@@ -370,7 +345,7 @@ class Sequence:
         self.tokens, self.keys = parent.tokens[:], parent.keys.copy()
         self.tables = [table.copy() for table in parent.tables]
         self.capacity, self.cache_age, self.num_labelled = parent.capacity, parent.cache_age, parent.num_labelled
-        self.num_offered = parent.num_offered
+        self.tiers.num_offered = parent.tiers.num_offered
         self.num_computed, self.num_confirmed_prefill = parent.num_computed, parent.num_confirmed_prefill
         self.decoding, self.fence, self.slack = parent.decoding, -1, parent.slack
 
@@ -378,7 +353,7 @@ class Sequence:
         """Back to tokens alone, for another start under the next epoch."""
         self.epoch += 1
         self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = self.slack = 0
-        self.num_offered = self.forced = 0
+        self.tiers.num_offered = self.forced = 0
         self.decoding = False
         self.fence = -1
         self.tables = [[] for _ in self.tables]

@@ -22,7 +22,7 @@ from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.restart_intensity import Crashes, Intensity
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
-from troupellm.actors.worker.thread_host import WorkerGone, WorkerSeat, WorkerStuck, check_reply, found_no_memory
+from troupellm.actors.worker.thread_host import WorkerGone, WorkerSeat, WorkerStuck, found_no_memory
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerBack, WorkerLost
 from troupellm.protocol.messages.sleep import (
@@ -33,7 +33,7 @@ from troupellm.protocol.messages.sleep import (
     WorkerControl,
     WorkerReport,
 )
-from troupellm.protocol.messages.worker import RestartWorker, StepPlan, WorkerReady
+from troupellm.protocol.messages.worker import RestartWorker, StepPlan, StepResult, WorkerReady
 
 logger = logging.getLogger("troupellm.engine")
 
@@ -74,6 +74,10 @@ class WorkerActor:
         self._clock = clock
         self._timeout = step_timeout
         self._crashes = Crashes(intensity or Intensity(), clock)
+        self._answered = False
+        """The present worker has answered a plan."""
+        self._unforgiven = False
+        """Losses count until the scheduler has taken in an answer of the next worker, which its next plan shows."""
         self._pending: deque[StepPlan] = deque()
         """Handed over and not come back, oldest first."""
         self._dormant: Waiter | None = None
@@ -198,6 +202,9 @@ class WorkerActor:
         if plan.engine_epoch != self.losses:
             self.num_dropped += 1
             return
+        if self._unforgiven and self._answered:
+            self._unforgiven = False
+            self._crashes.forgive()
         if not self._pending:
             self.busy_since = self._clock.now()
             if self._dormant is not None:
@@ -211,18 +218,24 @@ class WorkerActor:
                 result = await self._seat.receive()
                 if not self._pending:
                     raise WorkerGone("the worker gave a result without a launched plan")
-                check_reply(self._pending[0], result)
+                self._check_order(result)
             except Exception as error:  # the choke point for what a step raises
                 raise _Lost(error) from error
             self._pending.popleft()
             now = self.last_step = self._clock.now()
             self.busy_since = now if self._pending else None
-            self._crashes.forgive()
+            self._answered = True
             try:
                 if not self._scheduler.offer(StepFinished(result)):
                     raise RuntimeError("the scheduler has no room for the result of a plan that it sent")
             except MailboxClosed:
                 return  # the scheduler has left, so results are not wanted any more
+
+    def _check_order(self, result: StepResult) -> None:
+        """Raises WorkerGone for a result that is not that of the oldest plan. The scheduler checks its columns."""
+        plan = self._pending[0]
+        if result.step != plan.step or result.engine_epoch != plan.engine_epoch:
+            raise WorkerGone(f"the worker's reply to step {plan.step} is that of another step")
 
     async def _watch(self) -> None:
         """A step has its deadline from when it was begun, and a worker that is stopped is not waited for that long.
@@ -259,6 +272,7 @@ class WorkerActor:
         since = self._clock.now() if self.busy_since is None else self.busy_since
         self.busy_since = None
         self.losses += 1
+        self._answered, self._unforgiven = False, True
         self.restarting = reason = _reason(cause)
         if isinstance(cause, WorkerStuck):
             raise cause

@@ -15,7 +15,6 @@ from troupellm.actors.runtime.ports import Line
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.models.runner.steps_in_flight import Steps
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
-from troupellm.protocol.messages.reply_fits import fits
 from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport, obey
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
@@ -239,17 +238,6 @@ def _final(error: Exception) -> Exception:
     stuck = WorkerStuck(f"{error.message}; start with --enforce-eager (enforce_eager=True), or with worker_process")
     stuck.__cause__ = error
     return stuck
-
-
-def check_reply(plan: StepPlan, result: StepResult) -> None:
-    """Refuse a reply that the scheduler could misread.
-
-    Raises:
-        WorkerGone: it does not fit the plan.
-    """
-    same = result.step == plan.step and result.engine_epoch == plan.engine_epoch
-    if not (same and fits(plan.rows, plan.epochs, result)):
-        raise WorkerGone(f"the worker's reply to step {plan.step} has another step, rows or token counts")
 
 
 def found_no_memory(error: Exception) -> bool:

@@ -111,22 +111,38 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
 Prompt = TextPrompt | TokensPrompt | ChatPrompt | EmbedsPrompt | PairPrompt
 
 
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as its caller made it."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams
+    wait: bool = True
+    """Wait for a place instead of being refused."""
+    tenant: str = ""
+    """Whose request it is; the name of its API key, never the key."""
+    party: Party | None = None
+    cache_salt: bytes = b""
+    deadline: float | None = None
+    """Seconds from now until which the request must have been scheduled."""
+    streaming: bool = True
+    pooling: PoolingParams | None = None
+    """None generates; otherwise `params` only say that nothing is generated."""
+    bulk: Bulk | None = None
+    hints: KVHints = NO_HINTS
+
+
 class PrepareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Render, tokenize, validate, then tell the output actor and the scheduler; a refusal goes to the outbox."""
 
     request: int
-    request_id: str
-    arrival: float
-    prompt: Prompt
-    params: SamplingParams
+    """The engine's own number of the request."""
+    submission: Submission
     outbox: Outbox
-    streaming: bool = True
-    tenant: str = ""
-    cache_salt: bytes = b""
+    arrival: float
+    """Seconds on the engine's clock."""
     deadline: float | None = None
-    pooling: PoolingParams | None = None
-    """None generates; otherwise `params` say nothing."""
-    hints: KVHints = NO_HINTS
+    """Likewise: until then it must have been scheduled."""
 
 
 IntakeMessage = PrepareRequest

@@ -43,10 +43,10 @@ from troupellm.server.app.lifespan import run_lifespan
 from troupellm.server.base.body import decode_body, most_bytes, read_body
 from troupellm.server.base.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.base.exchange import Exchange, Receive, Scope, Send, check_size
+from troupellm.server.base.ignored import UnknownFields
 from troupellm.server.base.query import decode_query
-from troupellm.server.base.router import Found, Route, Router, RouteScope
+from troupellm.server.base.router import Found, Route, Router, RouteScope, choose
 from troupellm.server.base.threads import offload
-from troupellm.server.base.unknown_fields import UnknownFields
 from troupellm.server.base.websocket import refuse_websocket
 from troupellm.server.batches import routes as batch_routes
 from troupellm.server.host.engine_host import EngineHost, stream_defaults
@@ -245,14 +245,14 @@ class App:
         """Responses are made over WebSockets too; any other handshake is refused."""
         asked: dict[str, Any] = {**scope, "method": "GET"}
         first = Exchange(asked, receive, send, request_id=self._request_id(scope), write_timeout=0.0)
-        first.raw_path = self._path_of(first, scope)
+        first.raw_path, found = self._located(first, scope)
         await receive()
         try:
             if first.raw_path != f"{self._prefix}/responses".encode():
                 raise no_websockets()
             self._guard.check(first, own_pages_only=True)
             check_size(first)
-            self._check_key(first, self._router.find(first.raw_path))
+            self._check_key(first, found)
             self.host.require()
         except HttpError as error:
             status = await refuse_websocket(scope, receive, send, error, request_id=first.request_id)
@@ -280,11 +280,11 @@ class App:
         exchange = Exchange(
             scope, receive, send, request_id=self._request_id(scope), write_timeout=self._config.write_timeout
         )
-        exchange.raw_path = self._path_of(exchange, scope)
+        exchange.raw_path, found = self._located(exchange, scope)
         probe = exchange.raw_path in self._router.open_paths
         try:
             with exchange.cancel_scope:
-                await self._answer(exchange, probe=probe)
+                await self._answer(exchange, found, probe=probe)
                 if self.host.bodies.take_trim():
                     await offload(trim_heap)
         except (Exception, BaseExceptionGroup) as error:
@@ -295,10 +295,9 @@ class App:
             if not quiet and not self._config.disable_access_log:
                 log_access(exchange)
 
-    async def _answer(self, exchange: Exchange, *, probe: bool) -> None:
+    async def _answer(self, exchange: Exchange, found: Found | None, *, probe: bool) -> None:
         try:
-            found = self._router.find(exchange.raw_path)
-            exchange.error_shape = self._router.error_shape(exchange.raw_path)
+            exchange.error_shape = self._router.error_shape(exchange.raw_path, found)
             exchange.further_headers = self._guard.check(exchange, probe=exchange.raw_path in PROBES)
             check_size(exchange)
             preflight = self._guard.preflight(exchange)
@@ -306,7 +305,7 @@ class App:
                 await exchange.respond(204, b"", preflight)
                 return
             self._check_key(exchange, found)
-            route, found = self._router.match(exchange.method, exchange.raw_path)
+            route, found = choose(exchange.method, found)
             exchange.route, exchange.tail, exchange.path_values = route.path, found.tail, found.values
             if route.query is not None:
                 exchange.query = decode_query(exchange.raw_query, route.query)
@@ -375,8 +374,8 @@ class App:
         except ClientGone:
             return
 
-    def _path_of(self, exchange: Exchange, scope: Scope) -> bytes:
-        """The path as its route is named, where there is one."""
+    def _located(self, exchange: Exchange, scope: Scope) -> tuple[bytes, Found | None]:
+        """The path as its route is named, and the route, where there is one."""
         return self._router.spelt(self._router.below(exchange.raw_path, scope.get("root_path", "")), self._prefix)
 
     def _request_id(self, scope: Scope) -> str:

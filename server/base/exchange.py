@@ -186,7 +186,7 @@ class Exchange:
         sent = [(b"content-type", content_type), (b"x-request-id", self.request_id.encode())]
         if self.error_shape == "anthropic":  # where its clients look for it
             sent.append((b"request-id", self.request_id.encode()))
-        if status == 200:
+        if status == 200 and self.quota is not None:
             sent += ratelimit_headers(self.quota, anthropic=self.error_shape == "anthropic")
         sent += self.further_headers
         sent += [(name, value) for name, value in headers if self._http1 or name != b"connection"]

@@ -104,15 +104,16 @@ class Router:
         rest = raw_path[len(root) :]
         return rest if self.find(rest) is not None else raw_path
 
-    def spelt(self, raw_path: bytes, prefix: str) -> bytes:
-        """The path of a route, for one that lacks `prefix` or has it twice: clients add it to their base URL, or do
-        not. Any other path stays what it is."""
-        wanted = prefix.encode()
-        if not wanted or self.find(raw_path) is not None:
-            return raw_path
+    def spelt(self, raw_path: bytes, prefix: str) -> tuple[bytes, Found | None]:
+        """The path of a route and the route, also for a path that lacks `prefix` or has it twice: clients add it to
+        their base URL, or do not. Any other path stays what it is."""
+        wanted, found = prefix.encode(), self.find(raw_path)
+        if not wanted or found is not None:
+            return raw_path, found
         twice = raw_path.startswith(wanted + wanted + b"/")
         other = raw_path[len(wanted) :] if twice else wanted + raw_path
-        return other if self.find(other) is not None else raw_path
+        found = self.find(other)
+        return (raw_path if found is None else other), found
 
     def find(self, raw_path: bytes) -> Found | None:
         """The routes of a path, for all methods."""
@@ -132,26 +133,29 @@ class Router:
                     return Found(methods, tail)
         return None
 
-    def error_shape(self, raw_path: bytes) -> ErrorShape:
-        """Of the errors of a path; what is no route has the shape of the API below whose path it would be."""
-        found = self.find(raw_path)
+    def error_shape(self, raw_path: bytes, found: Found | None) -> ErrorShape:
+        """Of the errors of a path; a path without a route has the shape of the API below whose path it would be."""
         if found is not None:
             return found.any.error_shape
         return next((shape for path, shape in self._shaped.items() if raw_path.startswith(path + b"/")), "openai")
 
     def match(self, method: str, raw_path: bytes) -> tuple[Route, Found]:
-        """The route, and what of its path was open.
+        """The route, and what of its path was open; see `choose`."""
+        return choose(method, self.find(raw_path))
 
-        Raises:
-            HttpError: 404 unknown path, 405 with `Allow` for the wrong method.
-        """
-        found = self.find(raw_path)
-        if found is None:
-            raise unknown_url()
-        route = found.methods.get("GET" if method == "HEAD" else method)
-        if route is None:
-            raise method_not_allowed(", ".join(allowed(found.methods)))
-        return route, found
+
+def choose(method: str, found: Found | None) -> tuple[Route, Found]:
+    """The route of a method.
+
+    Raises:
+        HttpError: 404 unknown path, 405 with `Allow` for the wrong method.
+    """
+    if found is None:
+        raise unknown_url()
+    route = found.methods.get("GET" if method == "HEAD" else method)
+    if route is None:
+        raise method_not_allowed(", ".join(allowed(found.methods)))
+    return route, found
 
 
 def allowed(methods: Iterable[str]) -> list[str]:

@@ -9,8 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -23,13 +22,11 @@ HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _encode = msgspec.json.Encoder().encode
 
-T = TypeVar("T")
 
-
-class Source(Protocol[T]):
+class Source(Protocol):
     """A stream or a turn that is open."""
 
-    def at_once(self, take: Callable[[list[T]], None], ready: Callable[[], bool]) -> None: ...
+    def read_by(self, sink: "PieceWriter") -> None: ...
 
 
 def event(body: object) -> bytes:
@@ -65,19 +62,21 @@ class EventStream:
         finally:
             self._end_turn()
 
-    def write_at_once(self, source: "Source[T]", encode: Callable[[list[T]], bytes]) -> None:
+    def write_at_once(self, source: Source, encode: Callable[[list[Any]], bytes]) -> None:
         """Deltas of `source` are written at once, without a task in between, while the client keeps up; the
         caller reads the rest. Only behind our own front, elsewhere the caller gets everything."""
         if self._exchange.swift:
-            source.at_once(partial(self._write, encode), self._ready)
+            source.read_by(PieceWriter(self, encode))
 
-    def _ready(self) -> bool:
+    @property
+    def free(self) -> bool:
+        """Whether events can be written at once."""
         return not (self._busy or self._closed) and self._exchange.ready()
 
-    def _write(self, encode: Callable[[list[T]], bytes], pieces: list[T]) -> None:
-        if data := encode(pieces):
-            self._exchange.write_now(data)
-            self._last = time.monotonic()
+    def write_now(self, data: bytes) -> None:
+        """Write whole events while `free`."""
+        self._exchange.write_now(data)
+        self._last = time.monotonic()
 
     async def finish(self, data: bytes, end: bytes = DONE) -> None:
         """Send the last events and what marks the end, and end the response."""
@@ -126,6 +125,23 @@ class EventStream:
                 await self.send(sign)
             else:
                 await anyio.sleep(interval - silent)
+
+
+class PieceWriter:
+    """Writes the deltas of one stream as events, without a task in between."""
+
+    __slots__ = ("_encode", "_events")
+
+    def __init__(self, events: EventStream, encode: Callable[[list[Any]], bytes]) -> None:
+        self._events = events
+        self._encode = encode
+
+    def ready(self) -> bool:
+        return self._events.free
+
+    def take(self, deltas: list[Any]) -> None:
+        if data := self._encode(deltas):
+            self._events.write_now(data)
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import decode_body
 from troupellm.server.base.errors import answer, flatten
 from troupellm.server.base.exchange import Exchange, Message
+from troupellm.server.base.ignored import UnknownFields
 from troupellm.server.base.router import Route, Router
-from troupellm.server.base.unknown_fields import UnknownFields
 from troupellm.server.host.engine_host import EngineHost
 
 LOW_PRIORITY = 1000

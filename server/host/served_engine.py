@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from troupellm.actors.admission.submission import PromptLike
+from troupellm.actors.admission.prompts import PromptLike
 from troupellm.actors.client.pooling import Scored
 from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.served_parser import Speaker, Voice

@@ -15,11 +15,9 @@ from troupellm.protocol.api.anthropic import InputMessage
 from troupellm.protocol.api.open_schemas import SKIPPED_BLOCKS
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.checks import printable
-from troupellm.server.base.skipped import skipped_names
+from troupellm.server.base.ignored import skipped_names
 from troupellm.server.messages.tool_changes import CHANGES, ToolChange, tool_change
-from troupellm.server.openai.billing import without_billing
-from troupellm.server.openai.past_messages import MAX_MESSAGES
-from troupellm.server.openai.past_texts import media_of, newest_places, past_texts
+from troupellm.server.openai.past_messages import MAX_MESSAGES, media_of, newest_places, past_texts, without_billing
 
 ROLES = ("user", "assistant", "system")
 _CALLS = ("tool_use", "mcp_tool_use")

@@ -36,7 +36,7 @@ from troupellm.protocol.api.anthropic import (
 from troupellm.protocol.api.usage import MessageTokensDetails
 from troupellm.protocol.params.chat_events import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
 from troupellm.protocol.params.outputs import Usage
-from troupellm.server.openai.usage import predictions
+from troupellm.server.openai.streaming import predictions
 
 
 class MessageBuilder:

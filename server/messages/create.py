@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from troupellm.actors.admission.demand import estimate_tokens
+from troupellm.actors.admission.prompts import estimate_tokens
 from troupellm.protocol.api.anthropic import (
     AppliedEdits,
     CountTokensRequest,
@@ -31,12 +31,10 @@ from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
 from troupellm.server.messages.context_edits import Count, Edited, edited
 from troupellm.server.messages.translate import Translated, translate
-from troupellm.server.openai.bounded import answer_within, bounded
 from troupellm.server.openai.cache_marks import marks_of_message
-from troupellm.server.openai.chat_pieces import pieces_of
 from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
-from troupellm.server.openai.relabel import relabelled
-from troupellm.server.openai.slow_parts import read_parts
+from troupellm.server.openai.messages import read_parts
+from troupellm.server.openai.translated import answer_within, bounded, pieces_of, relabelled
 from troupellm.server.storage.message_threads import counted_from, hold, joined
 
 _Request = MessagesRequest | CountTokensRequest
@@ -160,7 +158,7 @@ async def _stream(
                 begin, begun = encoded(builder.begin(len(turn.prompt_token_ids), cached)), True
             return begin + encoded(builder.feed(pieces))
 
-        events.write_at_once(turn, encode)
+        events.write_at_once(turn, lambda deltas: encode(turn.events(deltas)))
         data = b""
         async for pieces in turn:
             data = encode(pieces)

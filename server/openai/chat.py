@@ -28,7 +28,7 @@ from troupellm.protocol.params.chat_events import (
     TurnEvent,
     TurnReason,
 )
-from troupellm.protocol.params.outputs import Usage
+from troupellm.protocol.params.outputs import Delta, Usage
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import ChunkEncoder, open_events
 from troupellm.server.host.engine_host import EngineHost
@@ -52,7 +52,7 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, answer: "_An
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         chunks = _Chunks(answer, turn)
-        events.write_at_once(turn, chunks.encode_all)
+        events.write_at_once(turn, chunks.encode_deltas)
         data = b""
         async for pieces in turn:
             data = chunks.encode_all(pieces)
@@ -138,6 +138,9 @@ class _Chunks:
             text_before=b'"delta":{"content":',
             text_after=b'},"logprobs":null,"finish_reason":null',
         )
+
+    def encode_deltas(self, deltas: list[Delta]) -> bytes:
+        return self.encode_all(self._turn.events(deltas))
 
     def encode_all(self, events: list[TurnEvent]) -> bytes:
         return b"".join([self.encode(event) for event in events])

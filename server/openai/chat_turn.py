@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Self
 
 import msgspec
 
@@ -13,21 +12,19 @@ from troupellm.models.chat_parsers.served_parser import Voice
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.config.kv_hints import CacheMark
 from troupellm.protocol.messages.input import ChatPrompt
-from troupellm.protocol.params.chat_events import Finished, TurnEvent
-from troupellm.protocol.params.outputs import Delta
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.tools import by_name
 from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.openai.cache_marks import marks_of_chat
 from troupellm.server.openai.kv_sessions import keep_session
-from troupellm.server.openai.messages import has_long_tools, tool_use_of
+from troupellm.server.openai.messages import has_long_tools, has_slow_parts, read_parts, tool_use_of
 from troupellm.server.openai.parameters import chat_prompt, refuse_unsupported, renames, sampling_params
 from troupellm.server.openai.past_messages import plain_messages
 from troupellm.server.openai.sessions import Session, session_of
-from troupellm.server.openai.slow_parts import has_slow_parts, read_parts
 from troupellm.server.openai.streaming import account, options
 
 __all__ = ["Turn", "TurnAnswer", "open_turn", "prepare"]
@@ -39,35 +36,22 @@ class Turn(ParsedTurn):
     def __init__(
         self, exchange: Exchange, stream: Stream, params: SamplingParams, model: str, voice: Voice | None = None
     ) -> None:
-        super().__init__(stream, params.n, voice)
+        super().__init__(stream, params.n, voice, exchange.delivered)
         self._exchange = exchange
         self.params = params
         self.model = model
         """The name to report, of those that the model is served under."""
-        self.called = False
-        """A choice has ended in tool calls."""
 
     async def opened(self) -> None:
         await super().opened()
         self._exchange.prompt_made(len(self.prompt_token_ids))
-
-    def _events(self, deltas: list[Delta]) -> list[TurnEvent]:
-        events = super()._events(deltas)
-        self._exchange.delivered(sum([len(delta.token_ids) for delta in deltas]))
-        if any(isinstance(event.piece, Finished) and event.piece.reason == "tool_calls" for event in events[-4:]):
-            self.called = True
-        return events
 
     async def collect(self) -> TurnAnswer:
         if self._exchange.room is not None and is_large(self._exchange):
             await self.opened()
         answer = await super().collect()
         account(self._exchange, [answer.completion])
-        self.called = any(choice.finish_reason == "tool_calls" for choice in answer.choices)
         return answer
-
-    def __aiter__(self) -> Self:
-        return self
 
 
 @asynccontextmanager
@@ -132,12 +116,11 @@ async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) ->
     kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
     slow = not engine.speaker.knows_opening(kwargs)
     if slow or has_slow_parts(exchange, request.messages) or has_long_tools(request, request.messages):
-        return await offload(partial(_prepare, host, session, request))
-    return _prepare(host, session, request)
+        return await offload(partial(_prepare, host, engine, session, request))
+    return _prepare(host, engine, session, request)
 
 
-def _prepare(host: EngineHost, session: Session, request: ChatRequest) -> Prepared:
-    engine = host.require()
+def _prepare(host: EngineHost, engine: ServedEngine, session: Session, request: ChatRequest) -> Prepared:
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
     chat = plain_messages(request.messages)
     messages = host.volatile_lines.moved(chat.messages)

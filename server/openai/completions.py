@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.actors.admission.demand import party_of
+from troupellm.actors.admission.prompts import party_of
 from troupellm.actors.client.stream import Stream
 from troupellm.protocol.api.chat import CompletionRequest, TextResponse
 from troupellm.protocol.messages.input import Prompt

@@ -1,13 +1,16 @@
-"""Tools of a chat request, and the time that it takes to read them."""
+"""Tools of a chat request, and how long its parts take to read: off the event loop where that is long."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from troupellm.protocol.api.anthropic import InputMessage
 from troupellm.protocol.api.chat import ChatMessage, ToolFields
 from troupellm.protocol.api.tools import ToolBody, ToolChoiceBody
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 from troupellm.protocol.params.tools import ToolUse, tool_use
+from troupellm.server.base.body import is_large
+from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.threads import offload
 
 INLINE_TOOLS = 16
 INLINE_LETTERS = 32_768
@@ -100,3 +103,21 @@ def _plain_choice(choice: str | ToolChoiceBody | None) -> str | dict[str, Any] |
         ]
         plain["allowed_tools"] = {"mode": choice.allowed_tools.mode, "tools": entries}
     return plain
+
+
+T = TypeVar("T")
+_Messages = Sequence[ChatMessage] | Sequence[InputMessage]
+
+
+def has_slow_parts(exchange: Exchange, messages: _Messages) -> bool:
+    nested = is_large(exchange) and any(isinstance(message.content, list | dict) for message in messages)
+    return nested or has_many_parts(messages)
+
+
+async def read_parts(exchange: Exchange, messages: _Messages, work: Callable[[], T]) -> T:
+    """The result of work that reads every part of the messages: on a thread where that takes long.
+
+    Raises:
+        HttpError: 503, the machine gives no more threads.
+    """
+    return await offload(work) if has_slow_parts(exchange, messages) else work()

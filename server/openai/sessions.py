@@ -5,7 +5,7 @@ import msgspec
 from troupellm.protocol.api.chat import GenerationFields
 from troupellm.protocol.config.kv_hints import RETENTION_SECONDS, KVHints
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.base.skipped import skipped_names
+from troupellm.server.base.ignored import skipped_names
 
 MAX_SESSION_ID = 512
 """Characters."""

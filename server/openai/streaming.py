@@ -13,7 +13,6 @@ from troupellm.protocol.params.outputs import CachedTokens, Completion, Delta, F
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import EventStream
 from troupellm.server.openai.sessions import hints_of
-from troupellm.server.openai.usage import predictions
 
 
 async def pump(stream: Stream, events: EventStream, encode: Callable[[Delta], bytes], sequences: int) -> bytes:
@@ -106,4 +105,17 @@ def options(exchange: Exchange, request: GenerationFields) -> dict[str, Any]:
         "cache_salt": (request.cache_salt or "").encode(),
         "deadline": request.queue_timeout,
         "hints": hints_of(exchange, request),
+    }
+
+
+def predictions(usages: Sequence[Usage]) -> dict[str, int]:
+    """Fields of `PredictionDetails`; none where nothing was drafted."""
+    drafted = sum(usage.draft_tokens for usage in usages)
+    if not drafted:
+        return {}
+    accepted = sum(usage.accepted_draft_tokens for usage in usages)
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": drafted - accepted,
+        "prediction_steps": sum(usage.draft_steps for usage in usages),
     }

@@ -4,7 +4,7 @@ from typing import Any
 
 from troupellm.protocol.params import checks, sampling
 from troupellm.protocol.params.pooling import POOLING_TASKS
-from troupellm.server.openai.extras import MAX_DOCUMENTS
+from troupellm.server.openai.parameters import MAX_DOCUMENTS
 
 _TOKEN_ID = {"minimum": 0, "maximum": 2**31 - 1}
 _MOST_LOGPROBS = sampling.Limits(vocab_width=1, max_model_len=1).max_logprobs

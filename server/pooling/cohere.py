@@ -11,7 +11,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.extras import unsupported
+from troupellm.server.openai.parameters import unsupported
 from troupellm.server.pooling.answers import account, encode_vector
 from troupellm.server.pooling.inputs import naming, options, pooling_params, prompts_of
 

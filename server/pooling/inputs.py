@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
-from troupellm.actors.input.prepare_pooling import require_pooling
+from troupellm.actors.input.prepare import require_pooling
 from troupellm.protocol.api.chat import TokenizeRequest
 from troupellm.protocol.api.pooling import InputFields, PoolingFields, VectorFields
 from troupellm.protocol.errors import InvalidRequest
@@ -14,8 +14,7 @@ from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt, 
 from troupellm.protocol.params.pooling import PoolingParams, PoolingTask
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.served_engine import ServedEngine
-from troupellm.server.openai.extras import check_cache_salt, truncation_of, unsupported
-from troupellm.server.openai.parameters import chat_prompt
+from troupellm.server.openai.parameters import chat_prompt, check_cache_salt, truncation_of, unsupported
 from troupellm.server.openai.past_messages import plain_messages
 
 ENCODINGS = ("float", "base64")

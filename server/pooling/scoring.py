@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from troupellm.actors.client.pooling import Scored
-from troupellm.actors.input.prepare_pooling import require_pooling
+from troupellm.actors.input.prepare import require_pooling
 from troupellm.protocol.api.chat import UsageBody
 from troupellm.protocol.api.pooling import (
     PoolingEnvelope,
@@ -25,7 +25,7 @@ from troupellm.protocol.api.usage import PromptTokensDetails
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.extras import truncation_of
+from troupellm.server.openai.parameters import truncation_of
 from troupellm.server.pooling.answers import respond_items
 from troupellm.server.pooling.inputs import (
     as_texts,

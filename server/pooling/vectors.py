@@ -25,7 +25,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.extras import unsupported
+from troupellm.server.openai.parameters import unsupported
 from troupellm.server.pooling.answers import account, encode_vector, respond_items
 from troupellm.server.pooling.inputs import (
     ENCODINGS,

@@ -50,7 +50,7 @@ from troupellm.protocol.api.usage import OutputTokensDetails
 from troupellm.protocol.params.chat_events import CallArguments, CallStart, Content, Finished, Reasoning, TurnEvent
 from troupellm.protocol.params.outputs import TokenLogprob, Usage
 from troupellm.server.base.errors import OVERLOADED, ErrorAnswer, with_code
-from troupellm.server.openai.usage import predictions
+from troupellm.server.openai.streaming import predictions
 from troupellm.server.responses.namespaces import Namespaced
 from troupellm.server.responses.sealed import sealed
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import msgspec
 
-from troupellm.actors.admission.demand import estimate_tokens
+from troupellm.actors.admission.prompts import estimate_tokens
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.api.response_events import ResponseEvent
 from troupellm.protocol.api.response_objects import CompactedResponse, CompactionItem, InputTokens
@@ -16,10 +16,8 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
 from troupellm.server.host.counting import charged
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.bounded import answer_within, bounded
-from troupellm.server.openai.chat_pieces import pieces_of
 from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
-from troupellm.server.openai.relabel import relabelled
+from troupellm.server.openai.translated import answer_within, bounded, pieces_of, relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded, item_id, usage_of
 from troupellm.server.responses.compact import (
     Summary,
@@ -172,7 +170,7 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, 
             data, last = last + encoded(builder.feed(pieces)), b""
             return data
 
-        events.write_at_once(turn, encode)
+        events.write_at_once(turn, lambda deltas: encode(turn.events(deltas)))
         try:
             async for pieces in turn:
                 data = encode(pieces)

@@ -11,7 +11,7 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.server.base.errors import HttpError, answer, flatten
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.relabel import relabel
+from troupellm.server.openai.translated import relabel
 from troupellm.server.responses.builder import ResponseBuilder
 from troupellm.server.responses.conversations import identified
 from troupellm.server.responses.prepare import Plan

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.server.openai.past_texts import past_texts
+from troupellm.server.openai.past_messages import past_texts
 from troupellm.server.responses.namespaces import flat_name
 
 CALLS: Final[Mapping[str, tuple[str, str]]] = {

@@ -14,7 +14,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.relabel import Names
+from troupellm.server.openai.translated import Names
 from troupellm.server.responses.conversation import conversation_id, gather
 from troupellm.server.responses.items import item_type
 from troupellm.server.responses.namespaces import Namespaced

@@ -21,9 +21,9 @@ from troupellm.server.base.body import decode_body, is_large
 from troupellm.server.base.body_room import Reservation, no_room
 from troupellm.server.base.errors import ClientGone, answer, flatten
 from troupellm.server.base.exchange import EVENTS, Exchange, Message
+from troupellm.server.base.ignored import UnknownFields
 from troupellm.server.base.sse import open_events
 from troupellm.server.base.threads import offload
-from troupellm.server.base.unknown_fields import UnknownFields
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.openai.chat_turn import open_turn
 from troupellm.server.responses import create

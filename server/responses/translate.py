@@ -10,8 +10,8 @@ from troupellm.protocol.api.responses import ResponsesRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.tools import Effort
 from troupellm.server.base.body import invalid_field
-from troupellm.server.base.skipped import skipped_names
-from troupellm.server.openai.relabel import Names, relabel
+from troupellm.server.base.ignored import skipped_names
+from troupellm.server.openai.translated import Names, relabel
 from troupellm.server.responses.items import MAX_UNPACKED_BYTES, Conversation, conversation_of
 from troupellm.server.responses.past_calls import Item
 from troupellm.server.responses.tools import ChosenTools

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from troupellm.actors.admission.submission import PromptLike
+from troupellm.actors.admission.prompts import PromptLike
 from troupellm.actors.llm.outputs import RequestOutput
 from troupellm.actors.llm.pooling_outputs import PoolingRequestOutput
 from troupellm.models.tokenizer.tokenizer import Tokenizer

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from troupellm.actors.admission.submission import PromptLike
+from troupellm.actors.admission.prompts import PromptLike
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import SamplingParams

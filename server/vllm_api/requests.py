@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from troupellm.actors.admission.submission import PromptLike
+from troupellm.actors.admission.prompts import PromptLike
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.llm.growing_answer import GrowingAnswer

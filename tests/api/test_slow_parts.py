@@ -14,8 +14,7 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.messages.create import create
 from troupellm.server.openai.chat_turn import open_turn
-from troupellm.server.openai.messages import INLINE_PARTS
-from troupellm.server.openai.slow_parts import read_parts
+from troupellm.server.openai.messages import INLINE_PARTS, read_parts
 
 pytestmark = pytest.mark.anyio
 

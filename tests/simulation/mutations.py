@@ -62,7 +62,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.waiting_queue", ", ordinal, index)", ", -ordinal, index)"
     ),
     "an answer is one token too long": Mutation(
-        "actors.scheduler.check_result", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
+        "actors.scheduler.append_tokens", "if len(known) >= sequence.limit:", "if len(known) > sequence.limit:"
     ),
     "a reader who reads again is forgotten": Mutation(
         "actors.output.outbox", "self._undelivered <= self._budget / 2", "self._undelivered < self._budget / 2 - 1"
@@ -90,7 +90,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.fair_share", "min(others) - _HEAD_START", "max(others) + _HEAD_START"
     ),
     "priorities of tenants do not count": Mutation(
-        "actors.scheduler.core", "known.priority * _PRIORITY_SPAN", "0 * _PRIORITY_SPAN"
+        "actors.scheduler.submissions", "known.priority * _PRIORITY_SPAN", "0 * _PRIORITY_SPAN"
     ),
     "a beam writes where its sibling reads": Mutation(
         "actors.kv_cache.block_tables",
@@ -162,7 +162,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.kv_offload.host_places", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
     ),
     "a load that ends late is taken for its successor's": Mutation(
-        "actors.kv_offload.loads", "        if sequence.loading is not loading:\n", "        if False:\n"
+        "actors.kv_offload.loads", "        if sequence.tiers.loading is not loading:\n", "        if False:\n"
     ),
     "a transfer that ends late keeps its place": Mutation(
         "actors.kv_offload.traffic",
@@ -182,8 +182,8 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "a failed load is taken for a good one": Mutation(
         "actors.kv_offload.loads",
-        "            loading.failed = True\n            sequence.gave_up",
-        "            loading.failed = False\n            sequence.gave_up",
+        "            loading.failed = True\n            # It would",
+        "            loading.failed = False\n            # It would",
     ),
     "host memory is believed to survive the worker": Mutation(
         "actors.scheduler.kv_offload", "        if keep_host:\n", "        if True:\n"

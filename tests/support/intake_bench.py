@@ -13,7 +13,7 @@ from troupellm.actors.runtime.ports import SystemClock
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import PrepareRequest
+from troupellm.protocol.messages.input import PrepareRequest, Submission
 from troupellm.protocol.messages.worker import CacheGroup, WorkerReady
 from troupellm.protocol.params.sampling import Limits, SamplingParams
 
@@ -92,13 +92,16 @@ class Bench:
         )
         self._numbers = itertools.count(1)
 
-    async def put(self, prompt, params=None, **more) -> Slot:
+    async def put(self, prompt, params=None, *, deadline=None, **more) -> Slot:
         slot = Slot()
         number = next(self._numbers)
         message = PrepareRequest(
-            request=number, request_id=f"r{number}", arrival=1.5, prompt=prompt, params=params or SamplingParams(),
-            outbox=slot, **more,
-        )  # fmt: skip
+            request=number,
+            submission=Submission(request_id=f"r{number}", prompt=prompt, params=params or SamplingParams(), **more),
+            outbox=slot,
+            arrival=1.5,
+            deadline=deadline,
+        )
         await self.inbox.put(message)
         return slot
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from troupellm.actors.admission.admission import Admission, Place, _Applicant
-from troupellm.actors.admission.demand import estimate_tokens, party_of
+from troupellm.actors.admission.prompts import estimate_tokens, party_of
 from troupellm.protocol.config.engine import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
 from troupellm.protocol.messages.input import Bulk, ChatPrompt, Demand, Party, TextPrompt, TokensPrompt

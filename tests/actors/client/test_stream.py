@@ -1,6 +1,7 @@
 """A stream's edges: entered twice, ended while it enters, read with timeouts, mapped and left."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -106,7 +107,7 @@ async def test_pieces_may_be_taken_at_once_and_ends_come_by_waking(engine_of: An
                 swift.extend(deltas)
                 order.extend(deltas)
 
-            stream.at_once(take, lambda: len(order) % 3 != 2)
+            stream.read_by(SimpleNamespace(take=take, ready=lambda: len(order) % 3 != 2))
             while deltas := await stream.wake():
                 order += deltas
             assert 0 < len(swift) < len(order) - 1
@@ -123,7 +124,7 @@ async def test_what_a_taker_raises_ends_its_own_iteration_only(engine_of: Any, q
     async with engine_of() as engine:
         async with engine.stream(PROMPT, max_tokens=40) as other, engine.stream(PROMPT, max_tokens=40) as stream:
             await stream.opened()
-            stream.at_once(*((broken, lambda: True) if at == "take" else ([].extend, broken)))
+            stream.read_by(SimpleNamespace(**{"take": [].extend, "ready": lambda: True} | {at: broken}))
             with pytest.raises(ZeroDivisionError):
                 [await stream.wake() for _ in range(40)]
             assert await stream.wake() is None

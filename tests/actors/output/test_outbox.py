@@ -1,5 +1,6 @@
 """The outbox: pieces merge, a slow reader pauses itself, and an abort that came too early is said again."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,13 +144,10 @@ def test_pieces_are_taken_before_anybody_is_woken_but_for_ends(desk: Desk) -> No
     outbox = desk.outbox
     outbox._on_wake = lambda _: woken.append(1)
 
-    def take() -> bool:
-        if not (willing[0] and outbox.flows):
-            return False
-        taken.append([delta.text for delta in outbox.take_all()])
-        return True
+    def take(deltas: list[Delta]) -> None:
+        taken.append([delta.text for delta in deltas])
 
-    outbox.read_by(take)
+    outbox.read_by(SimpleNamespace(ready=lambda: willing[0], take=take))
     desk.push(1)
     outbox.wake()
     desk.push(2)

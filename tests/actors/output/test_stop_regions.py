@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from recorded_dialects import TOOLS
 
-from troupellm.actors.output.stop_regions import RegionText, StopRegions
+from troupellm.actors.output.stop_strings import RegionText, StopRegions
 from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
 from troupellm.models.chat_parsers.stop_scope import stop_scope
 

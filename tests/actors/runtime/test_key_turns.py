@@ -3,8 +3,8 @@
 import anyio
 import pytest
 
-from troupellm.actors.runtime.key_turns import KeyTurns
 from troupellm.actors.runtime.mailbox import Mailbox
+from troupellm.actors.runtime.turns import KeyTurns
 
 
 def key_of(item: str) -> str:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, stream_of, submission
 
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
 
 PROMPT = [1, 2, 3, 4, 5]

@@ -4,7 +4,7 @@ import pytest
 from drafting_oracle import GUIDED, drafting_harness
 from oracle import Harness, ready, stream_of, submission
 
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.messages.metrics import StepStats
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
 

@@ -8,7 +8,7 @@ from oracle import SECRET, Harness, ready, stream_of, submission
 from troupellm.actors.kv_cache.block_pool import BlockPool
 from troupellm.actors.kv_cache.leased_blocks import LeasedBlocks
 from troupellm.actors.scheduler.core import SchedulerCore
-from troupellm.actors.scheduler.kv_sessions import MOST_SESSIONS, MOST_TURNS, KVSessions
+from troupellm.actors.scheduler.leases import MOST_SESSIONS, MOST_TURNS, KVSessions
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, LeaseConfig, PrefetchSession, PrefixLease
 

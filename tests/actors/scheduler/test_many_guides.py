@@ -7,8 +7,8 @@ from guided_requests import answer, guided, harness_of
 from oracle import Harness, ready, submission
 
 from troupellm.actors.guide.fair_queue import SMALL_BYTES
-from troupellm.actors.scheduler.build_queue import MOST_OPEN, BuildQueue, program_key
 from troupellm.actors.scheduler.core import SchedulerCore
+from troupellm.actors.scheduler.guide_gate import MOST_OPEN, BuildQueue, program_key
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.messages.guide import BuildGuide

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.plan_draft import MOST_NEW_BYTES
 from troupellm.actors.scheduler.planner import SchedulerFrozen
+from troupellm.actors.scheduler.plans import MOST_NEW_BYTES
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frames import MAX_FRAME_BYTES

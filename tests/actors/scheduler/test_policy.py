@@ -41,7 +41,7 @@ def test_order_of_service(policy: str, order: list[int]) -> None:
     for ordinal, priority in ((4, 1), (2, 0), (1, 5), (3, -1)):
         room.add(waiting(policy, priority, ordinal))
     assert drain(room) == order
-    assert (len(room), room.num_tokens) == (0, 0)
+    assert (room.size, room.num_tokens) == (0, 0)
 
 
 def test_who_comes_back_is_served_before_later_arrivals() -> None:
@@ -112,7 +112,7 @@ def test_the_tenant_served_least_comes_first_whatever_is_promised_and_decided() 
             else:
                 room.remove(first)
                 shares.charge(first.request.tenant, source.randint(1, 20))
-        assert (len(room), room.num_away) == (sum(map(len, inside.values())), len(away))
+        assert (room.size, room.num_away) == (sum(map(len, inside.values())), len(away))
         assert len(room._order) <= 2 * 8 + 66
     for one in away:
         room.come_back(one)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission, vector_of
 
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.worker import RowPooled, WorkerReady

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, ready, submission
 
-from troupellm.actors.scheduler.prefill_budget import LEAST_TOKENS, PrefillBudget
+from troupellm.actors.scheduler.step_budget import LEAST_TOKENS, PrefillBudget
 from troupellm.protocol.config.engine import SchedulerConfig
 
 MEASURED = msgspec.structs.replace(ready(), saturation_tokens=128, saturation_seconds=0.128)

@@ -1,6 +1,6 @@
 """How who drafts stands: counts go on when another one takes its place, what is held does not."""
 
-from troupellm.actors.scheduler.proposer_stats import ProposerCounts
+from troupellm.actors.scheduler.draft_stats import ProposerCounts
 from troupellm.protocol.messages.proposer_report import ProposerReport
 from troupellm.protocol.messages.snapshot import ProposerSnapshot
 
@@ -19,7 +19,6 @@ def shown(counts: ProposerCounts) -> tuple[int, int, int]:
 
 def test_nothing_is_known_before_the_first_report() -> None:
     counts = ProposerCounts()
-    counts.take(None)
     assert counts.snapshot() == ProposerSnapshot()
 
 

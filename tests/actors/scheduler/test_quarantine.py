@@ -6,8 +6,7 @@ import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.engine.edges import SUPERVISION
-from troupellm.actors.scheduler.kills import KILLS_TO_SUSPECT
-from troupellm.actors.scheduler.quarantine import PAROLE_TOKENS
+from troupellm.actors.scheduler.quarantine import KILLS_TO_SUSPECT, PAROLE_TOKENS
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.worker import StepPlan
 

@@ -103,7 +103,7 @@ async def test_requests_run_to_their_end(plans: int) -> None:
         while (entry := stage.metrics.take()) is not None:
             stats.append(entry)
         assert sum(isinstance(entry, RequestStats) for entry in stats) == 2
-        assert len(stats) == 2 + stage.actor.published.steps
+        assert len(stats) == 2 + stage.actor.snapshot().steps
 
 
 @pytest.mark.parametrize("plans", [1, 2])
@@ -112,7 +112,7 @@ async def test_no_more_plans_than_credits(plans: int) -> None:
         await stage.inbox.put(submission(1, PROMPT))
         await stage.settle()
         assert stage.worker.depth == plans
-        assert stage.actor.published.plans_in_flight == plans
+        assert stage.actor.snapshot().plans_in_flight == plans
 
 
 async def test_an_abort_overtakes_waiting_requests() -> None:
@@ -135,7 +135,7 @@ async def test_control_messages_reach_the_core() -> None:
         stage.inbox.control(ReaderPaused(1))
         while await stage.answer():
             pass
-        assert stage.actor.published.paused + stage.actor.published.waiting == 2
+        assert stage.actor.snapshot().paused + stage.actor.snapshot().waiting == 2
         stage.inbox.control(ReaderResumed(1))
         stage.inbox.control(StopStringMet(100))
         while await stage.answer():

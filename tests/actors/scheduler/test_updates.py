@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult
+from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.messages.metrics import RequestStats, StepStats
 from troupellm.protocol.messages.worker import RowError, RowLogprobs, SamplingState, StepResult
 

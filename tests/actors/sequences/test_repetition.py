@@ -2,7 +2,7 @@ from array import array
 
 import pytest
 
-from troupellm.actors.sequences.repetition import Repetition
+from troupellm.actors.sequences.parts import Repetition
 from troupellm.protocol.params.sampling_checks import RepetitionDetection
 
 

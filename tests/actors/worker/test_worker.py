@@ -340,9 +340,9 @@ async def test_a_command_that_comes_as_the_worker_dies_is_carried_out_by_the_nex
     await bench.thread.close()
 
 
-async def test_a_reply_of_the_wrong_shape_is_refused(fake_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reply_to_another_step_is_refused(fake_worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def lie(ticket: Any) -> StepResult:
-        return StepResult(step=ticket.step, engine_epoch=0, rows=(0,), epochs=(0,), token_counts=(2,), tokens=(1,))
+        return StepResult(step=ticket.step + 1, engine_epoch=0, rows=(0,), epochs=(0,), token_counts=(1,), tokens=(1,))
 
     monkeypatch.setattr(fake_worker, "collect", lie)
     bench = Bench(fake_worker)

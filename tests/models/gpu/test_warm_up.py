@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.tensor_attention import plan_tensors
 from tests.support.tiny_model import write_tiny_model
-from troupellm.actors.scheduler.prefill_budget import PrefillBudget
+from troupellm.actors.scheduler.step_budget import PrefillBudget
 from troupellm.models.gpu import placement, warm_up
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
 from troupellm.models.gpu.graph_dispatch import Dispatcher, GraphKey

@@ -151,7 +151,8 @@ def test_a_wrong_verb_on_a_path_with_names_says_what_is_allowed(stored):
 def test_errors_below_the_path_of_an_api_have_its_shape():
     messages = Route(method="POST", path="/v1/messages", handler=handler, error_shape="anthropic")
     router = Router([messages, Route(method="GET", path="/v1/models", handler=handler)])
-    shaped = {path for path in (b"/v1/messages", b"/v1/messages/x/y") if router.error_shape(path) == "anthropic"}
+    paths = (b"/v1/messages", b"/v1/messages/x/y")
+    shaped = {path for path in paths if router.error_shape(path, router.find(path)) == "anthropic"}
     assert len(shaped) == 2
     for path in (b"/v1/models", b"/v1/models/x", b"/v1/messagesx", b"/nowhere"):
-        assert router.error_shape(path) == "openai"
+        assert router.error_shape(path, router.find(path)) == "openai"

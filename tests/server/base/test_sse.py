@@ -250,12 +250,12 @@ class Slot:
 class Tap:
     """A source whose pieces come when the test says so."""
 
-    def at_once(self, take, ready) -> None:
-        self.take, self.ready = take, ready
+    def read_by(self, sink) -> None:
+        self.sink = sink
 
     def bring(self, piece: bytes) -> bool:
-        if ready := self.ready():
-            self.take([piece])
+        if ready := self.sink.ready():
+            self.sink.take([piece])
         return ready
 
 

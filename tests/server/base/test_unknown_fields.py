@@ -4,7 +4,7 @@ import pytest
 
 from troupellm.protocol.api.chat import ChatRequest, CompletionRequest
 from troupellm.server.base.body import decode_json
-from troupellm.server.base.unknown_fields import MAX_REMEMBERED, UnknownFields
+from troupellm.server.base.ignored import MAX_REMEMBERED, UnknownFields
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from itertools import product
 import msgspec
 import pytest
 
-from troupellm.actors.input.cache_marks import leases_of
+from troupellm.actors.input.tokenize import leases_of
 from troupellm.protocol.api.anthropic import MessagesRequest
 from troupellm.protocol.api.chat import ChatMessage
 from troupellm.protocol.config.kv_hints import CacheMark, PrefixLease

@@ -3,7 +3,7 @@
 import pytest
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.openai.relabel import relabel
+from troupellm.server.openai.translated import relabel
 
 NAMES = [
     ("max_tokens", "max_output_tokens"),

@@ -7,9 +7,10 @@ import anyio
 from simulator.hinted import tell
 from simulator.history import Record
 from troupellm.actors.client.stream import Stream
-from troupellm.actors.engine.submit import Submission, submit
+from troupellm.actors.engine.submit import submit
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.protocol.errors import TroupeError
+from troupellm.protocol.messages.input import Submission
 
 if TYPE_CHECKING:
     from simulator.fronts import SimFront

@@ -202,7 +202,7 @@ def waiting_for(core: SchedulerCore | None, transfer: int) -> list[int]:
     fetching = core._offload._fetches._fetching
     found = []
     for sequence in core._residents.loading.values():
-        loading = sequence.loading
+        loading = sequence.tiers.loading
         if isinstance(loading, Loading):
             waits = transfer in loading.pending
         else:

@@ -1,50 +1,28 @@
-"""A request as it is asked for, before it has a place."""
+"""Prompts and cache salts in the forms in which callers give them, and the resources that a request asks for, estimated
+before its prompt is tokenized.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
-
 from troupellm.actors.admission.embeds_prompt import as_embeds
-from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import (
-    Bulk,
     ChatPrompt,
+    Demand,
     EmbedsPrompt,
     PairPrompt,
     Party,
     Prompt,
+    Submission,
     TextPrompt,
     TokensPrompt,
 )
-from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import SamplingParams
 
 PromptLike = str | Sequence[int] | Prompt | Mapping[str, Any]
 MAX_SALT = 128
 _NOT_IN_SALTS = "@/\\\0"
-
-
-class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as its caller made it."""
-
-    request_id: str
-    prompt: Prompt
-    params: SamplingParams
-    wait: bool = True
-    """Wait for a place instead of being refused."""
-    tenant: str = ""
-    """Whose request it is; the name of its API key, never the key."""
-    party: Party | None = None
-    cache_salt: bytes = b""
-    deadline: float | None = None
-    """Seconds from now until which the request must have been scheduled."""
-    streaming: bool = True
-    pooling: PoolingParams | None = None
-    """None generates; otherwise `params` only say that nothing is generated."""
-    bulk: Bulk | None = None
-    hints: KVHints = NO_HINTS
 
 
 def as_prompt(prompt: PromptLike | None, prompt_embeds: Any = None) -> Prompt:
@@ -101,3 +79,63 @@ def _of_mapping(prompt: Mapping[str, Any], embeds: Any) -> tuple[Any, Any]:
     if (text := prompt.get("prompt")) is not None:
         return text, embeds
     raise InvalidRequest("a prompt mapping needs prompt, prompt_token_ids or prompt_embeds", param="prompts")
+
+
+CHARACTERS_PER_TOKEN = 4
+
+
+def estimate_tokens(prompt: Prompt) -> int:
+    """Prompt tokens, roughly, without touching the tokenizer."""
+    match prompt:
+        case TokensPrompt(token_ids=token_ids):
+            return len(token_ids)
+        case EmbedsPrompt(num_tokens=num_tokens):
+            return num_tokens
+        case TextPrompt(text=text):
+            return len(text) // CHARACTERS_PER_TOKEN + 1
+        case PairPrompt(text=text, second=second):
+            return (len(text) + len(second)) // CHARACTERS_PER_TOKEN + 2
+        case ChatPrompt(messages=messages):
+            letters = sum(_letters(message) for message in messages)
+            return letters // CHARACTERS_PER_TOKEN + 4 * len(messages) + 1
+
+
+def _letters(value: object) -> int:
+    """Characters of text in a message or a part of one; what has another shape is refused later, by its reader."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_letters(value.get(field)) for field in ("content", "text"))
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return sum(_letters(part) for part in value if isinstance(part, Mapping))
+    return 0
+
+
+def demand_of(submission: Submission) -> Demand:
+    """Estimate the resources that a request asks for, before its prompt is tokenized."""
+    params = submission.params
+    return Demand(
+        sequences=params.num_sequences,
+        tokens=estimate_tokens(submission.prompt),
+        max_tokens=0 if submission.pooling else params.num_sequences * (params.max_tokens or 0),
+        tenant=submission.tenant,
+        party=submission.party,
+        bulk=submission.bulk,
+    )
+
+
+def party_of(name: str, prompts: Sequence[Prompt], params: SamplingParams) -> Party | None:
+    """One call's prompts as a party, which is let in as a whole; None for a lone prompt.
+
+    Args:
+        name: unlike that of any other call.
+    """
+    if len(prompts) < 2:
+        return None
+    sequences = len(prompts) * params.num_sequences
+    return Party(
+        name=name,
+        sequences=sequences,
+        tokens=sum(estimate_tokens(prompt) for prompt in prompts),
+        max_tokens=sequences * (params.max_tokens or 0),
+    )

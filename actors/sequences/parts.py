@@ -1,0 +1,94 @@
+"""Small parts of requests and sequences."""
+
+from array import array
+from typing import NamedTuple
+
+from troupellm.protocol.params.sampling_checks import RepetitionDetection
+
+
+class Trunk:
+    """Blocks that hold the first `num_positions` positions of every sequence of a request. Later positions of the last
+    block belong to one sequence."""
+
+    __slots__ = ("cache_age", "num_positions", "tables")
+
+    def __init__(self, tables: list[list[int]], num_positions: int, cache_age: int) -> None:
+        self.tables = tables
+        """Blocks per group."""
+        self.num_positions = num_positions
+        self.cache_age = cache_age
+        """How often the prefix cache had been reset when the blocks were given out."""
+
+
+class Repetition:
+    """Follows one sequence, token by token: 5 us for each at the widest pattern."""
+
+    __slots__ = ("_longest", "_min_count", "_runs", "_shortest")
+
+    def __init__(self, wanted: RepetitionDetection) -> None:
+        self._shortest, self._longest = wanted.min_pattern_size, wanted.max_pattern_size
+        self._min_count = wanted.min_count
+        self._runs: dict[int, int] = {}
+        """By pattern size, how many last tokens are each the same as the one so many before; zeros are left out."""
+
+    def follow(self, tokens: "array[int]", num_prompt_tokens: int) -> bool:
+        """Take in the last of a sequence's tokens; tells whether the generated ones end in the repetition."""
+        last = len(tokens) - 1
+        token, runs = tokens[last], self._runs
+        begin = max(num_prompt_tokens, last - self._longest)
+        sizes = [last - place for place, other in enumerate(tokens[begin:last], begin) if other == token]
+        self._runs = {size: runs.get(size, 0) + 1 for size in sizes if size >= self._shortest}
+        wanted = self._min_count - 1
+        return any(run >= size * wanted for size, run in self._runs.items())
+
+
+class HostHit(NamedTuple):
+    group: int
+    nth: int
+    """In the sequence's table."""
+    block: int
+    key: bytes
+    """Group included."""
+    chained: bytes
+    """The same without it."""
+    parent: bytes
+    """Key of the prefix before the block."""
+    tokens: bytes
+    """The block's own, int32."""
+    cache_age: int
+    """How often the prefix cache had been reset."""
+
+
+class TierState:
+    """What the tiers behind the device have of a sequence, and what it wants of them."""
+
+    __slots__ = ("asked", "asks_again", "brought", "gave_up", "host_hits", "loading", "num_offered", "rounds")
+
+    def __init__(self) -> None:
+        self.num_offered = 0
+        """Of the full blocks that others can find, how many the tiers were offered."""
+        self.host_hits: list[HostHit] = []
+        """Blocks to load for the sequence, between their admission and the load."""
+        self.loading: object | None = None
+        """The state of its load while it is LOADING; belongs to the module that does the loading."""
+        self.asked = False
+        """Outer tiers were asked for its blocks since it ran last."""
+        self.asks_again = False
+        """Outer tiers have more than could be fetched at once: they are asked again once that is loaded."""
+        self.rounds = 0
+        """How often it has done so."""
+        self.brought: dict[str, int] = {}
+        """Tokens that came from tiers before it asked again, by kind of tier."""
+        self.gave_up = False
+        """A tier did not give what it has: the sequence does without tiers until it runs."""
+
+
+class DraftCounts:
+    """`steps` are those in which a sequence had drafts verified."""
+
+    __slots__ = ("accepted", "drafted", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.drafted = 0
+        self.accepted = 0
