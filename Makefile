@@ -46,7 +46,7 @@ INPUTS := pyproject.toml $(CONSTRAINTS)
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate mutants check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -143,6 +143,11 @@ torchao: $(VENV)/.tested
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested
 	PYTHONPATH=tests/simulation:tests/support $(BIN)/python -m simulator --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+# Faults planted in copies of the product, which the quick tests of their rooms must notice. A part of a file's name or
+# of a fault chooses: make mutants ARGS="server/ stop_strings"
+mutants: $(VENV)/.tested
+	$(BIN)/python -m troupellm.tests.mutants --jobs $(JOBS) $(ARGS)
 
 check: $(VENV)/.checked
 	$(BIN)/ruff check .
