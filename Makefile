@@ -147,7 +147,7 @@ simulate: $(VENV)/.tested
 # Faults planted in copies of the product, which the quick tests of their rooms must notice. A part of a file's name or
 # of a fault chooses: make mutants ARGS="server/ stop_strings"
 mutants: $(VENV)/.tested
-	$(BIN)/python -m troupellm.tests.mutants --jobs $(JOBS) $(ARGS)
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ARGS)
 
 check: $(VENV)/.checked
 	$(BIN)/ruff check .

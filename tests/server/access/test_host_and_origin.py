@@ -7,6 +7,13 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.server.access.host_and_origin import guard_of, mounted_guard
 from troupellm.server.base.errors import HttpError
 
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
 
 def status_of(guard, exchange, **options) -> int:
     try:
@@ -27,7 +34,7 @@ def status_of(guard, exchange, **options) -> int:
         ("null", 403),
     ],
 )
-def test_only_pages_of_the_servers_own_host_and_port_may_call_it(make_wire, make_exchange, origin, status):
+async def test_only_pages_of_the_servers_own_host_and_port_may_call_it(make_wire, make_exchange, origin, status):
     guard = guard_of(ServerConfig())
     exchange = make_exchange(make_wire(), headers={"host": "localhost:8000", "origin": origin})
     assert status_of(guard, exchange) == status
@@ -47,17 +54,17 @@ def test_only_pages_of_the_servers_own_host_and_port_may_call_it(make_wire, make
         ("", 421),
     ],
 )
-def test_a_server_on_loopback_goes_by_loopback_names_only(make_wire, make_exchange, host, status):
+async def test_a_server_on_loopback_goes_by_loopback_names_only(make_wire, make_exchange, host, status):
     guard = guard_of(ServerConfig(host="127.0.0.1"))
     assert status_of(guard, make_exchange(make_wire(), headers={"host": host})) == status
 
 
-def test_a_probe_may_name_any_host(make_wire, make_exchange):
+async def test_a_probe_may_name_any_host(make_wire, make_exchange):
     exchange = make_exchange(make_wire(), headers={"host": "10.1.2.3"})
     assert status_of(guard_of(ServerConfig()), exchange, probe=True) == 200
 
 
-def test_an_allowed_origin_is_told_to_the_browser(make_wire, make_exchange):
+async def test_an_allowed_origin_is_told_to_the_browser(make_wire, make_exchange):
     guard = guard_of(ServerConfig(allowed_origins=("https://app.example",)))
     headers = {"host": "localhost", "origin": "https://app.example"}
     told = dict(guard.check(make_exchange(make_wire(), headers=headers)))
@@ -65,7 +72,7 @@ def test_an_allowed_origin_is_told_to_the_browser(make_wire, make_exchange):
     assert told[b"vary"] == b"origin"
 
 
-def test_a_mounted_app_leaves_hosts_and_origins_to_the_server_in_front(make_wire, make_exchange):
+async def test_a_mounted_app_leaves_hosts_and_origins_to_the_server_in_front(make_wire, make_exchange):
     exchange = make_exchange(make_wire(), headers={"host": "any.example", "origin": "https://other.example"})
     assert status_of(mounted_guard(ServerConfig()), exchange) == 200
     assert status_of(mounted_guard(ServerConfig()), exchange, own_pages_only=True) == 403
