@@ -250,7 +250,7 @@ def test_what_is_not_there_yet_is_said_as_the_flags_say_it() -> None:
     assert {flag for flag, sentence in MISSING.items() if "not there yet" in sentence} <= flags
 
 
-def test_python_compiles() -> None:
+def test_the_readmes_python_compiles() -> None:
     blocks = re.findall(r"```python\n(.*?)```", text_of("README.md"), re.DOTALL)
     assert blocks
     for block in blocks:

@@ -67,7 +67,7 @@ async def test_prompts_are_counted_as_they_are_used(tiny_engine):
     assert count.input_tokens == made.usage.input_tokens
 
 
-async def test_stop_sequences(tiny_engine):
+async def test_stop_sequences_end_an_answer_and_are_named(tiny_engine):
     async with tiny_engine() as engine, sdk(engine) as client:
         whole = await client.messages.create(messages=HI, **GREEDY)
         stop = whole.content[0].text[3:5]

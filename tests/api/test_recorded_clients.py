@@ -53,7 +53,7 @@ def chosen(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [request for place, request in enumerate(requests) if place < FIRST or place in near]
 
 
-def test_clients_are_recorded():
+def test_requests_of_three_agents_are_recorded():
     assert {path.stem for path in RECORDED} >= {"claude-code", "codex", "opencode"}
 
 

@@ -271,7 +271,7 @@ def with_place(path: str, place: str) -> list[dict[str, Any]]:
     return []
 
 
-async def test_G6_nothing_is_fetched(tiny_engine, monkeypatch):
+async def test_G6_no_route_fetches_an_address_of_its_request(tiny_engine, monkeypatch):
     asked = []
     real = socket.getaddrinfo
 

@@ -97,7 +97,7 @@ def nothing_is_left(folder: Path) -> bool:
     return not any(list(part.iterdir()) for part in parts if part.exists())
 
 
-async def test_A1_bad_forms(tiny_engine: Any, tmp_path: Path) -> None:
+async def test_A1_a_wrong_upload_form_is_refused_and_leaves_nothing(tiny_engine: Any, tmp_path: Path) -> None:
     async with attacked_uploads(tiny_engine, tmp_path) as attacked:
         for name, (kind, body, status) in BAD.items():
             response = await post(attacked, kind, body)

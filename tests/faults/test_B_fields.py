@@ -93,7 +93,7 @@ async def test_B15_what_is_not_a_clients_to_say(tiny_engine):
         await check_matrix(attacked, cases)
 
 
-async def test_B16_names_of_requests(tiny_engine):
+async def test_B16_a_request_keeps_its_name_if_it_may_have_one(tiny_engine):
     body = {"model": "tiny", "prompt": "x", "max_tokens": 2, "stream": True}
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for name in ("mine", "mine", "min", "m" * 128, "a.b:c-D_9"):

@@ -147,7 +147,7 @@ async def test_B10_a_backend_that_the_operator_left_out_is_refused_by_name(tiny_
         assert engine.snapshot().guide.compiles == 1
 
 
-async def test_B10_wrong_types(tiny_engine):
+async def test_B10_a_response_format_of_a_wrong_type_is_refused(tiny_engine):
     cases = [({"response_format": value}, "response_format") for value in (1, "json_object", [], True)]
     cases += [({"response_format": {"type": value}}, "response_format.type") for value in (None, "xml", 1, [])]
     wrapped = (None, 1, {"schema": 5}, {"schema": {}, "strict": 1}, {"schema": {}, "name": 1}, {})

@@ -30,7 +30,7 @@ THREAD_IS_QUICK = pytest.mark.parametrize(
 
 
 @THREAD_IS_QUICK
-async def test_C9_out_of_descriptors(checkpoint, flags):
+async def test_C9_a_server_out_of_descriptors_accepts_again_later(checkpoint, flags):
     """The accept loop survives and resumes; connections that are open go on, which the canaries' are."""
     async with (
         ready_process(checkpoint, *flags) as server,
@@ -61,7 +61,7 @@ async def test_C9_out_of_descriptors(checkpoint, flags):
 
 
 @THREAD_IS_QUICK
-async def test_C9_out_of_threads(checkpoint, tmp_path, flags):
+async def test_C9_a_server_out_of_threads_refuses_and_recovers(checkpoint, tmp_path, flags):
     """Existing threads go on; requests that need a new one are refused for the moment, and work again later."""
     none_left = tmp_path / "none-left"
     large = SHORT | {"prompt": "x" * 200_000}

@@ -63,7 +63,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-async def test_F1_damaged_weights(folder, content):
+async def test_F1_damaged_weights_are_refused_without_memory(folder, content):
     (folder / WEIGHTS).write_bytes(content)
     before = psutil.Process().memory_info().rss
     assert (await refused(folder)).startswith(WEIGHTS)
@@ -128,7 +128,7 @@ class Harm:
 
 
 @pytest.mark.parametrize("name", [*PICKLES, WEIGHTS])
-async def test_F2_nothing_is_unpickled(folder, tmp_path, name):
+async def test_F2_pickled_weights_are_refused_and_never_read(folder, tmp_path, name):
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
     message = await refused(folder)

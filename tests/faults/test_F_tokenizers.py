@@ -40,7 +40,7 @@ def numbered(last: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"model": 5}', NESTED])
-async def test_F4_damaged_tokenizers(folder, text):
+async def test_F4_a_damaged_tokenizer_is_refused_by_its_file(folder, text):
     content(text, "tokenizer.json")(folder)
     assert (await refused(folder)).startswith("tokenizer.json")
 

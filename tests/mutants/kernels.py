@@ -6,10 +6,10 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
-        "keys beyond the range of fp8 become NaN",
-        "kernels/kv_quant/__init__.py",
-        "x.float().clamp(-FP8_LARGEST, FP8_LARGEST).to(FP8)",
-        "x.float().to(FP8)",
+        "the largest number of a row has no place in int8",
+        "kernels/act_quant/reference.py",
+        "LARGEST_INT8 = 127",
+        "LARGEST_INT8 = 128",
         "kernels/kv_quant/test_kv_codes.py",
     ),
     Mutant(
@@ -17,7 +17,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "kernels/rms_norm/reference.py",
         "(weight.float() + offset)",
         "weight.float()",
-        "kernels/test_operations.py",
+        "kernels/rope_kv_write/test_fused_operations.py",
     ),
     Mutant(
         "top_k leaves out the k-th token",

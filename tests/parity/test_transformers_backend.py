@@ -113,7 +113,7 @@ def test_the_model_is_described_by_itself(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
-def test_it_proves_itself(pair: Pair, dtype: torch.dtype) -> None:
+def test_a_backend_of_transformers_passes_its_own_check(pair: Pair, dtype: torch.dtype) -> None:
     cache = KVCache(pair.config, 12, 8, dtype)
     check_decoder(pair.decoder, cache, max_model_len=MAX_LEN)
 

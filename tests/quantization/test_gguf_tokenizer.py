@@ -76,7 +76,9 @@ def as_smollm(tokenizer: Tokenizer) -> None:
     ("pre", "change"),
     [("gpt-2", None), ("qwen2", as_qwen2), ("llama-bpe", as_llama3), ("smollm", as_smollm)],
 )
-def test_byte_level(tmp_path: Path, pre: str, change: Callable[[Tokenizer], None] | None) -> None:
+def test_a_byte_level_tokenizer_of_a_gguf_file_encodes_alike(
+    tmp_path: Path, pre: str, change: Callable[[Tokenizer], None] | None
+) -> None:
     reference = byte_level()
     if change is not None:
         change(reference)
@@ -129,7 +131,7 @@ def spelled(text: str, tokens: list[str], scores: list[float]) -> list[int]:
     return found
 
 
-def test_sentence_piece(tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_of_a_gguf_file_encodes_alike(tmp_path: Path) -> None:
     kept: list[tuple[list[str], list[float]]] = []
     path = write(tmp_path / "a.gguf", lambda writer: kept.append(sentence_piece(writer)))
     tokens, scores = kept[0]

@@ -301,7 +301,7 @@ async def test_a_large_call_neither_needs_all_room_at_once_nor_keeps_others_out(
         assert len(large[0]) == 300
 
 
-async def test_over_a_front(engine_for: Any) -> None:
+async def test_an_api_process_gives_the_vectors_of_its_engine(engine_for: Any) -> None:
     for name, prompts in (("decoder", IDS), ("cross", [PairPrompt("a fox", "b"), "a fox", [5, 6, 7]])):
         async with engine_for(name) as engine, front_pair(engine) as pair:
             local = [each.values for each in await engine.pool_all(prompts)]
@@ -319,7 +319,7 @@ async def test_over_a_front(engine_for: Any) -> None:
             await eventually(lambda engine=engine: idle(engine))
 
 
-def test_the_synchronous_door(folders: dict[str, Path]) -> None:
+def test_llm_embeds_classifies_and_scores(folders: dict[str, Path]) -> None:
     with LLM(folders["encoder"], device="cpu", num_threads=1) as llm:
         one, two = llm.embed(["a fox", {"prompt_token_ids": [2, 5, 3]}], use_tqdm=False)
         assert len(one.outputs.embedding) == one.outputs.hidden_size == 48

@@ -51,7 +51,7 @@ async def test_the_beginning_token_is_added_to_a_text_unless_told_otherwise(tmp_
     assert prompt_of(submitted) == [1]
 
 
-async def test_no_special_tokens(tmp_path):
+async def test_a_prompt_without_special_tokens_has_no_bos(tmp_path):
     bench = Bench(tmp_path, text_models.byte_fallback)
     _, submitted = await bench.prepare(TextPrompt("the", add_special_tokens=False))
     assert 1 not in prompt_of(submitted)

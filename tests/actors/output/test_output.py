@@ -87,7 +87,7 @@ def test_a_character_cut_by_steps_of_several_tokens(core):
 
 
 @pytest.mark.parametrize("tables_of", [text_models.byte_fallback, text_models.word_piece])
-def test_other_tokenizers(tmp_path, sent, tables_of):
+def test_the_text_of_other_tokenizers_is_what_they_decode(tmp_path, sent, tables_of):
     tokenizer = Tokenizer.load(tables_of(tmp_path))
     core = OutputCore(TextTables(tokenizer), sent.append, 0.0)
     slot = Slot()

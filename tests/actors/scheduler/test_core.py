@@ -191,7 +191,7 @@ def test_a_request_that_waits_beyond_its_deadline_is_dropped() -> None:
     harness.assert_idle()
 
 
-def test_the_snapshot_counts() -> None:
+def test_the_snapshot_counts_steps_tokens_and_blocks() -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, PROMPT, max_tokens=3))
     harness.run()

@@ -212,13 +212,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
 
 
-def test_random_walks() -> None:
+def test_random_walks_keep_the_schedulers_invariants() -> None:
     run_state_machine_as_test(SchedulerMachine, settings=settings(max_examples=120, stateful_step_count=40, **CHECKS))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(10_800)
-def test_many_long_random_walks() -> None:
+def test_many_long_random_walks_keep_the_schedulers_invariants() -> None:
     run_state_machine_as_test(
         SchedulerMachine, settings=settings(max_examples=10_000, stateful_step_count=200, **CHECKS)
     )

@@ -256,7 +256,7 @@ async def _stop_soon(child: FakeChild) -> None:
     child.stopped = True
 
 
-async def test_no_more_processes(seat: ProcessSeat, processes: FakeProcesses) -> None:
+async def test_a_worker_process_that_cannot_be_started_is_reported(seat: ProcessSeat, processes: FakeProcesses) -> None:
     processes.exhausted = True
     with pytest.raises(WorkerGone, match="cannot be started"):
         await seat.prepare()

@@ -64,7 +64,9 @@ class Bench:
         return lost
 
 
-async def test_results_follow_plans(fake_worker: Any, expected: Callable[[list[int], int], list[int]]) -> None:
+async def test_results_come_in_the_order_of_their_plans(
+    fake_worker: Any, expected: Callable[[list[int], int], list[int]]
+) -> None:
     bench = Bench(fake_worker)
     async with anyio.create_task_group() as group:
         await group.start(bench.actor.run)

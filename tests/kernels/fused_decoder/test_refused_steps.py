@@ -122,7 +122,7 @@ ATTENTION: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-def test_attention_refuses(name: str) -> None:
+def test_attention_refuses_arguments_that_do_not_fit(name: str) -> None:
     call, text = ATTENTION[name]
     with pytest.raises(RefusedCall, match=text):
         call()

@@ -60,7 +60,7 @@ PRODUCTS: dict[str, tuple[Callable[[str], object], str]] = {
 
 @pytest.mark.parametrize("kind", ["float", "int8", "coded"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_refuses(kind: str, name: str) -> None:
+def test_a_product_refuses_arguments_that_do_not_fit(kind: str, name: str) -> None:
     call, text = PRODUCTS[name]
     with pytest.raises(RefusedCall, match=text):
         call(kind)
@@ -157,7 +157,7 @@ SAMPLING: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_sampling_refuses(name: str) -> None:
+def test_sampling_refuses_arguments_that_do_not_fit(name: str) -> None:
     call, text = SAMPLING[name]
     with pytest.raises(RefusedCall, match=text):
         call()

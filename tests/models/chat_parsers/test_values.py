@@ -50,7 +50,7 @@ def test_what_python_prints_is_read_as_the_same_value(value: object):
         ("", ""),
     ],
 )
-def test_literals(text: str, value: object):
+def test_a_python_literal_becomes_its_json_value(text: str, value: object):
     assert json.loads(to_json(text)) == value
 
 

@@ -46,7 +46,7 @@ def mixed(script: Script) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (1, 2, 4), (2, 8)], ids=["eager", "graphs", "padded"])
-def test_mixed_plans(llama: Pair, sizes: tuple[int, ...]) -> None:
+def test_mixed_plans_give_the_tokens_of_a_cpu(llama: Pair, sizes: tuple[int, ...]) -> None:
     told = script(llama)
     mixed(told)
     check(replay(device_runner(llama, sizes), told.plans), told.results)
@@ -93,7 +93,9 @@ DEMANDING: dict[int, dict[str, Any]] = {
     "options", [OPTIONS, {**OPTIONS, **CUTTING}, {**CUTTING, **DEMANDING, 0: OPTIONS[0], 1: {}}],
     ids=["drawn", "cut", "demanding"],
 )  # fmt: skip
-def test_sampling(llama: Pair, options: dict[int, dict[str, Any]], sizes: tuple[int, ...]) -> None:
+def test_sampled_tokens_are_those_of_a_cpu(
+    llama: Pair, options: dict[int, dict[str, Any]], sizes: tuple[int, ...]
+) -> None:
     told = script(llama)
     for row, sampling in options.items():
         told.add(row, make_prompt(6 + row, row), **sampling)

@@ -85,7 +85,7 @@ QUICK = ("gpt_oss", "deepseek_v2_lite")
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES, QUICK))
-def test_every_family(tmp_path: Path, gpu: Gpu, name: str) -> None:
+def test_every_family_serves_on_a_gpu(tmp_path: Path, gpu: Gpu, name: str) -> None:
     serve(write_family(tmp_path, name))
 
 
@@ -125,7 +125,7 @@ FAST = ("gptq_ordered", "fp8_channel", "compressed_w4a16")
 
 
 @pytest.mark.parametrize("name", cases((*PACKED, *FORMATS, *COMPRESSED), FAST))
-def test_every_format(tmp_path: Path, gpu: Gpu, name: str) -> None:
+def test_every_quantized_format_serves_on_a_gpu(tmp_path: Path, gpu: Gpu, name: str) -> None:
     serve(write_format(tmp_path, name))
 
 

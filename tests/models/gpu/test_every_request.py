@@ -151,7 +151,7 @@ async def test_prompts_with_latent_attention_do_not_wait(drafters: Path, gpu: Gp
     assert not gpu.waits
 
 
-async def test_every_request(folder: Path, gpu: Gpu) -> None:
+async def test_every_kind_of_request_is_answered_in_full(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings(max_num_seqs=40, num_gpu_blocks_override=100)) as engine:
         for request in DEMANDING.values():
             await ask(engine, [request], times=1)
@@ -197,7 +197,7 @@ def cases(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", cases(SERVED, ("graphs", "fp8_cache")))
-async def test_together(folder: Path, gpu: Gpu, name: str) -> None:
+async def test_mixed_requests_are_answered_with_each_setting(folder: Path, gpu: Gpu, name: str) -> None:
     async with Engine(str(folder), **settings(**SERVED[name])) as engine:
         await ask(engine, MIXED)
         if name in PREEMPTED:
@@ -225,7 +225,7 @@ KINDS = ("ngram", "suffix", "draft_model", "eagle3", "eagle", "medusa", "mtp", "
 
 
 @pytest.mark.parametrize("name", cases(METHODS, ("eagle_tree",)))
-async def test_drafts(drafters: Path, gpu: Gpu, name: str) -> None:
+async def test_drafts_of_every_method_are_verified(drafters: Path, gpu: Gpu, name: str) -> None:
     method = next(kind for kind in KINDS if name.startswith(kind))
     target = drafters / ("deepseek" if method == "mtp" else "target")
     wanted = {"method": method, "num_speculative_tokens": 3, "adaptive": False} | METHODS[name]
@@ -242,7 +242,7 @@ async def test_drafts(drafters: Path, gpu: Gpu, name: str) -> None:
         assert engine.snapshot().scheduler.draft_tokens > 0 or wanted["adaptive"]
 
 
-async def test_vectors(folder: Path, gpu: Gpu) -> None:
+async def test_vectors_are_computed_beside_answers(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings()) as engine, anyio.create_task_group() as group:
         group.start_soon(ask, engine, MIXED)
         vectors = await engine.embed(["a fox", "x y z", "0123456789 " * 9])
@@ -250,7 +250,7 @@ async def test_vectors(folder: Path, gpu: Gpu) -> None:
 
 
 @pytest.mark.slow
-async def test_sleep_and_abort(folder: Path, gpu: Gpu) -> None:
+async def test_requests_are_answered_after_sleep_and_abort(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings(kv_offloading_size="1MiB")) as engine:
         await ask(engine, MIXED)
         for level in (1, 2):
@@ -262,7 +262,7 @@ async def test_sleep_and_abort(folder: Path, gpu: Gpu) -> None:
         await ask(engine, MIXED)
 
 
-async def test_scores(tmp_path: Path, gpu: Gpu) -> None:
+async def test_a_classifier_gives_each_label_a_score(tmp_path: Path, gpu: Gpu) -> None:
     torch.manual_seed(5)
     config = transformers.LlamaConfig(**SIZES, num_labels=3)
     transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
@@ -272,7 +272,7 @@ async def test_scores(tmp_path: Path, gpu: Gpu) -> None:
     assert [len(found) for found in labels] == [3, 3]
 
 
-async def test_input_embeddings(folder: Path, gpu: Gpu) -> None:
+async def test_a_prompt_of_embeddings_is_answered(folder: Path, gpu: Gpu) -> None:
     given = torch.zeros(70, 32)
     async with Engine(str(folder), **settings()) as engine:
         answer = await engine.generate(prompt_embeds=given, **LONG)

@@ -83,5 +83,5 @@ def test_no_graph_has_more_rows_than_there_are(home: Path) -> None:
     ("wanted", "most", "sizes"),
     [((), 4, ()), ((1, 8), 8, (1, 8)), ((64, 2), 8, (2, 8)), ((16, 100, 12), 12, (12,)), ((2,), 8, (2,))],
 )
-def test_useful_sizes(wanted: tuple[int, ...], most: int, sizes: tuple[int, ...]) -> None:
+def test_useful_graph_sizes_end_at_the_most_rows(wanted: tuple[int, ...], most: int, sizes: tuple[int, ...]) -> None:
     assert useful_sizes(wanted, most) == sizes

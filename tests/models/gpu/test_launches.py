@@ -46,7 +46,9 @@ def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
         pytest.param(VARIED, DRAWING, 20, 14, id="varied-draws"),
     ],
 )
-def test_a_step(config: DecoderConfig, key: GraphKey, a_pair: int, outside: int) -> None:
+def test_a_step_launches_a_known_number_of_kernels(
+    config: DecoderConfig, key: GraphKey, a_pair: int, outside: int
+) -> None:
     small, large = launched(config, 1, key), launched(config, 2, key)
     assert (len(large) - len(small), 2 * len(small) - len(large)) == (a_pair, outside), small
 

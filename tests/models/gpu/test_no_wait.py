@@ -21,19 +21,19 @@ def config(request: pytest.FixtureRequest) -> DecoderConfig:
 
 
 @pytest.mark.parametrize("kind", [GREEDY, DRAWN, CUT])
-def test_a_decode_step(config: DecoderConfig, kind: int) -> None:
+def test_a_decode_step_does_not_wait_for_the_device(config: DecoderConfig, kind: int) -> None:
     graphs = absent(config, plan_tensors).graphs
     logits, tokens = graphs.decode(GraphKey(ROWS, kind=kind), numbers(WIDTH, ROWS))
     assert (logits.device.type, tokens.device.type) == ("meta", "meta")
     assert (logits.shape, tokens.shape) == ((ROWS, VOCAB), (ROWS,))
 
 
-def test_a_step_that_verifies(config: DecoderConfig) -> None:
+def test_a_step_that_verifies_does_not_wait_for_the_device(config: DecoderConfig) -> None:
     taps = Taps(last=True)
     absent(config, plan_tensors, taps).graphs.verified(GraphKey(1, queries=ROWS), numbers(WIDTH, 1), taps)
 
 
-def test_a_mixed_step(config: DecoderConfig) -> None:
+def test_a_mixed_step_does_not_wait_for_the_device(config: DecoderConfig) -> None:
     gpu = absent(config, plan_tensors)
     spans = DeviceSpans(*(numbers(3, dtype=torch.int32) for _ in range(3)), num_tokens=20, decode_rows=1)
     batch = gpu.maker.make(spans, numbers(3), numbers(20), numbers(20), gpu.rows, numbers(2))

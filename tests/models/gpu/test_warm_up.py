@@ -114,7 +114,7 @@ def test_graphs_are_captured_by_nobody_but_who_replays_them(load: Load, monkeypa
     assert len(warmed) == 3
 
 
-def test_kinds_of_graphs() -> None:
+def test_the_kinds_of_graphs_follow_from_the_queries() -> None:
     drafting = Dispatcher((2, 8), queries=(1, 4), draws=False)
     assert set(drafting.kinds) == {GraphKey(2), GraphKey(2, 4)}
     assert not Dispatcher(()).kinds
@@ -123,5 +123,5 @@ def test_kinds_of_graphs() -> None:
 @pytest.mark.parametrize(
     ("most", "sizes"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])]
 )  # fmt: skip
-def test_powers_of_two(most: int, sizes: list[int]) -> None:
+def test_powers_of_two_end_at_the_most(most: int, sizes: list[int]) -> None:
     assert warm_up.powers_of_two(most) == sizes

@@ -56,7 +56,7 @@ def test_what_a_kind_stands_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.usefixtures("counting")
-def test_products(name: str) -> None:
+def test_a_product_keeps_its_weight_on_the_device(name: str) -> None:
     with absent_gpu(answer=False) as launches:
         bias = torch.zeros(ROWS, dtype=torch.bfloat16, device=CUDA)
         packed = pack(moved(ALL[name], CUDA), bias)
@@ -101,7 +101,7 @@ def test_mixtures_and_groups_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8", "mxfp4", "mxfp6"])
-def test_experts(name: str) -> None:
+def test_experts_keep_their_weights_on_the_device(name: str) -> None:
     with absent_gpu(answer=False):
         weight = moved(ALL[name], CUDA)
         halves = [merge([weight, weight])] * 2

@@ -169,7 +169,9 @@ def test_the_shelf_is_bounded_and_keeps_what_is_used(connect: Open) -> None:
         ({"block_bytes": 2 * BLOCK}, "another model"),
     ],
 )
-def test_strangers_get_nothing(connect: Open, producer: TcpPeer, other: dict[str, Any], said: str) -> None:
+def test_a_peer_with_another_secret_or_model_gets_nothing(
+    connect: Open, producer: TcpPeer, other: dict[str, Any], said: str
+) -> None:
     consumer = connect(NAME, {"peers": peer_of(producer)}, "kv_consumer", **other)
     for ask in (consumer.probe, lambda: consumer.contains([key(0)]), lambda: consumer.get(key(0), memoryview(b""))):
         with pytest.raises(StoreError, match=said):

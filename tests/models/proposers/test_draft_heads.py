@@ -38,7 +38,7 @@ def drafts_of(step: Callable[[torch.Tensor, list[int]], torch.Tensor], first: to
 
 
 @pytest.mark.parametrize(("layers", "bias"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)])
-def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
+def test_eagle_drafts_what_its_definition_gives(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     weights = eagle_weights(layers, bias=bias)
     folder = plain_heads.write_head(tmp_path / "head", weights, CONFIG | {"num_hidden_layers": layers, "bias": bias})
     bench = DraftBench(target, SpeculativeConfig(model=str(folder)))
@@ -58,7 +58,7 @@ def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     behind_a_block(bench, check)
 
 
-def test_eagle3(target: Path, tmp_path: Path) -> None:
+def test_eagle3_drafts_what_its_definition_gives(target: Path, tmp_path: Path) -> None:
     weights = eagle3_weights()
     folder = plain_heads.write_head(tmp_path / "head", weights, CONFIG3)
     bench = DraftBench(target, SpeculativeConfig(model=str(folder)))
@@ -83,7 +83,7 @@ def test_eagle3(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_medusa(target: Path, tmp_path: Path, outputs: bool) -> None:
+def test_medusa_drafts_what_its_definition_gives(target: Path, tmp_path: Path, outputs: bool) -> None:
     weights = medusa_weights(4, 2, outputs=outputs)
     config: dict[str, object] = {"medusa_num_heads": 4, "medusa_num_layers": 2, "base_model_name_or_path": "x"}
     file = "medusa_lm_head.safetensors" if outputs else "model.safetensors"
@@ -101,7 +101,7 @@ def test_medusa(target: Path, tmp_path: Path, outputs: bool) -> None:
     assert len(crowd(bench, check, most=4)) > 40
 
 
-def test_names_of_vllm(target: Path, tmp_path: Path) -> None:
+def test_medusa_heads_with_the_names_of_vllm_load(target: Path, tmp_path: Path) -> None:
     weights = medusa_weights(2, 1, outputs=True)
     renamed = {}
     for name, weight in weights.items():

@@ -44,7 +44,7 @@ def test_drafts_are_what_the_draft_model_writes(folders: tuple[Path, Path]) -> N
     assert min(kept) == 0, "nothing was refused"
 
 
-def test_tokenizers_must_agree(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_draft_model_with_another_tokenizer_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]

@@ -71,7 +71,7 @@ def test_levels_hold_the_jointly_likeliest_and_a_cut_tree_keeps_its_parents() ->
     assert {tuple(path) for path in paths(drafts, 1).values()} == set(best)
 
 
-def test_medusa_draws_trees(target: Path, tmp_path: Path) -> None:
+def test_medusa_drafts_the_likeliest_nodes_of_each_level(target: Path, tmp_path: Path) -> None:
     weights = medusa_weights(3, 1, outputs=True)
     said: dict[str, object] = {"medusa_num_heads": 3, "medusa_num_layers": 1}
     folder = plain_heads.write_head(tmp_path / "heads", weights, said)

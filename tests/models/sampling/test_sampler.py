@@ -281,7 +281,7 @@ def test_ids_beyond_the_logits_touch_no_other_row():
         assert int(found.tokens[1]) == 7
 
 
-def test_half_precision_logits():
+def test_logits_in_half_precision_give_the_likeliest_token():
     logits = make_logits(3, VOCAB, 2.0, seed=14).bfloat16()
     found = sample(make_sampler(*[SamplingState(temperature=0.0)] * 3), logits)
     assert found.tokens.tolist() == logits.float().argmax(-1).tolist()
@@ -311,7 +311,7 @@ def test_logprobs_are_raw_and_describe_each_row_by_itself():
     assert int(np.frombuffer(parts[0].token_ids, dtype="<i4")[0]) == 5
 
 
-def test_prompt_logprobs():
+def test_prompt_logprobs_are_those_of_the_softmax():
     logits = make_logits(3, VOCAB, 2.0, seed=16)
     found = prompt_logprobs(logits.clone(), 9, 1, [4, 5, 6], 2)
     full = logits.double().log_softmax(-1)

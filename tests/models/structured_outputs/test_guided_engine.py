@@ -179,7 +179,7 @@ async def test_an_answer_cut_off_is_said_to_be(tiny_engine):
         assert answer.choices[0].finish_reason == "length"
 
 
-async def test_after_thinking(builtin_engine):
+async def test_a_schema_holds_from_the_end_of_thinking_on(builtin_engine):
     guide = StructuredOutputsParams(json=SCHEMA).spec(after="</think>")
     async with builtin_engine() as engine:
         end = engine.tokenizer.encode("</think>", add_special_tokens=False)

@@ -181,7 +181,7 @@ def test_look_aheads_become_patterns_that_say_the_same(pattern):
 
 
 @pytest.mark.parametrize("pattern", [r"^(?!\.)a|b", r"^(?!a)b", r"(?!\.)a", r"^(?!\.)(?=a)a", "^a$"])
-def test_other_patterns_stay(pattern):
+def test_a_pattern_without_look_ahead_stays_as_it_is(pattern):
     assert without_look_ahead({"pattern": pattern}) == {"pattern": pattern}
 
 

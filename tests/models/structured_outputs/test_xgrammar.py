@@ -130,7 +130,7 @@ def test_the_corpus_as_far_as_it_goes(library: GuideLibrary, tokenizer, helper):
         ("json_object", "", r"\{.*\}"),
     ],
 )
-def test_every_kind(library: GuideLibrary, tokenizer, helper, kind, source, pattern):
+def test_texts_follow_every_kind_of_guide(library: GuideLibrary, tokenizer, helper, kind, source, pattern):
     crowd = Crowd(library, tokenizer, helper)
     for row in range(4):
         crowd.add(row, program(kind, source))

@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_converted_is_a_load_error(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_the_builtin_tokenizer():
+def test_the_builtin_tokenizer_decodes_what_it_encodes():
     tokenizer = Tokenizer.load(BUILTIN_FOLDER)
     text = "What is 17 + 25? naïve 日本 🎉"
     assert tokenizer.form == "byte_level"

@@ -68,7 +68,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("rules", "message"), BOMBS.values(), ids=BOMBS)
-def test_bombs_are_refused(tmp_path: Path, rules: dict[str, Any], message: str) -> None:
+def test_rules_that_blow_up_texts_are_refused(tmp_path: Path, rules: dict[str, Any], message: str) -> None:
     folder = text_models.byte_level(tmp_path)
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | rules))

@@ -101,12 +101,12 @@ def check(folder: Path, files: Files) -> None:
 
 
 @pytest.mark.parametrize("files", BYTES.values(), ids=BYTES)
-def test_byte_level_files(tmp_path: Path, files: Files) -> None:
+def test_byte_level_tokenizers_load_from_their_files(tmp_path: Path, files: Files) -> None:
     check(text_models.byte_level(tmp_path), files)
 
 
 @pytest.mark.parametrize("files", PIECES.values(), ids=PIECES)
-def test_files_of_pieces(tmp_path: Path, files: Files) -> None:
+def test_byte_fallback_tokenizers_load_from_their_files(tmp_path: Path, files: Files) -> None:
     check(text_models.byte_fallback(tmp_path), files)
 
 

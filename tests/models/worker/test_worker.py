@@ -248,7 +248,7 @@ def test_dummy_weights_need_only_a_config(folder: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_threads_are_restored(folder: Path) -> None:
+def test_a_closed_worker_restores_the_number_of_threads(folder: Path) -> None:
     before = torch.get_num_threads()
     worker, _, _ = load(folder, num_threads=before + 1)
     assert torch.get_num_threads() == before + 1

@@ -106,7 +106,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v2"])
-def test_plans(tmp_path: Path, family: str) -> None:
+def test_replayed_plans_give_the_same_tokens(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     script = told(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]
