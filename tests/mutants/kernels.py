@@ -45,14 +45,14 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "kernels/sampling/adjust.py",
         "torch.where(values > 0, values / penalties, values * penalties)",
         "values / penalties",
-        "models/sampling/test_sampler.py",
+        "kernels/sampling/test_adjust.py",
     ),
     Mutant(
         "the presence penalty is not subtracted",
         "kernels/sampling/adjust.py",
         "frequency * counters[slots] - presence",
         "frequency * counters[slots]",
-        "models/sampling/test_sampler.py",
+        "kernels/sampling/test_adjust.py",
     ),
     Mutant(
         "answers of one request draw the same noise",

@@ -129,7 +129,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "models/kv_offload/host_tier.py",
         'if batch[0].asked.kind == "store":\n            return batch',
         "if batch:\n            return batch",
-        "models/kv_offload/test_tier.py",
+        "models/kv_offload/test_worker.py",
     ),
     Mutant(
         "a checkpoint with tensors that no layer asked for loads",

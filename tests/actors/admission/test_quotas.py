@@ -48,6 +48,19 @@ def test_requests_per_minute_fill_up_evenly() -> None:
         admission.enter(want())
 
 
+def test_a_limit_per_minute_saves_up_for_a_minute_and_no_longer() -> None:
+    admission, clock = door(requests_per_minute=6, tokens_per_minute=100)
+    clock.time += 600
+    for _ in range(6):
+        admission.enter(want(tokens=1))
+    with pytest.raises(RateLimited, match="6 requests per minute"):
+        admission.enter(want(tokens=1))
+    clock.time += 600
+    admission.enter(want(tokens=90))
+    with pytest.raises(RateLimited, match="100 tokens per minute"):
+        admission.enter(want(tokens=11))
+
+
 def test_what_is_left_is_told_with_admission_and_with_refusal() -> None:
     admission, _ = door(requests_per_minute=6, tokens_per_minute=60, max_concurrency=2)
     quota = admission.enter(want(tokens=12)).quota

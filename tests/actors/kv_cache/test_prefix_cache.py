@@ -237,3 +237,8 @@ def test_a_copy_of_a_copy_names_the_first_source() -> None:
         BlockCopy(0, 5, 3),
     }
     assert not tables.take_copies()
+
+
+def test_a_tenant_that_is_named_like_a_salt_shares_nothing_with_it() -> None:
+    assert not set(keys(PROMPT, tenant="a")) & set(keys(PROMPT, cache_salt=b"a"))
+    assert keys(PROMPT, tenant="a", cache_salt=b"s") == keys(PROMPT, tenant="b", cache_salt=b"s")

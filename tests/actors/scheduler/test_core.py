@@ -217,3 +217,23 @@ def test_the_snapshot_counts_a_paused_reader_once_and_never_as_waiting() -> None
     assert (snapshot.running, snapshot.paused, snapshot.waiting) == (1, 0, 1)
     harness.run()
     harness.assert_idle()
+
+
+def test_the_newest_paused_reader_gives_up_its_blocks_first() -> None:
+    made = ready(num_blocks=10, block_size=4)
+    harness = Harness(make_core(made, caching=False), made)
+    for request in (1, 2):
+        harness.submit(submission(request, [request] * 9, max_tokens=12))
+    harness.step()
+    for request in (1, 2):
+        harness.core.pause(request)
+    harness.submit(submission(3, [3] * 19, max_tokens=1))
+    harness.run()
+    assert harness.core.snapshot().preemptions == 1
+    before = len(harness.plans)
+    for request in (1, 2):
+        harness.core.resume(request)
+    harness.run()
+    assert [new.row for plan in harness.plans[before:] for new in plan.new_rows] == [200], (
+        "the oldest one was preempted"
+    )

@@ -151,6 +151,17 @@ def test_a_rest_earns_nothing() -> None:
     assert shares.served("b") == 1499
 
 
+def test_a_returning_tenant_starts_level_with_the_least_served_one() -> None:
+    shares = Shares()
+    for tenant, tokens in (("least", 300), ("most", 900)):
+        shares.arrive(tenant, ())
+        shares.runs(tenant)
+        shares.charge(tenant, tokens)
+    least = shares.served("least")
+    shares.arrive("returns", ())
+    assert shares.served("returns") == least - 1.0
+
+
 def test_what_was_served_is_remembered_over_a_rest() -> None:
     shares = Shares()
     shares.arrive("a", ())

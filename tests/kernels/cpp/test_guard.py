@@ -69,6 +69,8 @@ def told(function, *given):
 
 print("argument", 0, told(leaves_argument, out.data_ptr(), 0))
 print("argument", 11, told(leaves_argument, out.data_ptr(), 11))
+behind = guard.empty("behind", 3, 4)
+print("argument", 12, told(leaves_argument, behind.data_ptr(), 12))
 print("argument", -16, told(leaves_argument, out.data_ptr(), -16))
 for place in (0, 9, -16, -1, 10, 25):
     print("buffer", place, told(leaves_buffer, place))
@@ -80,6 +82,7 @@ def test_a_write_outside_of_memory_names_the_function_and_the_memory(library: Pa
     assert done.stdout.splitlines() == [
         "argument 0 None",
         "argument 11 None",
+        "argument 12 leaves_argument wrote outside of its argument behind",
         "argument -16 leaves_argument wrote outside of its argument out",
         "buffer 0 None",
         "buffer 9 None",
