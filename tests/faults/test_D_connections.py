@@ -6,6 +6,7 @@ import re
 import anyio
 import pytest
 from canary import LONG_TOKENS, beside_canaries, under_attack
+from inside import system_of
 from processes import ON_A_THREAD, ready_process
 from serving import eventually, http_request, server_config
 from sockets import RawSocket, raw_socket
@@ -44,7 +45,7 @@ async def test_D3_an_abort_takes_effect_within_one_step(tiny_engine, monkeypatch
     """No plan that is made after the client's end was noticed names its sequences. That its end is told without waiting
     for the plans in flight is a test of the scheduler's."""
     async with tiny_engine() as engine, under_attack(engine) as attacked:
-        system = engine._running.system
+        system = system_of(engine)
         rows: dict[int, set[int]] = {}
         gone: set[int] = set()
         late: list[int] = []

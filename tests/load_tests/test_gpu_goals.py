@@ -276,11 +276,11 @@ class Manager:
 
 def test_a_peer_that_gives_less_is_not_measured() -> None:
     with pytest.raises(RuntimeError, match="1 of 3 answers did not come"):
-        beside._answer_all(Manager(), [[1]] * 3, 5)
+        beside.answer_all(Manager(), [[1]] * 3, 5)
     with pytest.raises(RuntimeError, match="0 tokens came of 5: an inference tensor"):
-        beside._answer_all(Manager("an inference tensor"), [[1]] * 3, 5)
+        beside.answer_all(Manager("an inference tensor"), [[1]] * 3, 5)
     seconds = iter([9.0, 3.0, 1.0, 5.0, 2.0, 4.0, 2.0])  # two of the rounds are 2 s longer for two tokens
-    assert beside._rate(lambda tokens: next(seconds), 32, 2) == 32.0
+    assert beside.rate_of(lambda tokens: next(seconds), 32, 2) == 32.0
 
 
 def test_the_cache_may_fill_the_device(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def test_what_is_wrong_is_seen() -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_case_takes_zeros_for_right(operation: str) -> None:
-    for outcome in checks._CHECKS[operation]("cpu"):
+    for outcome in checks.CHECKS_OF[operation]("cpu"):
         zeros = msgspec.structs.replace(outcome, got=torch.zeros_like(outcome.expected))
         assert zeros.error() > 1, outcome.case
 

@@ -12,6 +12,7 @@ from gguf_converter import write
 from gguf_families import FAMILIES, SHORT, Family
 from gguf_llama import SPECIAL, Kind, add_byte_level, byte_level
 from held_memory import held_by
+from inside import parts_of
 from logprob_check import check_logprobs
 from quantized_llama import load
 from transformers import PreTrainedModel
@@ -48,7 +49,10 @@ def params() -> list[object]:
 def test_logprobs_and_tokens_are_those_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     model = written(tmp_path / "tiny.gguf", FAMILIES[name], kind)
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
-    planned, decoder = next(progress.total for progress in seen if progress.phase == "weights"), worker._parts.decoder
+    planned, decoder = (
+        next(progress.total for progress in seen if progress.phase == "weights"),
+        parts_of(worker).decoder,
+    )
     assert not isinstance(decoder, Decoder) or held_by(decoder) <= planned
     check_logprobs(worker, model)
     worker.close()

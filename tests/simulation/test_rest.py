@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from inside import ledger_of
 from simulator.multipliers import draw_whole
 from simulator.runner import _seeded_schedule, _silence
 from simulator.world import World
@@ -102,7 +103,7 @@ class RestingWorld(World):
         return self.core.snapshot().steps if self.core is not None and self.system.failure is None else None
 
     def _anybody_began(self) -> bool:
-        requests = [] if self.core is None else self.core._ledger.requests.values()
+        requests = [] if self.core is None else ledger_of(self.core).requests.values()
         return any(
             len(sequence.tokens) > request.num_prompt_tokens for request in requests for sequence in request.sequences
         )

@@ -27,10 +27,10 @@ def tiny_models(monkeypatch: pytest.MonkeyPatch, folder: Path) -> engine.Models:
     monkeypatch.setattr(engine, "ROUNDS", 2)
     for name in SIZES:
         monkeypatch.setitem(SIZES, name, TINY)
-    settings = engine.Models._settings
+    settings = engine.Models.settings_of
     # Several threads would wait for each other beside other tests; and such a step is tried before anything is served.
     small = {"num_threads": 1, "max_num_batched_tokens": 256}
     monkeypatch.setattr(
-        engine.Models, "_settings", lambda self, *sizes, **more: settings(self, *sizes, **(small | more))
+        engine.Models, "settings_of", lambda self, *sizes, **more: settings(self, *sizes, **(small | more))
     )
     return engine.Models(CPU, CEILINGS, folder)

@@ -4,6 +4,7 @@ from typing import Any
 
 import anyio
 import pytest
+from inside import system_of
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.kv_events import BlocksCleared, BlocksStored
@@ -46,7 +47,7 @@ async def test_followers_hear_until_the_engine_ends(engine_of: Any) -> None:
 
 async def test_an_engine_without_kv_events_refuses_to_read_them(engine_of: Any) -> None:
     async with engine_of() as engine:
-        assert engine._require().system.kv_events is None
+        assert system_of(engine).kv_events is None
         with pytest.raises(InvalidRequest, match="off"):
             engine.kv_events()
         with pytest.raises(InvalidRequest, match="off"):

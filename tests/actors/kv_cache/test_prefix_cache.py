@@ -2,6 +2,7 @@
 
 from array import array
 
+from inside import block_tables_of
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace, split_keys
@@ -227,7 +228,7 @@ def test_all_groups_of_a_model_share_the_same_prefix() -> None:
 
 def test_a_copy_of_a_copy_names_the_first_source() -> None:
     """The worker reads all sources of a plan before it writes a target."""
-    tables = make_core()._tables
+    tables = block_tables_of(make_core())
     for group, source, target in ((0, 4, 1), (0, 1, 2), (1, 7, 6), (0, 5, 1), (0, 1, 3)):
         tables._copies[target] = BlockCopy(group, tables._origin(source), target)
     assert set(tables.take_copies()) == {

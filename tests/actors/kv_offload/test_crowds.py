@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 import pytest
+from inside import block_tables_of
 from oracle import stream_of, submission
 from tier_oracle import TierHarness, tiered_ready
 
@@ -233,7 +234,7 @@ def test_nothing_is_loaded_into_what_a_plan_copies_before_the_plan_behind_that_i
     plan = harness.plan()
     assert plan is not None
     (copy,) = plan.copies
-    tables = harness.core._tables
+    tables = block_tables_of(harness.core)
     assert tables.being_copied(copy.source), "a device may not have come to it"
     assert tables.being_copied(copy.target)
     assert harness.plan() is not None

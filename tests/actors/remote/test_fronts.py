@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
 from front_pair import FrontPair, front_pair
+from inside import requests_of, system_of
 
 from troupellm.actors.admission.submission import Submission
 from troupellm.protocol import errors
@@ -55,7 +56,7 @@ async def test_answers_are_those_of_the_engine_itself(engine_of: Any, expected: 
         assert tokens == {0: wanted, 1: wanted}
         assert stream.finish_reasons == {0: "length", 1: "length"}
         assert all(submit.prompt for submit in crossed(pair, Submit))  # only the front tokenized
-        assert not remote._requests
+        assert not requests_of(remote)
         assert not len(pair.session)
 
 
@@ -85,7 +86,7 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []
-        intake = engine._running.system.intake
+        intake = system_of(engine).intake
         put = intake.put
 
         async def noted(message: Any) -> None:
@@ -204,7 +205,7 @@ async def test_a_disconnect_at_any_moment_crosses(engine_of: Any, quiet: Any, un
             group.cancel_scope.cancel()
         await until(lambda: not len(pair.session))
         await quiet(engine)
-        assert not pair.remote._requests
+        assert not requests_of(pair.remote)
 
 
 async def test_a_slow_reader_pauses_itself_only(engine_of: Any, until: Any, expected: Any) -> None:
@@ -305,7 +306,7 @@ async def test_a_lost_engine_process_leaves_nobody_waiting(engine_of: Any, until
             pair.from_front.set_open(False)
             group.start_soon(expect_end, pair.remote.generate(PROMPT))
             group.start_soon(expect_end, pair.remote.metrics(compat=True))
-            await until(lambda: pair.remote._requests and pair.remote._queries)
+            await until(lambda: requests_of(pair.remote) and pair.remote._queries)
             pair.remote.lost()
         assert len(ends) == 2
         assert pair.remote.state == "failed"

@@ -1,6 +1,7 @@
 """Admission, ends, and the figures that are published."""
 
 import pytest
+from inside import early_aborts_of
 from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, RequestAborted
@@ -131,8 +132,8 @@ def test_no_more_early_aborts_are_remembered_than_can_be_on_their_way() -> None:
     core = make_core()
     for request in range(2000):
         core.abort(request)
-    assert len(core._early_aborts) == 1024
-    assert 1999 in core._early_aborts
+    assert len(early_aborts_of(core)) == 1024
+    assert 1999 in early_aborts_of(core)
 
 
 def test_deadlines_of_requests_that_have_ended_are_let_go() -> None:

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from inside import ledger_of
 from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import RequestFailed
@@ -121,7 +122,7 @@ def test_prompt_logprobs_come_once() -> None:
     harness = Harness(make_core(settings, max_num_batched_tokens=2), settings)
     harness.submit(submission(1, PROMPT, sampling=SamplingState(prompt_logprobs=0)))
     harness.step()
-    sequence = harness.core._ledger.sequences[100]
+    sequence = ledger_of(harness.core).sequences[100]
     sequence.num_prompt_logprobs = 3  # as if the first chunk's had been shown
     harness.lose()
     assert sequence.num_prompt_logprobs == 3

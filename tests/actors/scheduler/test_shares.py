@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from inside import counters_of, shares_of
 from oracle import Harness, beam_submission, make_core, ready, stream_of, submission
 from plain_beams import beams_of
 
@@ -178,7 +179,7 @@ def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
     for number in range(20_000):
         shares.arrive(f"tenant-{number}", ())
         shares.charge(f"tenant-{number}", number)
-    assert len(shares._served) <= 4097
+    assert len(counters_of(shares)) <= 4097
 
 
 def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
@@ -192,7 +193,7 @@ def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
         shares.runs(name)
         shares.charge_step()
         shares.rests(name)
-        assert len(shares._served) <= 4097
+        assert len(counters_of(shares)) <= 4097
     assert shares.served("tenant-19999") > 0
 
 
@@ -204,7 +205,7 @@ def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
         harness.step()
     harness.abort(1)
     harness.abort(2)
-    harness.core._room._shares._served.clear()  # as thousands of others do who come and go
+    counters_of(shares_of(harness.core)).clear()  # as thousands of others do who come and go
     flood(harness, "heavy", 4, 3, max_tokens=2)
     flood(harness, "light", 10, 12, max_tokens=2)
     harness.run()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from compiled_code import needs_compiled_code
+from inside import compiler_path
 
 from troupellm.kernels.cpp import build
 
@@ -40,7 +41,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guard")
     source, target = folder / "small.cpp", folder / "small.so"
     source.write_text(SOURCE)
-    compiler = build._compiler()
+    compiler = compiler_path()
     assert compiler is not None
     command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{build.FOLDER}", str(source),
                str(build.FOLDER / "memory.cpp"), "-o", str(target)]  # fmt: skip

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from inside import compiler_path
 
 from troupellm.kernels import cpp
 from troupellm.kernels.cpp import build
 from troupellm.kernels.linear import linear, pack
 from troupellm.models.load.notes import tell_compiling
 
-COMPILER = build._compiler()
+COMPILER = compiler_path()
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no compiler, or TROUPE_NATIVE=0")
 
 

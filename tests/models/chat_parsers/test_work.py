@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 
 import pytest
+from inside import source_of
 from recorded_dialects import TOOLS
 from written_formats import DISTINCT_PARSERS
 
@@ -57,7 +58,7 @@ def read(parser: Parser, text: str, size: int) -> int:
     waited = 0
     for start in range(0, len(text), size):
         parser.feed(text[start : start + size])
-        waited = max(waited, len(parser._source.text) - parser._source.pos)
+        waited = max(waited, len(source_of(parser).text) - source_of(parser).pos)
     parser.finish()
     return waited
 
@@ -114,6 +115,6 @@ def test_B11_an_argument_beyond_its_limit_is_looked_at_once(
     noted = Noted(python_calls._RUN)
     monkeypatch.setattr(python_calls, "_RUN", noted)
     text = head + "'a'" * 24_000 + ")]"
-    assert len(text) > python_calls._LONGEST_VALUE
+    assert len(text) > python_calls.LONGEST_VALUE
     read(parser_of("pythonic"), text, size)
-    assert 0 < noted.characters <= python_calls._LONGEST_VALUE + len(head)
+    assert 0 < noted.characters <= python_calls.LONGEST_VALUE + len(head)

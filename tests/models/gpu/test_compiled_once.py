@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from inside import possible_graphs_of, warm_up_graph
 from torch import Tensor
 
 from tests.support.faked_gpu import CUDA, AbsentGpu, AbsentWeights, Launch, absent_gpu
@@ -186,8 +187,8 @@ def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
     runner, launches, _ = serve(name)
     before = {key for found in keys(launches).values() for key in found}
     launches.clear()
-    for key in runner.graphs.dispatcher._possible:
-        runner.graphs._warm_up(key)
+    for key in possible_graphs_of(runner):
+        warm_up_graph(runner, key)
     runner.graphs.prepare = lambda wanted: None  # type: ignore[method-assign]
     steps = Serving(runner, BLOCK)
     steps._rows = ()

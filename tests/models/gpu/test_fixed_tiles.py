@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from inside import warm_up_graph
 from torch import Tensor
 from torch.nn import functional
 
@@ -94,7 +95,7 @@ def test_a_step_is_filled_up_once_for_all_layers(products: list[int], monkeypatc
             capture_sizes=(32,), attention_backend="triton",
         )  # fmt: skip
         monkeypatch.setattr(linear_kernel, "in_fixed_tiles", lambda x, run: given.append(x.shape[0]) or cut(x, run))
-        runner.graphs._warm_up(GraphKey(32))
+        warm_up_graph(runner, GraphKey(32))
     in_layers = 4 * PLAIN.num_layers
     assert products == [TILE] * (in_layers + 1)
     assert given == [TILE] * in_layers + [32]  # the head is given those that count

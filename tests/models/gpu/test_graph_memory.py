@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from inside import possible_graphs_of, static_logits_of, static_taps_of
 from plain_heads import write_drafters
 
 from tests.support.faked_gpu import CUDA, absent_gpu
@@ -56,9 +57,9 @@ def test_what_graphs_write_to_is_planned(home: Path, method: str) -> None:
     _, eager = loaded(home, **settings, enforce_eager=True)
     graphs, angles = runner.graphs, runner.decoder.angle_table
     assert angles is not None
-    assert graphs._logits.shape[0] == (8 if not method else 32)
-    assert (graphs._tapped.nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
-    kept = sum(part.nbytes for part in (graphs._logits, graphs._tapped, graphs.columns, angles))
+    assert static_logits_of(graphs).shape[0] == (8 if not method else 32)
+    assert (static_taps_of(graphs).nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
+    kept = sum(part.nbytes for part in (static_logits_of(graphs), static_taps_of(graphs), graphs.columns, angles))
     drawing = 0 if method else 8 * row_bytes(runner.decoder.config.vocab_size)
     assert planned - eager == kept + drawing
 
@@ -75,8 +76,8 @@ def test_what_drawing_from_the_likeliest_tokens_takes_is_no_more_than_planned(vo
 
 def test_no_graph_has_more_rows_than_there_are(home: Path) -> None:
     runner, _ = loaded(home, cudagraph_capture_sizes=(2, 100_000))
-    assert runner.graphs._logits.shape[0] == 6
-    assert {key.requests for key in runner.graphs.dispatcher._possible} == {2, 6}
+    assert static_logits_of(runner.graphs).shape[0] == 6
+    assert {key.requests for key in possible_graphs_of(runner)} == {2, 6}
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from inside import guided_rows_of
 
 from tests.support.decoder_pairs import Pair, make_prompt
 from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
@@ -171,7 +172,7 @@ def test_a_guide_that_breaks_fails_its_row_alone(told: Script, runner: CudaRunne
 def broken(runner: ModelRunner) -> None:
     """The first row's guide finds no token any more."""
     assert runner.guides is not None
-    runner.guides._rows[0].error = "broken"
+    guided_rows_of(runner.guides)[0].error = "broken"
 
 
 def test_logits_that_are_no_numbers_are_not_blamed_on_a_guide(told: Script, runner: CudaRunner) -> None:

@@ -7,6 +7,7 @@ from math import inf
 from pathlib import Path
 
 import pytest
+from inside import seal_of
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.kv_connectors import folder_survey, shared_directory
@@ -336,13 +337,13 @@ def test_what_is_put_while_another_engine_resets_is_forgotten(
 ) -> None:
     one, other = connect(NAME, {"path": str(tmp_path)}), connect(NAME, {"path": str(tmp_path)})
     one.probe()
-    header = one._seal.header
+    header = seal_of(one).header
 
     def late(*what: object) -> bytes:
         other.reset()
         return header(*what)
 
-    monkeypatch.setattr(one._seal, "header", late)
+    monkeypatch.setattr(seal_of(one), "header", late)
     one.put(key(0), memoryview(content(0)))
     assert one.contains([key(0)]) == other.contains([key(0)]) == 0
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from inside import wires_of
 
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, Open, content, key
 from troupellm.models.hub.secret import derived_key
@@ -241,7 +242,7 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(connect: Open, p
     consumer, server = connect(NAME, {"peers": peer_of(producer)}, "kv_consumer"), producer.server
     assert server is not None
     assert read(consumer, 0) == content(0)
-    (connected,) = server._wires
+    (connected,) = wires_of(server)
     connected.shut()
     assert read(consumer, 1) == content(1)
 

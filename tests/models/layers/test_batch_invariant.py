@@ -11,6 +11,7 @@ import pytest
 import torch
 from compiled_code import needs_compiled_code, torch_alone
 from decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
+from inside import runner_of
 from quantized_llama import load, tiny_llama, tokens_of
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from watched_logits import watched_logits
@@ -187,8 +188,8 @@ def test_the_number_of_threads_changes_where_compiled_code_adds_up_every_sum(
     with computing(case):
         tiny_llama().save_pretrained(tmp_path)
         worker, _ = load(tmp_path, batch_invariant=True, num_threads=2)
-        used, run = set(), worker._runner.run
-        monkeypatch.setattr(worker._runner, "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
+        used, run = set(), runner_of(worker).run
+        monkeypatch.setattr(runner_of(worker), "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
         tokens_of(worker)
         worker.close()
     assert used == ({1, 2} if compiled else {2})

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from held_memory import held_by
+from inside import parts_of
 from quantized_llama import load, write_model
 from torch import Tensor
 
@@ -38,13 +39,13 @@ def tiny() -> transformers.DeepseekV3ForCausalLM:
 
 
 def latents(worker: object) -> list[LatentAttention]:
-    return [layer.attention for layer in worker._parts.decoder.layers]
+    return [layer.attention for layer in parts_of(worker).decoder.layers]
 
 
 def taken(worker: object) -> int:
     """Bytes of all weights; of those, what latent attention holds is whole."""
     assert sum(layer.key_weight.nbytes + layer.value_weight.nbytes for layer in latents(worker)) == 4 * KEPT
-    return held_by(worker._parts.decoder)
+    return held_by(parts_of(worker).decoder)
 
 
 @pytest.mark.parametrize("mode", ["int8", "int8-weight-only", "int4", "fp8"])

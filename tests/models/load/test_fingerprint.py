@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from inside import fingerprint_of
 
 from tests.support.tiny_model import write_tiny_model
 from troupellm.models.load import fingerprint
@@ -28,7 +29,7 @@ def loaded(folder: Path, secret: Path | None, **settings: object) -> ModelWorker
 def told(folder: Path, secret: Path | None, **settings: object) -> str:
     worker = loaded(folder, secret, **settings)
     try:
-        return worker._ready.fingerprint if worker._ready is not None else ""
+        return fingerprint_of(worker)
     finally:
         worker.close()
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 from gguf_llama import SIZES, Kind, Written
 from held_memory import held_by
+from inside import parts_of
 from packed_words import GPTQ, GptqWriter
 from quantized_llama import load, tiny_llama, write_model
 from safetensors.torch import load_file, save_file
@@ -101,7 +102,7 @@ def test_what_is_planned_is_what_is_held(tmp_path: Path, name: str, dtype: str) 
     planned = next(progress for progress in seen if progress.phase == "weights")
     assert planned.total == size.nbytes
     assert size.method in planned.detail
-    held = held_by(worker._parts.decoder)
+    held = held_by(parts_of(worker).decoder)
     assert held <= size.nbytes < 1.12 * held
     worker.close()
 

@@ -11,6 +11,7 @@ import plain_heads
 import pytest
 import torch
 from draft_bench import BLOCK, DraftBench, Row
+from inside import marks_of
 from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle_weights
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
@@ -197,9 +198,10 @@ def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
         bench.step(MOST, 8, check)
     assert checked == [1, 1, 1]
     assert isinstance(bench.proposer, PagedProposer)
-    assert bool(bench.proposer._states[1].isfinite().all())
-    assert bench.proposer._marks is not None
-    _, trail = bench.proposer._marks.runs(bench.blocks, np.array([1]), np.array([8]))
+    assert bool(states_of(bench.proposer)[1].isfinite().all())
+    marks = marks_of(bench.proposer)
+    assert marks is not None
+    _, trail = marks.runs(bench.blocks, np.array([1]), np.array([8]))
     assert trail.tolist() == [begin // BLOCK], "what it wrote may be read by others"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from guide_crowd import VOCAB, Crowd
+from inside import guided_rows_of
 
 from troupellm.models.structured_outputs import xgrammar_backend
 from troupellm.models.structured_outputs.backend import MASK_SECONDS
@@ -84,7 +85,7 @@ def taking(seconds: float) -> GuideProgram:
 
 
 def inner(crowd: Crowd, row: int) -> Inner:
-    made = crowd.guides._rows[row].matcher
+    made = guided_rows_of(crowd.guides)[row].matcher
     assert isinstance(made, XGrammarMatcher)
     return made.inner
 

@@ -9,6 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from inside import requests_of
 
 from simulator.model import chat_template
 from simulator.ports import SimPool, SimRandomness
@@ -87,7 +88,7 @@ class SimFront:
     @property
     def num_open(self) -> int:
         """Requests and questions that one of its ends has not seen the end of."""
-        return len(self.session) + len(self.remote._requests) + len(self.remote._queries._open)
+        return len(self.session) + len(requests_of(self.remote)) + len(self.remote._queries._open)
 
     async def run(self) -> None:
         async with anyio.create_task_group() as group:

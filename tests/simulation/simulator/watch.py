@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 import trio
+from inside import block_tables_of, ledger_of
 
 from simulator.faults import MAILBOXES, SILENT, Injected, Injector
 from simulator.invariants import Turns, check_core, check_loading, check_mailbox, check_outbox
@@ -190,7 +191,7 @@ class Watch:
         outer tiers aside: of these each brings blocks, and there are only so many."""
         for new in plan.new_rows:
             self.epochs[new.row] = new.epoch
-            rounds = min(self.core._ledger.sequences[new.row].rounds, MOST_ROUNDS)
+            rounds = min(ledger_of(self.core).sequences[new.row].rounds, MOST_ROUNDS)
             spared = self._naps + _STARTS_PER_LOSS * self._losses + _STARTS_PER_ROUND * rounds
             if new.epoch - spared > MOST_PREEMPTIONS:
                 self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
@@ -284,7 +285,7 @@ class Watch:
         """8: equal keys mean equal content, and all of it is computed."""
         if self.scenario.pressure.torch:
             return
-        if self.core._tables.pool is not pool:
+        if block_tables_of(self.core).pool is not pool:
             return
         held = self.worker.held(block)
         if None in held:
