@@ -139,7 +139,7 @@ def marks_of(proposer: Any) -> Any:
     return proposer._marks
 
 
-def states_of(proposer: Any) -> Any:
+def hidden_states_of(proposer: Any) -> Any:
     return proposer._states
 
 

@@ -18,6 +18,7 @@ from tests.support.engines import SETTINGS
 from tests.support.gpu_worker import Gpu, absent_gpu_worker
 from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
+from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling_checks import ThinkingMarks
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
 
@@ -63,6 +64,7 @@ DEMANDING: dict[str, dict[str, Any]] = {
     "beams": {"use_beam_search": True, "n": 2, "temperature": 0.0},
 }  # fmt: skip
 REQUESTS = PLAIN | DEMANDING
+PENALTIES = {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 
 
 @pytest.fixture
@@ -98,13 +100,42 @@ def prompts(count: int) -> list[list[int]]:
     return [kinds[number % len(kinds)] for number in range(count)]
 
 
+def check(answer: Completion, prompt: list[int], wanted: dict[str, Any]) -> None:
+    """An answer has all that its request asked for; the numbers of a device that is not there mean nothing."""
+    assert len(answer.choices) == wanted.get("n", 1)
+    count, listed = wanted.get("logprobs"), wanted.get("logprob_token_ids")
+    for choice in answer.choices:
+        assert len(choice.token_ids) == wanted["max_tokens"]
+        if count is None:
+            assert choice.logprobs is None
+            continue
+        assert choice.logprobs is not None
+        assert [entry.token_id for entry in choice.logprobs] == list(choice.token_ids)
+        for entry in choice.logprobs:
+            assert len(entry.top) == (count if listed is None else len(listed))
+            assert listed is None or [top.token_id for top in entry.top] == listed
+    if "prompt_logprobs" in wanted:
+        assert answer.prompt_logprobs is not None
+        first, *others = answer.prompt_logprobs
+        assert first is None
+        assert [entry.token_id for entry in others if entry is not None] == prompt[1:]
+
+
+def option_kernels(request: dict[str, Any]) -> dict[str, bool]:
+    """The kernels that steps launch for some options of a request, and only for these."""
+    return {
+        "penalize_kernel": not PENALTIES.isdisjoint(request),
+        "keep_bits_kernel": "guide" in request,
+        "survey_kernel": not {"top_k", "top_p"}.isdisjoint(request),
+        "describe_kernel": request.get("logprobs") == 0,
+    }
+
+
 async def ask(engine: Engine, requests: Iterable[dict[str, Any]], times: int = 2) -> None:
     """All of them at once; from the second time on prompts are in the prefix cache."""
 
     async def one(prompt: list[int], request: dict[str, Any]) -> None:
-        wanted = LONG | request
-        answer = await engine.generate(prompt, **wanted)
-        assert all(len(choice.token_ids) == wanted["max_tokens"] for choice in answer.choices)
+        check(await engine.generate(prompt, **(LONG | request)), prompt, LONG | request)
 
     asked = list(requests)
     for _ in range(times):
@@ -121,8 +152,11 @@ async def test_plain_steps_do_not_wait(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings()) as engine:
         gpu.waits.clear()
         for name, request in PLAIN.items():
+            gpu.launches.clear()
             await ask(engine, [request], times=1)
             assert not gpu.waits, name
+            launched, wanted = {launch.kernel.__name__ for launch in gpu.launches}, option_kernels(request)
+            assert {kernel: kernel in launched for kernel in wanted} == wanted, name
         await ask(engine, PLAIN.values(), times=1)
     assert not gpu.waits
 

@@ -11,7 +11,7 @@ import plain_heads
 import pytest
 import torch
 from draft_bench import BLOCK, DraftBench, Row
-from inside import marks_of
+from inside import hidden_states_of, marks_of
 from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle_weights
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
@@ -198,7 +198,7 @@ def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
         bench.step(MOST, 8, check)
     assert checked == [1, 1, 1]
     assert isinstance(bench.proposer, PagedProposer)
-    assert bool(states_of(bench.proposer)[1].isfinite().all())
+    assert bool(hidden_states_of(bench.proposer)[1].isfinite().all())
     marks = marks_of(bench.proposer)
     assert marks is not None
     _, trail = marks.runs(bench.blocks, np.array([1]), np.array([8]))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from draft_bench import BLOCK, DraftBench, Row
-from inside import states_of
+from inside import hidden_states_of
 from tiny_model import write_tiny_model
 from torch import Tensor
 
@@ -115,7 +115,7 @@ def test_of_many_blocks_without_entries_the_last_ones_are_read(
     assert len(kept(bench, 2, WORDS[:16], [0, 1, 2, 3])) == 4
     assert min(read) == 16
     assert isinstance(bench.proposer, PagedProposer)
-    assert bool(states_of(bench.proposer)[1:3].isfinite().all())
+    assert bool(hidden_states_of(bench.proposer)[1:3].isfinite().all())
 
 
 def test_where_blocks_are_read_again_and_what_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

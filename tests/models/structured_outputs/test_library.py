@@ -35,8 +35,8 @@ def test_tenants_share_no_built_guide(tokenizer):
 
 
 def test_texts_of_guides_that_left_leave_room_for_others(tokenizer, monkeypatch):
-    monkeypatch.setattr("troupellm.models.structured_outputs.matcher_cache.MOST_TEXT_BYTES", 30)
+    monkeypatch.setattr("troupellm.models.structured_outputs.matcher_cache.MOST_TEXT_BYTES", 25)
     library = GuideLibrary(lambda: tokenizer, tokenizer.size, 1)
-    for letter in "abcdefgh":  # eleven bytes each, so that two fit
+    for letter in "abcdefgh":  # ten bytes each, so that two fit
         library.matcher(GuideProgram(backend="llguidance", text=f'start: "{letter}"'))
     assert library.num_built == 2
