@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="parts of files or faults; none: all of the table")
     parser.add_argument("--jobs", type=int, default=2, help="faults that are tried at once")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the copies are removed
     chosen = [
         one for one in MUTANTS if not given.names or any(name in f"{one.file}: {one.fault}" for name in given.names)
     ]
