@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.table import MUTANTS
+from troupellm.tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import anthropic
 import anyio
 import pytest
-from plain_http import NO_TLS
-from serving import http_request, running_server, server_config
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import http_request, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

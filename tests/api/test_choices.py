@@ -1,10 +1,10 @@
 """best_of and beam search through HTTP and through `LLM`."""
 
 import pytest
-from serving import running_server
-from tiny_model import write_tiny_model
 
 from troupellm import LLM, BeamSearchParams, InvalidRequest, SamplingParams
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

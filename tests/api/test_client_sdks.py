@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from absence import absent
-from processes import ServerProcess, ready_process
 
 from troupellm.models.hub.source import BUILTIN_FOLDER
+from troupellm.tests.support.environment.absence import absent
+from troupellm.tests.support.servers.processes import ServerProcess, ready_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,9 +8,10 @@ import anthropic
 import httpx
 import openai
 import pytest
-from plain_http import NO_TLS
 from pydantic import BaseModel
-from serving import running_server
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,9 @@ import anyio
 import httpx
 import openai
 import pytest
-from plain_http import NO_TLS
-from serving import eventually, running_server, server_config
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import eventually, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

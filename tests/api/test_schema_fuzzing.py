@@ -6,8 +6,9 @@ Schemathesis makes requests that the document allows and requests that it forbid
 import re
 
 import pytest
-from fuzzing import fuzz
-from serving import running_server, server_config
+
+from troupellm.tests.support.clients.fuzzing import fuzz
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -5,13 +5,13 @@ import json
 import anyio
 import pytest
 import uvicorn
-from plain_http import NO_TLS
-from serving import eventually, http_request, lifespan_of, running_server, server_config
 
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.server.app.app import asgi
 from troupellm.server.http.listener import bind
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import eventually, http_request, lifespan_of, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

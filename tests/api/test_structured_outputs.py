@@ -5,7 +5,8 @@ import re
 
 import jsonschema
 import pytest
-from serving import events_of, running_server
+
+from troupellm.tests.support.servers.serving import events_of, running_server
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 import pytest
-from certificates import write_certificates
-from processes import serving_process
+
+from troupellm.tests.support.servers.certificates import write_certificates
+from troupellm.tests.support.servers.processes import serving_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
 

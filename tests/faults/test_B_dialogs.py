@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from canary import under_many as under_attack
 
 from troupellm.protocol.api.chat import ErrorBody
+from troupellm.tests.support.servers.canary import under_many as under_attack
 
 pytestmark = pytest.mark.anyio
 

@@ -1,9 +1,10 @@
 """Rows B9 and B13 to B16 of the fault table: templates, labels, media, internal fields, and names of requests."""
 
 import pytest
-from canary import under_many as under_attack
-from matrix import OK, check_matrix
-from serving import http_request, server_config
+
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, check_matrix
+from troupellm.tests.support.servers.serving import http_request, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -11,16 +11,16 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from absence import need_xgrammar
-from canary import resident_bytes, under_attack, under_many
-from engines import SETTINGS
-from matrix import OK, check_matrix
-from serving import eventually
 
 from troupellm.actors.guide import compiler as guide_compiler
 from troupellm.actors.guide.actor import Guide
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.params.guide import MAX_SOURCE_BYTES, GuideSpec
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.environment.absence import need_xgrammar
+from troupellm.tests.support.servers.canary import resident_bytes, under_attack, under_many
+from troupellm.tests.support.servers.matrix import OK, check_matrix
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -1,9 +1,10 @@
 """Rows B1 to B8 and B12 of the fault table: bad parameters, on chat and completions, streamed and not."""
 
 import pytest
-from canary import under_many as under_attack
-from matrix import OK, check_matrix
-from tiny_model import LOGITS_WIDTH, VOCABULARY
+
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, VOCABULARY
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, check_matrix
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from canary import Attacked, under_many as under_attack
-from matrix import OK, _refused, _served
-from serving import eventually, http_request, server_config
-from tiny_model import CONTEXT, LOGITS_WIDTH
+
+from troupellm.tests.support.checkpoints.tiny_model import CONTEXT, LOGITS_WIDTH
+from troupellm.tests.support.servers.canary import Attacked, under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, _refused, _served
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -6,16 +6,16 @@ from itertools import chain
 
 import anyio
 import pytest
-from canary import resident_bytes, under_attack
-from every_route import COUNTING, SAMPLES, STORING, content_with, takes_text
-from inside import block_tables_of, counters_of, shares_of, system_of
-from oracle import Oracle, make_core, ready, submission
-from serving import eventually
 
 from troupellm.actors.guide.cache import GuideCache, key_of
 from troupellm.actors.scheduler.fair_share import _MOST_REMEMBERED
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import block_tables_of, counters_of, shares_of, system_of
+from troupellm.tests.support.scheduler.oracle import Oracle, make_core, ready, submission
+from troupellm.tests.support.servers.canary import resident_bytes, under_attack
+from troupellm.tests.support.servers.every_route import COUNTING, SAMPLES, STORING, content_with, takes_text
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-from canary import beside_canaries, under_attack
-from processes import ON_A_THREAD, ready_process
-from serving import eventually
-from sockets import raw_socket
 
 from troupellm.actors.metrics.actor import MetricsSink
 from troupellm.server.observe.log_writer import CAPACITY
+from troupellm.tests.support.clients.sockets import raw_socket
+from troupellm.tests.support.servers.canary import beside_canaries, under_attack
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 BURST = 50
 SPARE = 12

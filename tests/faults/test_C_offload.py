@@ -15,13 +15,13 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from canary import Attacked, under_attack
-from processes import SMALL, ready_process
-from serving import eventually
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.models.kv_offload import disk_store, store_tier
 from troupellm.models.kv_offload.disk_store import DiskStore
+from troupellm.tests.support.servers.canary import Attacked, under_attack
+from troupellm.tests.support.servers.processes import SMALL, ready_process
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

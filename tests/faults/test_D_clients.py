@@ -5,10 +5,10 @@ import threading
 
 import anyio
 import pytest
-from canary import resident_bytes, under_attack
-from serving import eventually, http_request, server_config
 
 from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.tests.support.servers.canary import resident_bytes, under_attack
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
 
 pytestmark = pytest.mark.anyio
 

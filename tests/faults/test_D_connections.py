@@ -5,14 +5,14 @@ import re
 
 import anyio
 import pytest
-from canary import LONG_TOKENS, beside_canaries, under_attack
-from inside import system_of
-from processes import ON_A_THREAD, ready_process
-from serving import eventually, http_request, server_config
-from sockets import RawSocket, raw_socket
 
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.protocol.messages.scheduler import SubmitRequest
+from troupellm.tests.support.clients.sockets import RawSocket, raw_socket
+from troupellm.tests.support.engines.inside import system_of
+from troupellm.tests.support.servers.canary import LONG_TOKENS, beside_canaries, under_attack
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
 
 pytestmark = pytest.mark.anyio
 

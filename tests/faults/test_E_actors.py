@@ -8,19 +8,19 @@ from pathlib import Path
 
 import anyio
 import httpx
-import odd_server
 import pytest
-from canary import under_attack
-from inside import runner_of, system_of
-from meddler import MARKER, Seats
-from processes import ON_A_THREAD, ready_process
-from serving import eventually, running_server
 
 from troupellm.actors.engine import wiring
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm.tests.support.engines.inside import runner_of, system_of
+from troupellm.tests.support.servers import odd_server
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
+from troupellm.tests.support.servers.serving import eventually, running_server
+from troupellm.tests.support.workers.meddler import MARKER, Seats
 
 pytestmark = pytest.mark.anyio
 

@@ -4,15 +4,15 @@ import logging
 
 import anyio
 import pytest
-from canary import under_attack
-from inside import pulse_of, system_of, worker_host_of
-from meddler import MARKER, Seats, changed
-from serving import eventually, running_server
 
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, WorkerCrashed
 from troupellm.protocol.messages.worker import RowError, StepPlan, StepResult
+from troupellm.tests.support.engines.inside import pulse_of, system_of, worker_host_of
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import eventually, running_server
+from troupellm.tests.support.workers.meddler import MARKER, Seats, changed
 
 pytestmark = pytest.mark.anyio
 

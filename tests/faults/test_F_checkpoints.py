@@ -16,14 +16,14 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from engines import SETTINGS
-from refusals import Change, config, content, engine_of, refused
-from serving import running_server
-from tiny_model import write_tiny_model
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import translate
+from troupellm.tests.support.checkpoints.refusals import Change, config, content, engine_of, refused
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

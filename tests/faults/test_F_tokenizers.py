@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import config, content, engine_of, refused
-from serving import running_server
-from tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
 from tokenizers import Tokenizer as Backend, models, pre_tokenizers
 
 from troupellm.actors.input.actor import INLINE_CHARACTERS
 from troupellm.models.tokenizer.served import fit_notes
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import RequestFailed
+from troupellm.tests.support.checkpoints.refusals import config, content, engine_of, refused
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,17 @@ import httpx
 import openai
 import psutil
 import pytest
-from plain_http import NO_TLS
-from processes import MODES, ON_A_THREAD, Leftovers, ServerProcess, alive, free_port, ready_process
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.processes import (
+    MODES,
+    ON_A_THREAD,
+    Leftovers,
+    ServerProcess,
+    alive,
+    free_port,
+    ready_process,
+)
 
 pytestmark = pytest.mark.anyio
 

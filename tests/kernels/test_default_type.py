@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
 from torch.nn import functional
 
 from troupellm.kernels.linear import cpu as products, gated_linear, linear, linear_add, norm_linear, pack
@@ -18,6 +17,7 @@ from troupellm.kernels.sampling import cpu as sampling, draw
 from troupellm.kernels.sampling.adjust import keep_bits, unpacked
 from troupellm.kernels.sampling.cpu import Columns
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 CPU = torch.device("cpu")
 BINDINGS = {

@@ -13,7 +13,6 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from tests.support.gpu_models import CEILINGS, CPU, TINY, tiny_models
 from troupellm.kernels.paged_attention import cases as attention_cases
 from troupellm.load_tests.gpu import attention, engine, goals, measuring, session
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -28,6 +27,7 @@ from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU, TINY, tiny_models
 
 
 def test_every_goal_is_measured() -> None:

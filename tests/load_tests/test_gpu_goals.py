@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.gpu_models import CPU, tiny_models
-from tests.support.pretended_gpu import pretend_gpu
 from troupellm.load_tests.gpu import (
     beside,
     captures,
@@ -36,6 +34,8 @@ from troupellm.models.gpu.runner import CudaRunner
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
+from troupellm.tests.support.gpu.gpu_models import CPU, tiny_models
+from troupellm.tests.support.gpu.pretended_gpu import pretend_gpu
 
 SIZES_OF_GRAPHS = (1, 2, 4)
 

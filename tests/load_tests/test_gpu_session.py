@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.gpu_models import CEILINGS, CPU
 from troupellm.load_tests.gpu import checking, goals, measuring, session
 from troupellm.load_tests.gpu.checking import MODEL, Unfinished, begin, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -20,6 +19,7 @@ from troupellm.load_tests.gpu.measuring import Measuring
 from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU
 
 RIGHT, WRONG = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
 AT_ONCE = {"x": 1.0}

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from tiny_model import write_tiny_model
 
 from troupellm.load_tests.soak import server
 from troupellm.load_tests.soak.command import KILLING_SHARE, Report, _drive, around, slope
 from troupellm.load_tests.soak.server import Held
 from troupellm.server.cli.main import main
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 MINUTES = float(os.environ.get("TROUPE_SOAK_MINUTES", "20"))
 KILL_SECONDS = min(20.0, 9.0 * MINUTES)

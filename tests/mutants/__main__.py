@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from tests.mutants.mutant import Mutant
-from tests.mutants.table import MUTANTS
+from troupellm.tests.mutants.mutant import Mutant
+from troupellm.tests.mutants.table import MUTANTS
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = "troupellm"

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from tests.mutants import actors, kernels, models, protocol, server
-from tests.mutants.mutant import Mutant
+from troupellm.tests.mutants import actors, kernels, models, protocol, server
+from troupellm.tests.mutants.mutant import Mutant
 
 MUTANTS: Final[tuple[Mutant, ...]] = (
     *protocol.MUTANTS,

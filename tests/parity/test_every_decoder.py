@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoder_pairs import Driver, make_prompt
-from inside import runner_of
-from small_configs import small
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -22,6 +19,9 @@ from troupellm.models.transformers_backend.describe import describe
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.tests.support.checkpoints.decoder_pairs import Driver, make_prompt
+from troupellm.tests.support.checkpoints.small_configs import small
+from troupellm.tests.support.engines.inside import runner_of
 
 pytestmark = pytest.mark.slow
 

@@ -6,12 +6,20 @@ both after the same tokens are equal within 1e-4.
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, LIKELIEST, TOLERANCE, Driver, Pair, assert_close_call, make_prompt
-from watched_logits import watched_logits
 
 from troupellm.models.hub.source import resolve_model
 from troupellm.models.runner import runner as runner_module
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.checkpoints.decoder_pairs import (
+    FAMILIES,
+    LIKELIEST,
+    TOLERANCE,
+    Driver,
+    Pair,
+    assert_close_call,
+    make_prompt,
+)
+from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))

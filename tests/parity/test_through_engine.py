@@ -12,11 +12,11 @@ import anyio
 import pytest
 import torch
 import transformers
-from decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
 
 import troupellm
 from troupellm.models.hub.source import resolve_model
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.checkpoints.decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
 
 COMMON = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import torch
 import transformers
-from decoder_pairs import MAX_LEN, SIZES, TOLERANCE, Driver, Pair, make_prompt, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 import troupellm
@@ -25,6 +24,15 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.checkpoints.decoder_pairs import (
+    MAX_LEN,
+    SIZES,
+    TOLERANCE,
+    Driver,
+    Pair,
+    make_prompt,
+    write_tokenizer,
+)
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {

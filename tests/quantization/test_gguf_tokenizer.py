@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 import pytest
 import transformers
-from gguf_llama import SPECIAL, TEMPLATE, TEXT, add_byte_level, byte_level
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from troupellm.models.chat_template.template import ChatTemplate
@@ -18,6 +17,7 @@ from troupellm.models.config.model_documents import read_json
 from troupellm.models.tokenizer.gguf_word_models import merges_of
 from troupellm.models.tokenizer.tokenizer import Tokenizer as Ours
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_llama import SPECIAL, TEMPLATE, TEXT, add_byte_level, byte_level
 
 TEXTS = (
     TEXT, "", " ", "  two  spaces ", "It'S WE'LL\n\n\tnow 12345 -- 6.", "d\u00e9j\u00e0 vu, \u6771\u4eac 2024\u5e74",

@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_llama import SIZES, Kind, Written
 from hypothesis import HealthCheck, given, settings, strategies as st
-from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
-from quantized_llama import load, save_sharded, tiny_llama, write_model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
@@ -27,6 +24,9 @@ from troupellm.models.quantization.formats import METHODS, read_format
 from troupellm.models.quantization.layer_patterns import Names, safe_pattern
 from troupellm.models.tokenizer.gguf_tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
+from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer
+from troupellm.tests.support.quantized.quantized_llama import load, save_sharded, tiny_llama, write_model
 
 FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
                 derandomize=True, database=None)  # fmt: skip

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.kv_cache.block_pool import BlockPool
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 SIZE = 3
 """Tokens of a block in the pool's walk."""

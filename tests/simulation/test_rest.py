@@ -10,7 +10,6 @@ from typing import Any
 
 import anyio
 import pytest
-from inside import ledger_of
 from simulator.multipliers import draw_whole
 from simulator.runner import _seeded_schedule, _silence
 from simulator.world import World
@@ -18,6 +17,7 @@ from trio.testing import MockClock
 
 from troupellm.protocol.errors import Conflict, TroupeError
 from troupellm.protocol.messages.sleep import StopProfile
+from troupellm.tests.support.engines.inside import ledger_of
 
 SEEDS = 60
 

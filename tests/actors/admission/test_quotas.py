@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.engine.open_requests import OpenRequests
@@ -13,6 +12,7 @@ from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.output import RequestClosed
 from troupellm.protocol.messages.scheduler import AbortRequest
 from troupellm.protocol.params.outputs import Usage
+from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
 
 
 class FakeClock:

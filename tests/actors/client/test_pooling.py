@@ -10,14 +10,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import tiny_encoder
 import torch
 import transformers
-from engines import SETTINGS
-from front_pair import front_pair
-from meddler import Seats
-from serving import eventually, with_spare
-from tiny_model import write_tiny_model
 from torch.nn import functional
 
 from troupellm import LLM, Engine, PoolingParams
@@ -25,6 +19,12 @@ from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest, RateLimited
 from troupellm.protocol.messages.input import PairPrompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.wire.api_process import Ended, Submit
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import eventually, with_spare
+from troupellm.tests.support.workers.meddler import Seats
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import tiny_encoder
-from tiny_model import write_tiny_model
 
 from troupellm import Engine, PoolingParams
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 

@@ -6,10 +6,10 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from inside import system_of
 
 import troupellm
 from troupellm.protocol.params.outputs import Delta
+from troupellm.tests.support.engines.inside import system_of
 
 pytestmark = pytest.mark.anyio
 

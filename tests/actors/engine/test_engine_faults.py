@@ -7,7 +7,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from inside import system_of
 
 import troupellm
 from troupellm import Engine
@@ -15,6 +14,7 @@ from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.output import StepOutput
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.engines.inside import system_of
 
 pytestmark = pytest.mark.anyio
 

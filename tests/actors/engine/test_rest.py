@@ -6,12 +6,12 @@ import anyio
 import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
-from inside import pulse_of, system_of
-from resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 from troupellm.protocol.errors import Conflict, EngineStopped, InvalidRequest, ModelLoadError, RequestAborted
 from troupellm.protocol.messages.kv_transfers import TierInfo
 from troupellm.protocol.messages.sleep import SleepWorker, WakeWorker
+from troupellm.tests.support.engines.inside import pulse_of, system_of
+from troupellm.tests.support.engines.resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,6 @@ from array import array
 import anyio
 import msgspec
 import pytest
-import text_models
-from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
 from troupellm.actors.input.actor import INLINE_CHARACTERS, has_short_lists, is_short
 from troupellm.actors.input.tokenize import count_tokens, tokenize
@@ -14,6 +12,8 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
 from troupellm.protocol.messages.input import ChatPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.scheduler.intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
 
 @pytest.fixture

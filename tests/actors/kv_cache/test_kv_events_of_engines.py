@@ -4,10 +4,10 @@ from typing import Any
 
 import anyio
 import pytest
-from inside import system_of
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.kv_events import BlocksCleared, BlocksStored
+from troupellm.tests.support.engines.inside import system_of
 
 pytestmark = pytest.mark.anyio
 PROMPT = list(range(300, 311))

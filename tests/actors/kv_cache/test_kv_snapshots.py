@@ -5,7 +5,6 @@ from collections.abc import Iterable
 
 import anyio
 import pytest
-from inside import order_of
 
 from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.kv_cache.stored_events import Standing, StoredBlock
@@ -17,6 +16,7 @@ from troupellm.protocol.messages.kv_events import (
     KVEvent,
     SnapshotBegins,
 )
+from troupellm.tests.support.engines.inside import order_of
 
 pytestmark = pytest.mark.anyio
 MEDIA = ("device", "host")

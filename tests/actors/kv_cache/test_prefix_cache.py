@@ -2,11 +2,10 @@
 
 from array import array
 
-from inside import block_tables_of
-from oracle import EOS, Harness, make_core, ready, stream_of, submission
-
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace, split_keys
 from troupellm.protocol.messages.worker import BlockCopy, SamplingState
+from troupellm.tests.support.engines.inside import block_tables_of
+from troupellm.tests.support.scheduler.oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and one token
 

@@ -4,13 +4,13 @@ import random
 from typing import Any
 
 import pytest
-from inside import block_tables_of
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import TierReport
 from troupellm.protocol.messages.output import StepOutput
+from troupellm.tests.support.engines.inside import block_tables_of
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PREFIXES = ([], [1] * 8, [2] * 12, [1, 2] * 6)
 LONG = (*PREFIXES, [3, 1, 2] * 7, [3] * 20)

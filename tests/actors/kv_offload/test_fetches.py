@@ -2,15 +2,15 @@
 
 import msgspec
 import pytest
-from inside import offload_of
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.kv_offload.cost import Cost, fetch_from
 from troupellm.actors.kv_offload.traffic import OUTER
 from troupellm.protocol.config.kv_connectors import FailurePolicy
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo, TierLookup, TierReport
+from troupellm.tests.support.engines.inside import offload_of
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [number % 6 + 1 for number in range(4 * (OUTER + 16) + 1)]
 """More blocks of 4 than may be under way from one tier."""

@@ -1,10 +1,9 @@
 """Whose turn it is among tenants while sequences wait for tiers."""
 
-from inside import counters_of, residents_of, shares_of
-from oracle import submission
-from tier_oracle import TierHarness, tiered_ready
-
 from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.tests.support.engines.inside import counters_of, residents_of, shares_of
+from troupellm.tests.support.scheduler.oracle import submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""

@@ -1,15 +1,15 @@
 """The uses of the tiers, one by one, and their cost when a transfer fails."""
 
 import pytest
-from inside import ledger_of, offload_of, set_prompt_cost, shares_of
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.kv_offload.cost import fetch_from
 from troupellm.actors.kv_offload.traffic import LOADS
 from troupellm.actors.sequences.sequence import State
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import STORES, TierReport
+from troupellm.tests.support.engines.inside import ledger_of, offload_of, set_prompt_cost, shares_of
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""

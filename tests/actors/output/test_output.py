@@ -1,7 +1,5 @@
 import anyio
 import pytest
-import text_models
-from output_bench import END, TABLES, TOKENIZER, USAGE, Slot, closed, ids, opened, step
 
 from troupellm.actors.output.actor import Output
 from troupellm.actors.output.core import OutputCore
@@ -11,6 +9,18 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.output import RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, StopStringMet
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.scheduler.output_bench import (
+    END,
+    TABLES,
+    TOKENIZER,
+    USAGE,
+    Slot,
+    closed,
+    ids,
+    opened,
+    step,
+)
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@ from array import array
 
 import msgspec
 import pytest
-from output_bench import END, TABLES, Slot, ids, opened, row_logprobs, step
 
 from troupellm.actors.output.core import OutputCore
 from troupellm.actors.output.logprobs import token_logprobs
 from troupellm.protocol.messages.output import StepOutput
+from troupellm.tests.support.scheduler.output_bench import END, TABLES, Slot, ids, opened, row_logprobs, step
 
 
 @pytest.fixture

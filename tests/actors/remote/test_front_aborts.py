@@ -5,13 +5,13 @@ from typing import Any
 
 import anyio
 import pytest
-from front_pair import front_pair
-from inside import system_of
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.wire.api_process import Abort, Admitted, Apply, Ended, Pieces, Submit
+from troupellm.tests.support.engines.inside import system_of
+from troupellm.tests.support.servers.front_pair import front_pair
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,6 @@ import anyio
 import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
-from front_pair import FrontPair, front_pair
-from inside import requests_of, system_of
 
 from troupellm.actors.admission.submission import Submission
 from troupellm.protocol import errors
@@ -25,6 +23,8 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
+from troupellm.tests.support.engines.inside import requests_of, system_of
+from troupellm.tests.support.servers.front_pair import FrontPair, front_pair
 
 pytestmark = pytest.mark.anyio
 

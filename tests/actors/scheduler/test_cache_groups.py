@@ -1,12 +1,12 @@
 """Several cache groups in one pool of blocks: windows that let blocks go, and prefixes by what a window sees."""
 
 import pytest
-from inside import block_tables_of, cached_blocks_of
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded
 from troupellm.protocol.messages.cache_groups import NO_LIMIT, count_blocks, longest_sequence, window_blocks
 from troupellm.protocol.messages.worker import NULL_BLOCK, WorkerReady
+from troupellm.tests.support.engines.inside import block_tables_of, cached_blocks_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 WINDOW = 10
 NEVER: frozenset[int] = frozenset()

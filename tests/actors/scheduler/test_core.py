@@ -1,10 +1,10 @@
 """Admission, ends, and the figures that are published."""
 
 import pytest
-from inside import early_aborts_of
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, RequestAborted
+from troupellm.tests.support.engines.inside import early_aborts_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 

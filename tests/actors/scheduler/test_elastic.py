@@ -1,13 +1,13 @@
 """Elastic rows: what a plan leaves to the worker, what is reserved for it, and where a result leaves the row."""
 
 import pytest
-from drafting_oracle import GUIDED, drafting_harness
-from inside import residents_of, shares_of
-from oracle import Harness, ready, stream_of, submission
 
 from troupellm.actors.scheduler.plans_in_flight import BrokenResult
 from troupellm.protocol.messages.metrics import StepStats
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.engines.inside import residents_of, shares_of
+from troupellm.tests.support.scheduler.drafting_oracle import GUIDED, drafting_harness
+from troupellm.tests.support.scheduler.oracle import Harness, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 

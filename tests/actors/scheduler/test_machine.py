@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from oracle import EOS, Harness, beam_submission, make_core, ready, stream_of, submission
-from plain_beams import beams_of
 
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
+from troupellm.tests.support.scheduler.oracle import (
+    EOS,
+    Harness,
+    beam_submission,
+    make_core,
+    ready,
+    stream_of,
+    submission,
+)
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 PREFIXES = ([], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9])
 

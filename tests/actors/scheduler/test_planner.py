@@ -4,14 +4,14 @@ import struct
 
 import msgspec
 import pytest
-from inside import block_tables_of, ledger_of, residents_of
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.scheduler.plan_draft import MOST_NEW_BYTES
 from troupellm.actors.scheduler.planner import SchedulerFrozen
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frames import MAX_FRAME_BYTES
+from troupellm.tests.support.engines.inside import block_tables_of, ledger_of, residents_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 
 def prompt(length: int, first: int = 1) -> list[int]:

@@ -4,12 +4,12 @@ from array import array
 from random import Random
 
 import pytest
-from oracle import submission
 
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom, arrival_key
 from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.messages.worker import SamplingState
+from troupellm.tests.support.scheduler.oracle import submission
 
 
 def waiting(policy: str, priority: int, ordinal: int, index: int = 0, tenant: str = "") -> Sequence:

@@ -3,14 +3,14 @@
 from math import ceil, log2
 
 import pytest
-from inside import ledger_of
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.scheduler.kills import KILLS_TO_SUSPECT
 from troupellm.actors.scheduler.quarantine import PAROLE_TOKENS
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.engines.inside import ledger_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 NO_STOPS: frozenset[int] = frozenset()
 

@@ -2,13 +2,13 @@
 
 import msgspec
 import pytest
-from inside import ledger_of
-from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.scheduler import WorkerLost
 from troupellm.protocol.messages.worker import SamplingState
+from troupellm.tests.support.engines.inside import ledger_of
+from troupellm.tests.support.scheduler.oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 NO_STOPS: frozenset[int] = frozenset()

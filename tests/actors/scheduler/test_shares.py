@@ -3,14 +3,14 @@
 from collections import Counter
 
 import pytest
-from inside import counters_of, shares_of
-from oracle import Harness, beam_submission, make_core, ready, stream_of, submission
-from plain_beams import beams_of
 
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.running_set import SEARCH_STEPS
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.protocol.config.engine import TenantConfig
+from troupellm.tests.support.engines.inside import counters_of, shares_of
+from troupellm.tests.support.scheduler.oracle import Harness, beam_submission, make_core, ready, stream_of, submission
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 NEVER = frozenset[int]()
 

@@ -6,7 +6,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from fake_processes import READY, FakeChild, FakeProcesses
 
 from troupellm.actors.worker.process_host import ProcessSeat
 from troupellm.actors.worker.thread_host import WorkerGone, WorkerStuck, found_no_memory
@@ -26,6 +25,7 @@ from troupellm.protocol.wire.worker import (
     Progress,
     Refused,
 )
+from troupellm.tests.support.workers.fake_processes import READY, FakeChild, FakeProcesses
 
 pytestmark = pytest.mark.anyio
 

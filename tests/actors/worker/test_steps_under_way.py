@@ -5,9 +5,7 @@ import threading
 from typing import Any
 
 import pytest
-from inside import send_together
 
-from tests.support.hand_device import PATIENCE, HandDevice
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.ports import StepThread, SystemClock, ThreadPool
 from troupellm.actors.runtime.restart_intensity import Intensity
@@ -36,6 +34,8 @@ from troupellm.protocol.wire.worker import (
     Progress,
     ToWorker,
 )
+from troupellm.tests.support.engines.inside import send_together
+from troupellm.tests.support.workers.hand_device import PATIENCE, HandDevice
 
 pytestmark = pytest.mark.anyio
 

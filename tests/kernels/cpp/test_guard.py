@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from compiled_code import needs_compiled_code
-from inside import compiler_path
 
 from troupellm.kernels.cpp import build
+from troupellm.tests.support.engines.inside import compiler_path
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
-SUPPORT = Path(__file__).parents[2] / "support"
 SOURCE = """
 #include "memory.h"
 #include "refusal.h"
@@ -50,7 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def guarded(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TROUPE_GUARD": "1", "PYTHONPATH": str(SUPPORT)}
+    environment = {**os.environ, "TROUPE_GUARD": "1"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -94,7 +93,7 @@ def test_a_write_outside_of_memory_names_the_function_and_the_memory(library: Pa
 def test_decoder_layers_stay_in_their_memory_where_more_rows_are_kept_than_there_are() -> None:
     done = guarded(
         "import numpy as np\n"
-        "from random_decoders import DECODERS\n"
+        "from troupellm.tests.support.kernels.random_decoders import DECODERS\n"
         "from troupellm.kernels.cpp import guard\n"
         "assert guard.ON\n"
         "DECODERS['decoder_layers'](np.random.default_rng(2), 40)\n"

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from inside import compiler_path
 
 from troupellm.kernels import cpp
 from troupellm.kernels.cpp import build
 from troupellm.kernels.linear import linear, pack
 from troupellm.models.load.notes import tell_compiling
+from troupellm.tests.support.engines.inside import compiler_path
 
 COMPILER = compiler_path()
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no compiler, or TROUPE_NATIVE=0")

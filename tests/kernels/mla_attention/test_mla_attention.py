@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from inside import spans_of
 
 from troupellm.kernels import kv_quant, mla_attention as mla
 from troupellm.kernels.mla_attention import expanding_tokens, mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, Inputs, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
 from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.tests.support.engines.inside import spans_of
 
 WIDE = (
     Case("wide", (0, 5, 70, 31), (1, 1, 1, 1), heads=18, latent=256, rotated=64),

@@ -6,9 +6,6 @@ import sys
 from types import FrameType
 
 import pytest
-from inside import source_of
-from recorded_dialects import TOOLS
-from written_formats import DISTINCT_PARSERS
 
 from troupellm.models.chat_parsers import python_calls
 from troupellm.models.chat_parsers.catalog import dialect_named
@@ -16,6 +13,9 @@ from troupellm.models.chat_parsers.compiled_syntax import plan_of
 from troupellm.models.chat_parsers.offered_tools import Offer
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.until_marker import MOST_SPACES
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS
+from troupellm.tests.support.engines.inside import source_of
 
 LENGTH = 50_000
 SLICE = 8192

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_encoder
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +14,7 @@ from troupellm.models.config.pooling_config import classifier_activation, read_l
 from troupellm.models.worker.load_encoder import LoadedEncoder
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import tiny_encoder
 
 
 def load(folder: Path) -> LoadedEncoder:

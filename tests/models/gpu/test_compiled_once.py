@@ -9,10 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from inside import possible_graphs_of, warm_up_graph
 from torch import Tensor
 
-from tests.support.faked_gpu import CUDA, AbsentGpu, AbsentWeights, Launch, absent_gpu
 from troupellm.kernels.kv_quant import cache_dtype
 from troupellm.load_tests.gpu.models import config_of
 from troupellm.models.batch.kv_cache import KVCache
@@ -28,6 +26,8 @@ from troupellm.models.memory.plan import MemoryBudget
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import NewRow, SamplingState
+from troupellm.tests.support.engines.inside import possible_graphs_of, warm_up_graph
+from troupellm.tests.support.gpu.faked_gpu import CUDA, AbsentGpu, AbsentWeights, Launch, absent_gpu
 
 pytest.importorskip("triton")
 MANY, LENGTH, TOKENS, BLOCK = 70, 600, 1100, 16

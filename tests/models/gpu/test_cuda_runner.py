@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.decoder_pairs import FAMILIES, Pair, make_prompt
-from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
-from tests.support.plan_script import Script, plain
-from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from troupellm.models.batch.row_drafts import DraftError, Drafts
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.gpu.graph_dispatch import GraphKey
@@ -20,6 +16,10 @@ from troupellm.models.proposers.base import ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair, make_prompt
+from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
+from troupellm.tests.support.speculation.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.tests.support.workers.plan_script import Script, plain
 
 
 def mixed(script: Script) -> None:

@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from decoder_pairs import SIZES, write_tokenizer
-from deepseek_mtp import write_deepseek
-from plain_heads import write_drafters
 
-from tests.support.engines import SETTINGS
-from tests.support.gpu_worker import Gpu, absent_gpu_worker
-from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
 from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling_checks import ThinkingMarks
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.checkpoints.decoder_pairs import SIZES, write_tokenizer
+from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.gpu.gpu_worker import Gpu, absent_gpu_worker
+from troupellm.tests.support.speculation.plain_heads import write_drafters
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
+from troupellm.tests.support.workers.plug_ins import MODULE as PLUG_IN_MODULE
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.anyio
@@ -145,7 +147,7 @@ async def ask(engine: Engine, requests: Iterable[dict[str, Any]], times: int = 2
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    return SETTINGS | SMALL | {"logits_processors": ("plug_ins:OnlyToken",)} | more
+    return SETTINGS | SMALL | {"logits_processors": (f"{PLUG_IN_MODULE}:OnlyToken",)} | more
 
 
 async def test_plain_steps_do_not_wait(folder: Path, gpu: Gpu) -> None:
@@ -252,8 +254,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"model": "medusa"},
     "medusa_tree": {"model": "medusa", "tree_widths": [3, 4]},
     "mtp": {},
-    "custom": {"custom_class": "scripted_drafts:Guessing"},
-    "custom_tree": {"custom_class": "scripted_drafts:GuessingTrees"},
+    "custom": {"custom_class": f"{DRAFTS}:Guessing"},
+    "custom_tree": {"custom_class": f"{DRAFTS}:GuessingTrees"},
 }
 KINDS = ("ngram", "suffix", "draft_model", "eagle3", "eagle", "medusa", "mtp", "custom")
 

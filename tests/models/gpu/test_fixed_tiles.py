@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from inside import warm_up_graph
 from torch import Tensor
 from torch.nn import functional
 
-from tests.support.absent_gpu import PLAIN
-from tests.support.faked_gpu import CUDA, AbsentGpu, AbsentWeights, absent_gpu
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.linear import batch_invariant as fixed_tiles, linear, pack
@@ -23,6 +20,9 @@ from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.load.to_device import moved
+from troupellm.tests.support.engines.inside import warm_up_graph
+from troupellm.tests.support.gpu.absent_gpu import PLAIN
+from troupellm.tests.support.gpu.faked_gpu import CUDA, AbsentGpu, AbsentWeights, absent_gpu
 
 TILE = fixed_tiles.TILE_ROWS["cuda"]
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from inside import possible_graphs_of, static_logits_of, static_taps_of
-from plain_heads import write_drafters
 
-from tests.support.faked_gpu import CUDA, absent_gpu
-from tests.support.tensor_attention import plan_tensors
 from troupellm.models.gpu import placement
 from troupellm.models.gpu.graph_dispatch import useful_sizes
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.tests.support.engines.inside import possible_graphs_of, static_logits_of, static_taps_of
+from troupellm.tests.support.gpu.faked_gpu import CUDA, absent_gpu
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
+from troupellm.tests.support.speculation.plain_heads import write_drafters
 
 pytest.importorskip("triton")
 from troupellm.kernels.sampling.triton_truncate import row_bytes, truncated_triton

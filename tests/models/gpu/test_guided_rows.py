@@ -5,12 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from inside import guided_rows_of
 
-from tests.support.decoder_pairs import Pair, make_prompt
-from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
-from tests.support.plan_script import Script, plain
-from tests.support.tiny_model import write_tiny_model
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.structured_outputs.backends import program_text
@@ -18,6 +13,11 @@ from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair, make_prompt
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
+from troupellm.tests.support.workers.plan_script import Script, plain
 
 SIZES = (1, 2, 4)
 

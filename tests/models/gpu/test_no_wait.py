@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from tests.support.absent_gpu import LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
-from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.batch import DeviceSpans
@@ -13,6 +11,8 @@ from troupellm.models.gpu.logprobs import pairs
 from troupellm.models.gpu.penalties import FACTORS, penalize_rows
 from troupellm.models.gpu.sampling_columns import CUT, DRAWN, GREEDY, WIDTH, choose
 from troupellm.models.layers.taps import Taps
+from troupellm.tests.support.gpu.absent_gpu import LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
 
 
 @pytest.fixture(params=[PLAIN, VARIED], ids=["plain", "varied"])

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.tensor_attention import plan_tensors
-from tests.support.tiny_model import write_tiny_model
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.models.gpu import placement, warm_up
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
@@ -18,6 +16,8 @@ from troupellm.models.gpu.sampling_columns import CUT, DRAWN
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
 
 SIZE, LENGTH, TOKENS = 16, 64, 1024
 Load = Callable[..., tuple[WorkerReady, list[StepPlan]]]

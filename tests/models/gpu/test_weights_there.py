@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.faked_gpu import CUDA, absent_gpu
-from tests.support.quantized_weights import COLUMNS, ROWS, gguf, kinds
 from troupellm.kernels.fused_moe import pack_experts
 from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
@@ -15,6 +13,8 @@ from troupellm.kernels.quantized_linear import Fp8, GgufBlocks, GgufMixture, Int
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS
 from troupellm.kernels.quantized_linear.packed_codes import Coded
 from troupellm.models.load.to_device import moved
+from troupellm.tests.support.gpu.faked_gpu import CUDA, absent_gpu
+from troupellm.tests.support.quantized.quantized_weights import COLUMNS, ROWS, gguf, kinds
 
 pytest.importorskip("triton")
 CODES, EXPONENTS = torch.zeros(ROWS, COLUMNS, dtype=torch.uint8), torch.ones(ROWS, COLUMNS // 32, dtype=torch.uint8)

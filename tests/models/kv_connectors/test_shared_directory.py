@@ -7,7 +7,6 @@ from math import inf
 from pathlib import Path
 
 import pytest
-from inside import seal_of
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.kv_connectors import folder_survey, shared_directory
@@ -16,6 +15,7 @@ from troupellm.models.kv_connectors.shared_directory import ABANDONED_SECONDS, N
 from troupellm.models.kv_offload import disk_store_epoch
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.engines.inside import seal_of
 
 FRAME = HEADER_BYTES + BLOCK
 

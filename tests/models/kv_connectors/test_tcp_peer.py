@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from inside import wires_of
 
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, Open, content, key
 from troupellm.models.hub.secret import derived_key
@@ -17,6 +16,7 @@ from troupellm.models.kv_connectors.sealed_block import Seal
 from troupellm.models.kv_connectors.tcp_peer import NAME, TcpPeer
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.engines.inside import wires_of
 
 HANDSHAKE = derived_key(SECRET, f"{NAME} handshake")
 SEAL = Seal(derived_key(SECRET, "sealed KV blocks"), FINGERPRINT, BLOCK)

@@ -4,13 +4,21 @@ import random
 import threading
 
 import pytest
-from inside import busy_connections_of, clients_of, idle_connections_of, runs_by_key_of, runs_of, shelf_of, wires_of
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.kv_connectors import tcp_client, tcp_server, tcp_wire
 from troupellm.models.kv_connectors.tcp_client import AHEAD, MOST_IDLE, MOST_RUNS
 from troupellm.models.kv_connectors.tcp_peer import NAME, TcpPeer
 from troupellm.models.kv_offload.store import StoreMiss
+from troupellm.tests.support.engines.inside import (
+    busy_connections_of,
+    clients_of,
+    idle_connections_of,
+    runs_by_key_of,
+    runs_of,
+    shelf_of,
+    wires_of,
+)
 
 COUNT = 40
 KEYS = [key(number) for number in range(COUNT)]

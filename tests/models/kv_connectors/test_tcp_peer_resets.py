@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from inside import clients_of, seal_of, shelf_of
 
 from tests.models.kv_connectors.conftest import Open, content, key
 from tests.models.kv_connectors.test_tcp_peer import NAME, TcpPeer, peer_of, producer, read
 from troupellm.models.kv_offload.store import StoreError, StoreMiss
+from troupellm.tests.support.engines.inside import clients_of, seal_of, shelf_of
 
 __all__ = ["producer"]
 

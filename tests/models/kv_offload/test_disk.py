@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from inside import folder_of
 
 from troupellm.models.kv_offload import disk_store
 from troupellm.models.kv_offload.disk_store import LOCK_NAME, DiskStore
 from troupellm.models.kv_offload.store import StoreContext, StoreCorrupt, StoreError, StoreMiss
+from troupellm.tests.support.engines.inside import folder_of
 
 SIZE = 10_000
 SPACE = 12_288

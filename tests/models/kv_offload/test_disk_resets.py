@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from inside import folder_of
 
 from tests.models.kv_offload.test_disk import CONTEXT, KEYS, SIZE, SPACE, block, files, fill, open_store, read, store
 from troupellm.models.kv_offload import disk_store
 from troupellm.models.kv_offload.disk_store import LOCK_NAME, DiskStore
 from troupellm.models.kv_offload.store import StoreContext, StoreError, StoreMiss
+from troupellm.tests.support.engines.inside import folder_of
 
 __all__ = ["store"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from transfers import Driver, move
 
 from troupellm.models.kv_offload import operations, store_tier
 from troupellm.models.kv_offload.block_copy import BlockMover
 from troupellm.models.kv_offload.host_memory import HostArena
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss
 from troupellm.models.kv_offload.transfers import TransferEngine
+from troupellm.tests.support.kv.transfers import Driver, move
 
 SIZE, PLACES, BLOCKS = 256, 16, 8
 

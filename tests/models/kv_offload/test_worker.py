@@ -6,9 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from inside import arena_of, transfers_of
-from tiny_model import write_tiny_model
-from transfers import Driver, move
 
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.kv_offload.block_copy import bytes_of_block
@@ -17,6 +14,9 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.sleep import EMPTY, WITHOUT_CACHE, SleepWorker, WakeWorker
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import arena_of, transfers_of
+from troupellm.tests.support.kv.transfers import Driver, move
 
 PROMPT = tuple(range(40, 56))
 SIZE = 4

@@ -9,12 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
-from compiled_code import needs_compiled_code, torch_alone
-from decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
-from inside import runner_of
-from quantized_llama import load, tiny_llama, tokens_of
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from watched_logits import watched_logits
 
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.common.batch_invariance import batch_invariant
@@ -27,6 +22,11 @@ from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner import runner as runner_module
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.protocol.config.setting_types import OnLoad
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
+from troupellm.tests.support.checkpoints.watched_logits import watched_logits
+from troupellm.tests.support.engines.inside import runner_of
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code, torch_alone
+from troupellm.tests.support.quantized.quantized_llama import load, tiny_llama, tokens_of
 
 NEW_TOKENS = 4
 PROMPTS = {row: make_prompt(length, seed=row) for row, length in enumerate((3, 41, 17, 70, 1, 9, 30, 2, 55))}

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from held_memory import held_by
-from inside import parts_of
-from quantized_llama import load, write_model
 from torch import Tensor
 
 from troupellm.models.config.hf_config import ConfigReader
@@ -16,6 +13,9 @@ from troupellm.models.families.registry import describe_decoder
 from troupellm.models.layers.mla import LatentAttention
 from troupellm.models.memory.stored_size import stored_size
 from troupellm.models.quantization.formats import read_format
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.quantized_llama import load, write_model
 
 KEPT = 2 * 8 * (64 + 64) * 256
 """Numbers in `kv_b_proj` of all layers: by far the most of the model."""

@@ -5,15 +5,15 @@ import os
 from pathlib import Path
 
 import pytest
-from inside import fingerprint_of
 
-from tests.support.tiny_model import write_tiny_model
 from troupellm.models.load import fingerprint
 from troupellm.models.load.fingerprint import SameModel, files_digest
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.sleep import EMPTY, SleepWorker, WakeWorker
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import fingerprint_of
 
 
 def loaded(folder: Path, secret: Path | None, **settings: object) -> ModelWorker:

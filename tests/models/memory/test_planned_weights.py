@@ -6,9 +6,6 @@ from typing import get_args
 import pytest
 import torch
 import transformers
-from held_memory import held_by
-from inside import parts_of
-from quantized_llama import load
 
 from troupellm.kernels.quantized_linear import QuantizedWeight
 from troupellm.models.load.architecture import describe_model
@@ -16,6 +13,9 @@ from troupellm.models.memory.weight_bytes import weight_bytes
 from troupellm.models.memory.weight_count import weight_count
 from troupellm.models.quantization.on_load import QUANTIZE, outline_on_load
 from troupellm.protocol.config.setting_types import OnLoad
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.quantized_llama import load
 
 MODES: tuple[OnLoad, ...] = get_args(OnLoad)
 SIZES = {

@@ -6,11 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from gguf_llama import SIZES, Kind, Written
-from held_memory import held_by
-from inside import parts_of
-from packed_words import GPTQ, GptqWriter
-from quantized_llama import load, tiny_llama, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
@@ -27,6 +22,11 @@ from troupellm.models.memory.weight_count import weight_count
 from troupellm.models.quantization.formats import read_format
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.packed_words import GPTQ, GptqWriter
+from troupellm.tests.support.quantized.quantized_llama import load, tiny_llama, write_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SHAPES = {"vocab_size": 320, "hidden_size": 256, "intermediate_size": 512}

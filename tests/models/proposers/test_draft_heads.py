@@ -4,15 +4,23 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import plain_heads
 import pytest
 import torch
-from draft_bench import DraftBench, Row, behind_a_block, crowd
-from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, SIZE, eagle3_weights, eagle_weights, medusa_weights
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.speculation import plain_heads
+from troupellm.tests.support.speculation.draft_bench import DraftBench, Row, behind_a_block, crowd
+from troupellm.tests.support.speculation.plain_heads import (
+    CONFIG,
+    CONFIG3,
+    DRAFT_VOCABULARY,
+    SIZE,
+    eagle3_weights,
+    eagle_weights,
+    medusa_weights,
+)
 
 
 @pytest.fixture(scope="module")

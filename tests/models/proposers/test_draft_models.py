@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from draft_bench import DraftBench, Row, crowd, read_target
-from tiny_model import write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.layers.taps import Taps
 from troupellm.models.memory.plan import block_bytes
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.speculation.draft_bench import DraftBench, Row, crowd, read_target
 
 
 @pytest.fixture(scope="module")

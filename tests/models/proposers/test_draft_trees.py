@@ -3,18 +3,18 @@
 from pathlib import Path
 
 import numpy as np
-import plain_heads
 import pytest
 import torch
-from draft_bench import DraftBench
-from plain_heads import CONFIG, eagle_weights, medusa_weights
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
 from troupellm.models.batch.row_drafts import ROOT, Drafts
 from troupellm.models.layers.taps import Taps
 from troupellm.models.proposers.draft_trees import Trees
 from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.speculation import plain_heads
+from troupellm.tests.support.speculation.draft_bench import DraftBench
+from troupellm.tests.support.speculation.plain_heads import CONFIG, eagle_weights, medusa_weights
 
 TEXT = [7, 80, 33, 120, 200, 9, 41]
 

@@ -7,18 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import plain_heads
 import pytest
 import torch
-from draft_bench import BLOCK, DraftBench, Row
-from inside import hidden_states_of, marks_of
-from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle_weights
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.batch.row_drafts import ROOT
 from troupellm.models.proposers.paged_gaps import Gaps
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.engines.inside import hidden_states_of, marks_of
+from troupellm.tests.support.speculation import plain_heads
+from troupellm.tests.support.speculation.draft_bench import BLOCK, DraftBench, Row
+from troupellm.tests.support.speculation.plain_heads import (
+    CONFIG,
+    CONFIG3,
+    DRAFT_VOCABULARY,
+    eagle3_weights,
+    eagle_weights,
+)
 
 MOST = 3
 States = Callable[[torch.Tensor], torch.Tensor]

@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draft_bench import BLOCK, DraftBench, Row
-from inside import hidden_states_of
-from tiny_model import write_tiny_model
 from torch import Tensor
 
 from troupellm.models.layers.attention import KVPair
@@ -18,6 +15,9 @@ from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.proposers import paged_marks
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import hidden_states_of
+from troupellm.tests.support.speculation.draft_bench import BLOCK, DraftBench, Row
 
 MOST, CHUNK = 3, 8
 WORDS: list[int] = np.random.default_rng(6).integers(0, 250, 60).tolist()

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import pytest
-from draft_bench import LONGEST, DraftBench
 
 from troupellm.models.builtin_training import evaluate
 from troupellm.models.builtin_training.drafters_evaluate import answers, load_drafters, measure, prompts
@@ -13,6 +12,7 @@ from troupellm.models.builtin_training.network import Network
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS
 from troupellm.protocol.config.speculation import Method, SpeculativeConfig
+from troupellm.tests.support.speculation.draft_bench import LONGEST, DraftBench
 
 DEPTH = 4
 

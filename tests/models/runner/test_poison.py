@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from inside import runner_of
-from tiny_model import write_tiny_model
 
 from troupellm.models.runner.poison import Poison
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import BlockCopy, NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import runner_of
 
 PROMPT = (5, 17, 120, 3, 44, 9, 201, 8, 77, 30)
 SIZE = 4

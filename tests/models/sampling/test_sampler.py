@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
 
 from troupellm.kernels.sampling import cpu, reference
 from troupellm.kernels.sampling.cases import CASES, VOCAB, make_logits
@@ -15,6 +14,7 @@ from troupellm.models.sampling.row_options import RowOptions
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.models.sampling.sampling_batch import SamplingBatch
 from troupellm.protocol.messages.worker import RowError, SamplingState
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 CPU = torch.device("cpu")
 PROMPT = [3, 8, 20, 20, 31]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from inside import guided_rows_of
 
 from troupellm.models.structured_outputs import guided_rows as rows_module
 from troupellm.models.structured_outputs.backends import program_text
@@ -12,6 +11,7 @@ from troupellm.models.structured_outputs.llguidance_backend import LLGuidance
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import guided_rows_of
 
 PROGRAM = GuideProgram(
     backend="llguidance",

@@ -4,9 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from canary import resident_bytes
-from guide_crowd import VOCAB, Crowd
-from inside import guided_rows_of
 from llguidance import LLMatcher
 
 from troupellm.models.structured_outputs import llguidance_backend
@@ -17,6 +14,9 @@ from troupellm.models.structured_outputs.llguidance_backend import FEW_MATCHERS,
 from troupellm.models.structured_outputs.matcher_cache import MOST_PROGRAMS, GuideLibrary
 from troupellm.protocol.errors import GUIDE_SPENT
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
+from troupellm.tests.support.servers.canary import resident_bytes
 
 AMBIGUOUS = "start: e\ne: e e | e e e | /[a-z ]/"
 """Tiny, compiled at once, its first masks are cheap; each token multiplies the ways to read the text."""

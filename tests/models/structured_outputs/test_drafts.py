@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from guide_crowd import VOCAB
-from inside import guided_rows_of
 
 from troupellm.models.batch.row_drafts import RowDrafts
 from troupellm.models.structured_outputs.backends import program_text
@@ -14,6 +12,8 @@ from troupellm.models.structured_outputs.llguidance_backend import LLGuidance
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.guides.guide_crowd import VOCAB
 
 PROGRAM = program_text(GuideSpec(kind="regex", source="[ab]{1,60}"), "llguidance", 64, {})
 

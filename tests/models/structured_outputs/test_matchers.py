@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import text_models
-from guide_crowd import VOCAB, Crowd
 
 from troupellm.models.batch.row_drafts import RowDrafts
 from troupellm.models.structured_outputs.after_thinking import Mark, Sleep, allows
@@ -25,6 +23,8 @@ from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import EarlyEnd, GuideProgram, GuideSpec
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
 
 EARLY = EarlyEnd(
     token="<|im_end|>", starts=("<s>",), opens="<m>", ends=("<e>", "<|im_end|>"), recipient="to=functions."

@@ -6,8 +6,6 @@ from itertools import product
 
 import jsonschema
 import pytest
-from guide_corpus import REFUSED, corpus, idle_corpus
-from idle_schemas import DECIMAL, DIGIT, refer
 
 from troupellm.models.structured_outputs.backend import GuideError
 from troupellm.models.structured_outputs.backends import check_start, mask_words, program_text
@@ -18,6 +16,8 @@ from troupellm.models.structured_outputs.schema_regex import without_look_ahead
 from troupellm.models.structured_outputs.xgrammar_backend import xgrammar_text
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm.tests.support.guides.guide_corpus import REFUSED, corpus, idle_corpus
+from troupellm.tests.support.guides.idle_schemas import DECIMAL, DIGIT, refer
 
 SCALARS = [None, True, 0, 1, 3, 9, 10, -1, 2.5, "", "a", "abc", "abcdef", "ABCDEF", "2024-02-29", "#", "."]
 LISTS = [[], [0], [1, 1], [1, 2, 3], [1, 2, 3, 4], [5, "abc"], ["abc"], [5, "abc", 1], [[1, 1]], [True]]

@@ -6,9 +6,6 @@ from importlib.util import find_spec
 
 import jsonschema
 import pytest
-from absence import need_xgrammar
-from guide_corpus import corpus
-from guide_crowd import Crowd
 
 from troupellm.models.structured_outputs import xgrammar_backend
 from troupellm.models.structured_outputs.backend import GuideError
@@ -17,6 +14,9 @@ from troupellm.models.structured_outputs.xgrammar_backend import MOST_GRAMMAR_CH
 from troupellm.models.structured_outputs.xgrammar_schema import check_schema
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.environment.absence import need_xgrammar
+from troupellm.tests.support.guides.guide_corpus import corpus
+from troupellm.tests.support.guides.guide_crowd import Crowd
 
 INSTALLED = find_spec("xgrammar") is not None
 needs_xgrammar = pytest.mark.usefixtures("xgrammar")

@@ -6,8 +6,6 @@ By a clock that says so; the package need not be there.
 from typing import Any
 
 import pytest
-from guide_crowd import VOCAB, Crowd
-from inside import guided_rows_of
 
 from troupellm.models.structured_outputs import xgrammar_backend
 from troupellm.models.structured_outputs.backend import MASK_SECONDS
@@ -21,6 +19,8 @@ from troupellm.models.structured_outputs.xgrammar_backend import (
     XGrammarMatcher,
 )
 from troupellm.protocol.params.guide import GuideProgram
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
 
 TOKEN = 64
 """The only one that may come."""

@@ -2,14 +2,14 @@ import json
 import threading
 
 import pytest
-import text_models
 from hypothesis import given, settings, strategies as st
 from tokenizers import decoders
-from without_package import run_without
 
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.environment.without_package import run_without
 
 
 def write_json(folder, name, value):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import text_models
 
 from troupellm.models.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.models.tokenizer.tokenizer_bombs import MOST_STEPS
 from troupellm.models.tokenizer.tokenizer_probe import complaint
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
 
 
 def split(pattern: str) -> dict[str, Any]:

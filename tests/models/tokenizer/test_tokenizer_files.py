@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import text_models
-from awkward_texts import TEXTS
 from transformers import AutoTokenizer
 
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.checkpoints.awkward_texts import TEXTS
 
 Files = dict[str, Any]
 FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from inside import runner_of
 
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.runner import runner
@@ -24,6 +23,7 @@ from troupellm.protocol.messages.worker import (
     StepResult,
     WorkerReady,
 )
+from troupellm.tests.support.engines.inside import runner_of
 
 GREEDY = SamplingState(temperature=0.0)
 PROMPT = (5, 17, 120, 3, 44, 9, 201, 8, 77, 30)

@@ -12,10 +12,6 @@ import httpx
 import psutil
 import pytest
 from anyio.abc import TaskStatus
-from inside import members_of, worker_host_of
-from meddler import MARKER, Seats
-from plain_http import NO_TLS
-from serving import server_config
 
 from troupellm.actors.runtime.supervise import Child, Supervisor
 from troupellm.protocol.config.engine import ServerConfig
@@ -23,6 +19,10 @@ from troupellm.server.api_processes import fleet as fleets, member as members
 from troupellm.server.api_processes.fleet import FrontFleet, FrontsFailed
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import CLOSE_SECONDS
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.engines.inside import members_of, worker_host_of
+from troupellm.tests.support.servers.serving import server_config
+from troupellm.tests.support.workers.meddler import MARKER, Seats
 
 pytestmark = pytest.mark.anyio
 

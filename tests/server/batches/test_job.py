@@ -9,7 +9,6 @@ import anyio
 import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
-from serving import server_config
 
 from troupellm.protocol.api.batches import Batch, BatchResult, FileObject, LineResponse
 from troupellm.protocol.api.caller import Caller
@@ -19,6 +18,7 @@ from troupellm.server.batches.progress import Progress, unfinished
 from troupellm.server.host.internal_requests import Answered
 from troupellm.server.storage.batches import Store
 from troupellm.server.storage.batches_schema import STATE, open_database
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 

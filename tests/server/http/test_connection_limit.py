@@ -7,11 +7,11 @@ from typing import Any
 import anyio
 import pytest
 from anyio.abc import SocketStream
-from serving import eventually
 
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import HttpFront
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

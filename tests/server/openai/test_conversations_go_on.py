@@ -2,10 +2,10 @@
 next one have a prompt, and the next turn's begins with this one's."""
 
 import pytest
-from template_kinds import KINDS
-from transcripts import ALL_KINDS, answer, prompt_of, random_transcript, user
 
 from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.tests.support.chat.template_kinds import KINDS
+from troupellm.tests.support.chat.transcripts import ALL_KINDS, answer, prompt_of, random_transcript, user
 
 TEMPLATES = {name: ChatTemplate({"default": source}, {}) for name, source in KINDS.items()}
 CASES = [(api, kind) for api, kinds in ALL_KINDS.items() for kind in kinds]

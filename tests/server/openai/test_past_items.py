@@ -1,11 +1,11 @@
 """Past items of each API as messages, the names of the skipped ones, and the refused faults of the newest turn."""
 
 import pytest
-from transcripts import CHAT_KINDS, MESSAGES_KINDS, RESPONSES_KINDS, answer, chat_of, user
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.openai.messages import tool_use_of
 from troupellm.server.openai.past_messages import plain_messages
+from troupellm.tests.support.chat.transcripts import CHAT_KINDS, MESSAGES_KINDS, RESPONSES_KINDS, answer, chat_of, user
 
 IMAGE = "[image omitted: this model reads text only]"
 

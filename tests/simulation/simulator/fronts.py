@@ -9,7 +9,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from inside import requests_of
 
 from simulator.model import chat_template
 from simulator.ports import SimPool, SimRandomness
@@ -30,6 +29,7 @@ from troupellm.protocol.wire.api_process import (
     ToFront,
 )
 from troupellm.protocol.wire.frames import FrameError
+from troupellm.tests.support.engines.inside import requests_of
 
 if TYPE_CHECKING:
     from simulator.world import World

@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import Any
 
-from inside import block_tables_of, ledger_of, offload_of, residents_of, shares_of
-
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.kv_offload.fetches import Ask
 from troupellm.actors.kv_offload.loads import Loading
@@ -21,6 +19,7 @@ from troupellm.actors.sequences.sequence import Request, State
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.snapshot import SchedulerSnapshot
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.engines.inside import block_tables_of, ledger_of, offload_of, residents_of, shares_of
 
 
 def check_core(core: SchedulerCore) -> list[str]:

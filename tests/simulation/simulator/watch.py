@@ -8,7 +8,6 @@ from typing import Any
 
 import anyio
 import trio
-from inside import block_tables_of, ledger_of
 
 from simulator.faults import MAILBOXES, SILENT, Injected, Injector
 from simulator.invariants import Turns, check_core, check_loading, check_mailbox, check_outbox
@@ -32,6 +31,7 @@ from troupellm.protocol.messages.scheduler import (
 )
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.outputs import Usage
+from troupellm.tests.support.engines.inside import block_tables_of, ledger_of
 
 MOST_MESSAGES = 50_000
 MOST_PREEMPTIONS = 12

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.support.poisoned_rows import between_nan, keys_of
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.adjust import keep_bits, penalize, tally
@@ -17,6 +16,7 @@ from troupellm.kernels.sampling.triton_adjust import (
     tally_triton,
 )
 from troupellm.kernels.sampling.triton_draw import best_triton
+from troupellm.tests.support.kernels.poisoned_rows import between_nan, keys_of
 
 DEVICE = check_device()
 VOCAB = 3001

@@ -5,13 +5,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.support.poisoned_rows import between_nan, keys_of, poisoned_memory
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.sampling import draw, thresholds, triton_truncate
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.kernels.sampling.triton_truncate import truncated_triton
 from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.tests.support.kernels.poisoned_rows import between_nan, keys_of, poisoned_memory
 
 __all__ = ["poisoned_memory"]
 DEVICE, CPU = check_device(), torch.device("cpu")
