@@ -48,7 +48,7 @@ PLUGINS := plugins/tcp_peer plugins/xgrammar
 # Two pips at once in one environment would spoil it (`make -j`).
 .NOTPARALLEL:
 
-.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate check wheel clean
+.PHONY: serve demo test test-all asan matrix repeat pythons clients agents test-clients references real-models peers encoder xgrammar torchao simulate mutants check wheel clean
 
 serve: $(VENV)/.installed
 	@$(BIN)/troupellm serve $(ARGS)
@@ -68,7 +68,7 @@ test-all: $(VENV)/.tested clients agents references real-models encoder xgrammar
 # The compiled code with AddressSanitizer and UBSan, built in a file of its own: the tests that call it, and 2,000 random
 # calls of every function. `make test-all` runs it too.
 asan: $(VENV)/.tested
-	$(BIN)/python tests/support/sanitized.py $(ARGS)
+	$(BIN)/python tests/support/kernels/sanitized.py $(ARGS)
 
 # 30,000 requests with pairs of odd and wrong values, on every route that generates or renders.
 matrix: $(VENV)/.tested
@@ -144,7 +144,12 @@ torchao: $(VENV)/.tested
 
 # One seed, with all that happened in it: make simulate ARGS="--seed 17 --trace"
 simulate: $(VENV)/.tested
-	PYTHONPATH=tests/simulation:tests/support $(BIN)/python -m simulator --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+	PYTHONPATH=tests/simulation $(BIN)/python -m simulator --seeds $(SEEDS) --jobs $(JOBS) $(ARGS)
+
+# Faults planted in copies of the product, which the quick tests of their rooms must notice. A part of a file's name or
+# of a fault chooses: make mutants ARGS="server/ stop_strings"
+mutants: $(VENV)/.tested
+	$(BIN)/python -m troupellm.tests.mutants --jobs $(JOBS) $(ARGS)
 
 check: $(VENV)/.checked
 	$(BIN)/ruff check .

@@ -31,7 +31,7 @@ from troupellm.load_tests.start import flags as start
 from troupellm.load_tests.step import flags as step
 from troupellm.load_tests.throughput import flags as throughput
 
-_BENCHMARKS = {
+BENCHMARKS = {
     "serve": (serve.add_flags, "troupellm.load_tests.serve.command", "open-loop load on a running server"),
     "throughput": (throughput.add_flags, "troupellm.load_tests.throughput.command", "offline, beside transformers"),
     "offline": (offline.add_flags, "troupellm.load_tests.offline.command", "tokens/s beside OpenVINO, vLLM, llama.cpp"),
@@ -89,7 +89,7 @@ def command(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     """Add `bench` and its benchmarks; each sets `func`, which takes the namespace and returns an exit code."""
     parser = subparsers.add_parser("bench", help="load tests and benchmarks", allow_abbrev=False)
     benchmarks = parser.add_subparsers(metavar="BENCHMARK", required=True)
-    for name, (add_flags, module, summary) in _BENCHMARKS.items():
+    for name, (add_flags, module, summary) in BENCHMARKS.items():
         benchmark = benchmarks.add_parser(
             name, help=summary, description=summary, formatter_class=_Formatter, allow_abbrev=False
         )

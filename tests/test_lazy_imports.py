@@ -11,9 +11,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from module_chains import Use, failures, is_submodule, uses_of
 
 import troupellm
+from troupellm.tests.support.environment.module_chains import Use, failures, is_submodule, uses_of
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {"torch", "transformers", "triton"}

@@ -93,5 +93,5 @@ def test_nothing_that_is_read_is_run() -> None:
         ("safetensors.torch.load(data)", []),
     ],
 )
-def test_what_counts(code: str, names: list[str]) -> None:
+def test_calls_that_run_code_are_found(code: str, names: list[str]) -> None:
     assert [name for _, name in dangers(ast.parse(code))] == names

@@ -7,7 +7,7 @@ puts a fake in the place of the part that it is about.
 from functools import cache
 from pathlib import Path
 
-from patches import patches_of
+from troupellm.tests.support.environment.patches import patches_of
 
 TESTS = Path(__file__).resolve().parent
 TABLE = TESTS / "patched_tests.tsv"

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
                 trace, accesses=args.accesses, capacity=capacity, policies=tuple(args.policies), seed=args.seed
             )
             report.setdefault(str(capacity), {})[trace] = rates
-            verdict, passed = _verdict(trace, rates)
+            verdict, passed = verdict_of(trace, rates)
             kept = kept and passed
             print(f"{trace:>10}" + "".join(f"{100 * rates[name]:>10.2f}" for name in columns) + verdict, flush=True)
         print()
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if kept else 1
 
 
-def _verdict(trace: str, rates: dict[str, float]) -> tuple[str, bool]:
+def verdict_of(trace: str, rates: dict[str, float]) -> tuple[str, bool]:
     lru, arc = rates.get("lru"), rates.get("arc")
     if not lru or arc is None or trace not in ("scan", "recency"):
         return "", True

@@ -71,7 +71,7 @@ def _loaded(models: Models, name: str) -> Iterator[Any]:
         models.free()
 
 
-def _rate(seconds: Callable[[int], float], sequences: int, steps: int) -> float:
+def rate_of(seconds: Callable[[int], float], sequences: int, steps: int) -> float:
     """Tokens/s of decoding alone: what `steps` tokens take longer than one, the median of some rounds; the first call
     warms up."""
     seconds(steps + 1)
@@ -97,7 +97,7 @@ def generated(model: Any, prompt: Sequence[int], steps: int) -> float:
             raise RuntimeError(f"{written.shape[1] - len(prompt)} tokens came of {tokens}")
         return taken
 
-    return _rate(seconds, 1, steps)
+    return rate_of(seconds, 1, steps)
 
 
 def _ways(models: Models, model: Any, prompts: list[list[int]]) -> tuple[dict[str, float], dict[str, Any]]:
@@ -127,10 +127,10 @@ def batched(model: Any, prompts: list[list[int]], steps: int, settings: dict[str
             "graphs": str(chosen.use_cuda_graph), "async": str(chosen.use_async_batching),
             "attention": model.config._attn_implementation,
         }  # fmt: skip
-        return _rate(lambda tokens: _answer_all(manager, prompts, tokens), len(prompts), steps), used
+        return rate_of(lambda tokens: answer_all(manager, prompts, tokens), len(prompts), steps), used
 
 
-def _answer_all(manager: Any, prompts: list[list[int]], tokens: int) -> float:
+def answer_all(manager: Any, prompts: list[list[int]], tokens: int) -> float:
     """Seconds until all prompts have so many tokens each."""
     begin, missing = time.perf_counter(), len(prompts)
     manager.add_requests(inputs=prompts, max_new_tokens=tokens)

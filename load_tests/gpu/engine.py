@@ -99,7 +99,7 @@ class Models:
 
     def serving(self, name: str, batch: int, length: int, **more: Any) -> dict[str, Any]:
         """The settings of an engine that serves a model to up to `batch` sequences of `length` tokens."""
-        return {"model": str(write_model(name, self._folder)), **self._settings(batch, length, **more)}
+        return {"model": str(write_model(name, self._folder)), **self.settings_of(batch, length, **more)}
 
     def run(self, measure: Callable[[], Awaitable[T]], seconds: float) -> T:
         """The result of a measure that awaits engines; the device's memory is free again afterwards.
@@ -130,7 +130,7 @@ class Models:
             del worker
             self.free()
 
-    def _settings(self, batch: int, length: int, **more: Any) -> dict[str, Any]:
+    def settings_of(self, batch: int, length: int, **more: Any) -> dict[str, Any]:
         return {
             "dtype": "bfloat16",
             "device": self._device.type,
@@ -183,7 +183,7 @@ class Models:
             self.free()
             tokens = tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
             more = {"quantization": quantization} if quantization else {}
-            settings = self._settings(batch, CONTEXT + tokens + 8, **more)
+            settings = self.settings_of(batch, CONTEXT + tokens + 8, **more)
             prompts = prompts_of(batch, CONTEXT, SIZES[name].vocab)
             model = write_model(name, self._folder)
             self._engine_seconds[key] = through_engine(
@@ -266,7 +266,7 @@ class Models:
         """As `engine_step`, through a server."""
         self.free()
         model, tokens = write_model(name, self._folder), tokens_of_each(batch, CONTEXT, STEPS, STEP_TOKENS)
-        settings = self._settings(batch, CONTEXT + tokens + 8)
+        settings = self.settings_of(batch, CONTEXT + tokens + 8)
         plan = plan_server(
             "troupellm", model=model, peers=self._folder, link=link_package(self._folder / "import"), threads=4,
             sequences=batch, length=settings["max_model_len"],
@@ -283,7 +283,7 @@ class Models:
 
         found, details = dict[str, float](), dict[str, Any]()
         self.free()
-        llm = LLM(str(write_model(LARGE, self._folder)), **self._settings(1, 8192 + 64))
+        llm = LLM(str(write_model(LARGE, self._folder)), **self.settings_of(1, 8192 + 64))
         try:
             for name, tokens in (("2k", 2048), ("8k", 8192)):
                 times = []

@@ -112,9 +112,9 @@ class Measuring:
 
     def __init__(self, device: torch.device, folder: Path, code: tuple[str, ...] = ("-m", __name__)) -> None:
         """code: for the interpreter."""
-        self._command = [sys.executable, *code, device.type]
+        self.command = [sys.executable, *code, device.type]
         self._folder, self._log = folder, folder / "goals.log"
-        self._process: Contestant | None = None
+        self.process: Contestant | None = None
 
     def ceilings(self, timeout: float) -> tuple[Measured, str]:
         """And the clocks beside them.
@@ -142,11 +142,11 @@ class Measuring:
         return result
 
     def _ask(self, timeout: float, **request: Any) -> dict[str, Any]:
-        if self._process is None:
+        if self.process is None:
             environment = environment_of(TROUPE, Path(sys.executable), link_package(self._folder / "import"), 1)
-            self._process = Contestant("goals", self._command, environment=environment, log=self._log)
+            self.process = Contestant("goals", self.command, environment=environment, log=self._log)
         try:
-            reply = self._process.ask(timeout, **request)
+            reply = self.process.ask(timeout, **request)
         except BaseException:
             self.close()
             raise
@@ -159,9 +159,9 @@ class Measuring:
 
     def close(self) -> None:
         """End the process, if there is one."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        if self.process is not None:
+            self.process.close()
+            self.process = None
 
 
 class Measurer:

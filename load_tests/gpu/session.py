@@ -71,9 +71,9 @@ class Session:
     def __init__(self, device: torch.device, folder: Path, result: str | None, deadline: float) -> None:
         self._device, self._folder, self._result, self._deadline = device, folder, result, deadline
         self._report: dict[str, Any] = {"random weights": True, "routing": "uniform", "goals": []}
-        self._checked = Correctness()
-        self._kernels = dict[str, int]()
-        self._whole, self._late = list[str](), list[str]()
+        self.checked = Correctness()
+        self.kernels = dict[str, int]()
+        self.whole, self._late = list[str](), list[str]()
         """Goals that have all of their numbers; those that there was no time for."""
         self.failed = False
         self.measured = 0
@@ -97,20 +97,20 @@ class Session:
         that is not right are not timed afterwards."""
         models = begin_models((SMALL, LARGE), self._device, self._folder)
         first = (*MODEL, *(operation for operation in OPERATIONS if operation not in MODEL))
-        self._checked = Correctness.of(results(begin(first, self._device, self._folder), seconds))
+        self.checked = Correctness.of(results(begin(first, self._device, self._folder), seconds))
         self._count(kernel_counts(models, MODEL_SECONDS))
-        self.failed = not self._checked.whole
-        self._report["correctness"] = msgspec.to_builtins(self._checked)
+        self.failed = not self.checked.whole
+        self._report["correctness"] = msgspec.to_builtins(self.checked)
         self._write()
-        print(f"correctness: {self._checked.text()}", flush=True)
+        print(f"correctness: {self.checked.text()}", flush=True)
 
     def _count(self, found: dict[str, int | Unfinished]) -> None:
         for model, kernels in found.items():
             if isinstance(kernels, Unfinished):
                 print(f"{model}: {kernels.why}", flush=True)  # the measure itself gives the details
             else:
-                self._kernels[model] = kernels
-        self._report["kernels"] = self._kernels
+                self.kernels[model] = kernels
+        self._report["kernels"] = self.kernels
 
     def _ceilings(self, when: str, measuring: Measuring) -> Measured | None:
         """None where even those fail that everything is divided by."""
@@ -133,8 +133,8 @@ class Session:
             if ceilings is None:
                 return
             for name in names:
-                result = self._pursued(name, ceilings, measuring)
-                self._whole += [] if result.skipped else [name]
+                result = self.pursued(name, ceilings, measuring)
+                self.whole += [] if result.skipped else [name]
                 self.measured += bool(result.found)
                 self.failed = self.failed or result.failed
                 self._report["goals"].append(msgspec.to_builtins(result))
@@ -146,17 +146,17 @@ class Session:
         finally:
             measuring.close()
 
-    def _pursued(self, name: str, ceilings: Measured, measuring: Measuring) -> Result:
-        if objections := self._checked.objections(name):
+    def pursued(self, name: str, ceilings: Measured, measuring: Measuring) -> Result:
+        if objections := self.checked.objections(name):
             return goals.judged(name, {}, {}, objections)
-        seconds = GOALS[name].takes(self._whole)
+        seconds = GOALS[name].takes(self.whole)
         if (left := self._left()) < seconds:
             self._late.append(name)
             self._report["no time for"] = self._late
             return goals.judged(name, {}, {}, f"it takes {seconds:.0f} s and {max(0.0, left):.0f} are left")
-        if name == COUNTING and (missing := [model for model in (SMALL, LARGE) if model not in self._kernels]):
+        if name == COUNTING and (missing := [model for model in (SMALL, LARGE) if model not in self.kernels]):
             self._count(kernel_counts(begin_models(missing, self._device, self._folder), COUNT_SECONDS))
-        return measuring.pursue(name, ceilings, self._kernels, min(LONGER * seconds, self._left() + SLACK_SECONDS))
+        return measuring.pursue(name, ceilings, self.kernels, min(LONGER * seconds, self._left() + SLACK_SECONDS))
 
     def _left(self) -> float:
         """Seconds until nothing is begun."""

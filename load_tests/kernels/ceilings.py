@@ -103,7 +103,7 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
     out = torch.empty_like(left)
     operations = 2 * CUDA_SIDE**3
     product = operations / measure(lambda _: torch.mm(left, right, out=out), device, seconds).least
-    more, failed = _measured_alone({
+    more, failed = measured_one_by_one({
         "gemm_fp8": lambda: _fp8_rate(left, right, operations, device, seconds),
         "empty_kernel": lambda: empty_kernel_seconds(device, seconds),
         "to_device": lambda: _transfer(device, seconds, up=True),
@@ -113,7 +113,7 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
     return Measured(device=name, read=read, copy=copy, gemm_bfloat16=product, failed=failed, **more)
 
 
-def _measured_alone(ceilings: Mapping[str, Callable[[], float]]) -> tuple[dict[str, float], dict[str, str]]:
+def measured_one_by_one(ceilings: Mapping[str, Callable[[], float]]) -> tuple[dict[str, float], dict[str, str]]:
     """The ceilings of few numbers: the failure of one is reported and does not affect the others."""
     found, failed = dict[str, float](), dict[str, str]()
     for name, measured in ceilings.items():

@@ -58,7 +58,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def check(operation: str, device: torch.device) -> list[Check]:
     """All cases of an operation."""
-    return [Check(operation, outcome.case, outcome.error()) for outcome in _CHECKS[operation](device.type)]
+    return [Check(operation, outcome.case, outcome.error()) for outcome in CHECKS_OF[operation](device.type)]
 
 
 def _linear(device: str) -> Iterator[Outcome]:
@@ -260,7 +260,7 @@ def _step_end(device: str) -> Iterator[Outcome]:
         yield Outcome(case.name, finish(made.logits, made.slots, made.ends, made.texts, made.draws), expected)
 
 
-_CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
+CHECKS_OF: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "linear": _linear,
     "linear_int8": _linear_int8,
     "linear_invariant": _linear_invariant,

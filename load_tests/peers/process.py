@@ -49,12 +49,12 @@ class Contestant:
         self.name, self.versions = name, dict[str, str]()
         self._log = log
         with log.open("ab") as errors:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True,
                 start_new_session=True, cwd=log.parent,
             )  # fmt: skip
         self._lines: queue.Queue[str] = queue.Queue(maxsize=4)
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
         self._reader.start()
 
     def _read(self, stream: IO[str]) -> None:
@@ -68,10 +68,10 @@ class Contestant:
         Raises:
             ContestantError: it failed, died or took longer than `timeout` seconds.
         """
-        assert self._process.stdin is not None
+        assert self.process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
             line = self._lines.get(timeout=timeout)
         except queue.Empty:
             raise ContestantError(f"{self.name}: no answer in {timeout:g} s\n{self._tail()}") from None
@@ -112,22 +112,22 @@ class Contestant:
 
     def close(self) -> None:
         self._signal(signal.SIGCONT)
-        if self._process.stdin is not None:
+        if self.process.stdin is not None:
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
+                self.process.stdin.close()
         try:
-            self._process.wait(timeout=10.0)
+            self.process.wait(timeout=10.0)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
-            self._process.wait()
+            self.process.wait()
         self._signal(signal.SIGKILL)  # what it started and left behind
         self._reader.join(timeout=10.0)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)
 
     def _tail(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:] if self._log.exists() else ""

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 class StepBench:
     def __init__(self, args: argparse.Namespace, device: torch.device, threads: int, work: Path) -> None:
-        self._args, self._device, self._threads, self._work = args, device, threads, work
+        self.args, self.device, self.threads, self._work = args, device, threads, work
         self.dtype = args.dtype or ("float32" if device.type == "cpu" else "bfloat16")
         named = args.model in SHAPES
         self._model = write_random_model(work / "model", SHAPES[args.model]) if named else Path(args.model).absolute()
@@ -106,77 +106,77 @@ class StepBench:
 
     def measure(self, batch: int) -> Row:
         seconds, parts, graph = dict[str, float](), None, None
-        if "worker" in self._args.levels:
+        if "worker" in self.args.levels:
             seconds["worker"], parts, graph = self._bare(batch)
-        prompts = prompts_of(batch, self._args.context, self._vocab)
-        tokens = tokens_of_each(batch, self._args.context, self._args.steps, STEP_TOKENS + batch)
-        warm_up = WARM_UP_TOKENS if self._device.type == "cuda" else 0
-        if "engine" in self._args.levels:
-            settings, steps = self._settings(batch, tokens), self._args.steps
+        prompts = prompts_of(batch, self.args.context, self._vocab)
+        tokens = tokens_of_each(batch, self.args.context, self.args.steps, STEP_TOKENS + batch)
+        warm_up = WARM_UP_TOKENS if self.device.type == "cuda" else 0
+        if "engine" in self.args.levels:
+            settings, steps = self.settings_of(batch, tokens), self.args.steps
             (seconds["engine"],) = through_engine(
                 self._model, settings, prompts, tokens, steps=steps, warm_up=warm_up
             )  # fmt: skip
-        if "http" in self._args.levels:
+        if "http" in self.args.levels:
             log = self._work / "server.log"
             seconds["http"] = through_http(self._server(batch, tokens), log, prompts, tokens, warm_up=warm_up)
         return Row(batch, self.roofline(batch), seconds, parts, graph)
 
     def roofline(self, batch: int) -> float:
         width = 4.0 if self.dtype == "float32" else 2.0
-        block = WEIGHT_BYTES.get(self._args.quantization or "", width)
-        quantized = self._args.quantization in ("int8", "fp8")
-        precision = Precision(block=block, head=block if self._device.type == "cpu" else width, kv=width)
-        roof = self.ceilings.roof(self.dtype, self._args.quantization if quantized else None)
-        context = self._args.context + self._args.steps / 2
+        block = WEIGHT_BYTES.get(self.args.quantization or "", width)
+        quantized = self.args.quantization in ("int8", "fp8")
+        precision = Precision(block=block, head=block if self.device.type == "cpu" else width, kv=width)
+        roof = self.ceilings.roof(self.dtype, self.args.quantization if quantized else None)
+        context = self.args.context + self.args.steps / 2
         return decode_seconds(self._size, precision, roof, batch=batch, context=context)
 
-    def _settings(self, batch: int, tokens: int) -> dict[str, Any]:
+    def settings_of(self, batch: int, tokens: int) -> dict[str, Any]:
         """For sequences that write so many tokens."""
-        length = self._args.context + tokens + 8
+        length = self.args.context + tokens + 8
         settings: dict[str, Any] = {
             "dtype": self.dtype,
-            "device": self._device.type,
+            "device": self.device.type,
             "enable_prefix_caching": False,
             "block_size": BLOCK_SIZE,
             "max_num_seqs": batch,
             **filling(STEP_TOKENS + batch),
             "max_model_len": length,
             "num_gpu_blocks_override": batch * (-(-length // BLOCK_SIZE) + 1),
-            "load_format": self._args.load_format,
+            "load_format": self.args.load_format,
         }
-        if self._device.type == "cpu":
-            settings["num_threads"] = self._threads
+        if self.device.type == "cpu":
+            settings["num_threads"] = self.threads
         else:  # the one that is measured: graphs of other sizes would be captured meanwhile
             settings["cudagraph_capture_sizes"] = (batch,)
-        if self._args.quantization:
-            settings["quantization"] = self._args.quantization
+        if self.args.quantization:
+            settings["quantization"] = self.args.quantization
         return settings
 
     def _bare(self, batch: int) -> tuple[float, Parts, float | None]:
-        steps = self._args.steps + PROFILED_STEPS + 8
-        settings = self._settings(batch, steps)
+        steps = self.args.steps + PROFILED_STEPS + 8
+        settings = self.settings_of(batch, steps)
         worker = BareWorker(self._model, EngineConfig.from_flat({"model": str(self._model), **settings}))
         try:
-            worker.fill(batch, self._args.context, steps)
-            seconds, graph = worker.step_seconds(self._args.steps), worker.graph_seconds(self._args.steps)
-            return seconds, parts_of(worker.decode, self._device), graph
+            worker.fill(batch, self.args.context, steps)
+            seconds, graph = worker.step_seconds(self.args.steps), worker.graph_seconds(self.args.steps)
+            return seconds, parts_of(worker.decode, self.device), graph
         finally:
             worker.close()
 
     def _server(self, batch: int, tokens: int) -> ServerPlan:
         """The server with the engine's settings."""
-        settings = self._settings(batch, tokens)
+        settings = self.settings_of(batch, tokens)
         plan = plan_server(
             "troupellm", model=self._model, peers=self._work, link=link_package(self._work / "import"),
-            threads=self._threads, sequences=batch, length=settings["max_model_len"],
+            threads=self.threads, sequences=batch, length=settings["max_model_len"],
         )  # fmt: skip
-        extra = ["--device", self._device.type, "--load-format", self._args.load_format]
+        extra = ["--device", self.device.type, "--load-format", self.args.load_format]
         extra += ["--dtype", self.dtype, "--max-num-queued-reqs", str(batch)]
         extra += flags_of(settings, "block_size", *filling(0))
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             extra += ["--cudagraph-capture-sizes", str(batch)]
-        if self._args.quantization:
-            extra += ["--quantization", self._args.quantization]
+        if self.args.quantization:
+            extra += ["--quantization", self.args.quantization]
         return msgspec.structs.replace(plan, command=[*plan.command, *extra])
 
 

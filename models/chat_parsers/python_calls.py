@@ -19,7 +19,7 @@ _KEY: Final = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=(?!=)\s*(.*)", re.DOTA
 _PARTNER: Final = {")": "(", "]": "[", "}": "{"}
 _MOST_NESTED: Final = 32
 _MOST_ARGUMENTS: Final = 256
-_LONGEST_VALUE: Final = 64 * 1024
+LONGEST_VALUE: Final = 64 * 1024
 
 
 def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Reading[bool]:
@@ -94,15 +94,15 @@ def _argument(source: Source) -> Reading[tuple[str, str]]:
     quote = ""
     while True:
         character = yield from peek(source)
-        if not character or length > _LONGEST_VALUE:
+        if not character or length > LONGEST_VALUE:
             return "".join(parts), ""
         if quote:
-            parts.append((yield from _rest_of_text(source, quote, _LONGEST_VALUE - length)))
+            parts.append((yield from _rest_of_text(source, quote, LONGEST_VALUE - length)))
             length += len(parts[-1])
             quote = ""
             continue
         # Never further than may be taken: what was looked at in vain would be looked at again behind the next mark.
-        run = _RUN.match(source.text, source.pos, source.pos + _LONGEST_VALUE - length)
+        run = _RUN.match(source.text, source.pos, source.pos + LONGEST_VALUE - length)
         if run is not None:
             parts.append(source.take(len(run[0])))
             length += len(run[0])
@@ -110,7 +110,7 @@ def _argument(source: Source) -> Reading[tuple[str, str]]:
                 continue
         match = _STOP.search(source.text, source.pos)
         end = len(source.text) if match is None else match.start()
-        plain = source.take(min(end - source.pos, _LONGEST_VALUE + 1 - length))
+        plain = source.take(min(end - source.pos, LONGEST_VALUE + 1 - length))
         parts.append(plain)
         length += len(plain)
         if match is None or source.pos < match.start():

@@ -7,8 +7,9 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from processes import MODES, ready_process
-from serving import events_of, eventually, running_server, server_config
+
+from troupellm.tests.support.servers.processes import MODES, ready_process
+from troupellm.tests.support.servers.serving import events_of, eventually, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -72,7 +73,7 @@ async def test_pause_sleep_and_what_is_told_of_them(tiny_engine: Any, tmp_path: 
         assert (await client.get("/readyz")).status_code == 200
 
 
-async def test_ending_requests(tiny_engine: Any) -> None:
+async def test_an_admin_ends_requests_by_id_or_all(tiny_engine: Any) -> None:
     config = server_config(admin_api_key=("root-key",))
     async with tiny_engine() as engine, running_server(engine, config) as served, served.client() as client:
         ended: list[dict[str, Any]] = []

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import anthropic
 import anyio
 import pytest
-from plain_http import NO_TLS
-from serving import http_request, running_server, server_config
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import http_request, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -67,7 +68,7 @@ async def test_prompts_are_counted_as_they_are_used(tiny_engine):
     assert count.input_tokens == made.usage.input_tokens
 
 
-async def test_stop_sequences(tiny_engine):
+async def test_stop_sequences_end_an_answer_and_are_named(tiny_engine):
     async with tiny_engine() as engine, sdk(engine) as client:
         whole = await client.messages.create(messages=HI, **GREEDY)
         stop = whole.content[0].text[3:5]

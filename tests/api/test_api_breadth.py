@@ -2,9 +2,9 @@
 
 import httpx
 import pytest
-from serving import running_server, server_config
 
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

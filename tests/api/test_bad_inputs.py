@@ -6,7 +6,8 @@ import zlib
 
 import pytest
 import zstandard
-from serving import running_server, server_config
+
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

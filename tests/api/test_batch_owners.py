@@ -8,10 +8,10 @@ from typing import Any
 import anyio
 import openai
 import pytest
-from batching import line, lines_of, over, sdk, serving_batches, started
-from serving import eventually
 
 from troupellm.server.batches.runner import MOST_ACTIVE
+from troupellm.tests.support.clients.batching import line, lines_of, over, sdk, serving_batches, started
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,19 @@ import anyio
 import httpx
 import openai
 import pytest
-from batching import jsonl, line, lines_of, over, sdk, serving_batches, started, uploaded
-from serving import eventually, lifespan_of, running_server, server_config
 
 from troupellm.server.app.app import asgi
+from troupellm.tests.support.clients.batching import (
+    jsonl,
+    line,
+    lines_of,
+    over,
+    sdk,
+    serving_batches,
+    started,
+    uploaded,
+)
+from troupellm.tests.support.servers.serving import eventually, lifespan_of, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

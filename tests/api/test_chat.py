@@ -1,5 +1,6 @@
 import pytest
-from serving import events_of, running_server
+
+from troupellm.tests.support.servers.serving import events_of, running_server
 
 pytestmark = pytest.mark.anyio
 

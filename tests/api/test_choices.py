@@ -1,10 +1,10 @@
 """best_of and beam search through HTTP and through `LLM`."""
 
 import pytest
-from serving import running_server
-from tiny_model import write_tiny_model
 
 from troupellm import LLM, BeamSearchParams, InvalidRequest, SamplingParams
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +86,7 @@ async def test_embedded_streams_cannot_choose_either(tiny_engine):
         assert best.usage.completion_tokens == 12
 
 
-def test_llm_beam_search(tmp_path):
+def test_llm_beam_search_finds_the_sequences_of_generate(tmp_path):
     with LLM(write_tiny_model(tmp_path / "tiny"), device="cpu", num_gpu_blocks_override=600) as llm:
         params = BeamSearchParams(beam_width=3, max_tokens=5, ignore_eos=True)
         (first, second) = llm.beam_search(["Once", {"prompt_token_ids": [70, 71]}], params)

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import anyio
 import pytest
-from absence import absent
-from client_agents import AGENTS, MODEL
-from client_scripts import NUM_STEPS, WRITTEN, question, write_files
-from recorded_answers import check_stream, uncached
-from recorded_requests import Recorder, Scrubber, conversation, write_requests
-from scripted_model import scripted_settings, write_scripted_model
-from serving import served_by, server_config
 
 from troupellm import Engine
 from troupellm.server.app.app import asgi
+from troupellm.tests.support.clients.client_agents import AGENTS, MODEL
+from troupellm.tests.support.clients.client_scripts import NUM_STEPS, WRITTEN, question, write_files
+from troupellm.tests.support.clients.recorded_answers import check_stream, uncached
+from troupellm.tests.support.clients.recorded_requests import Recorder, Scrubber, conversation, write_requests
+from troupellm.tests.support.environment.absence import absent
+from troupellm.tests.support.servers.serving import served_by, server_config
+from troupellm.tests.support.workers.scripted_model import scripted_settings, write_scripted_model
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from absence import absent
-from processes import ServerProcess, ready_process
 
 from troupellm.models.hub.source import BUILTIN_FOLDER
+from troupellm.tests.support.environment.absence import absent
+from troupellm.tests.support.servers.processes import ServerProcess, ready_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -132,7 +132,7 @@ async def likelihood(client: httpx.AsyncClient, context: str, continuation: str)
     return sum(entry["logprob"] for entry in entries), all(entry["rank"] == 1 for entry in entries)
 
 
-async def test_langchain(tmp_path):
+async def test_langchain_chats_streams_and_calls_tools(tmp_path):
     need(f"{PACKAGES}/langchain_openai")
     async with ready_process(None, small=False) as server:
         seen = await run(tmp_path, PYTHON, SCRIPTS / "langchain_client.py", f"{server.url}/v1", MODEL)
@@ -151,7 +151,7 @@ async def test_langchain(tmp_path):
     assert seen["text_streamed"] == seen["text"] != ""
 
 
-async def test_litellm(tmp_path):
+async def test_litellm_chats_streams_and_calls_tools(tmp_path):
     need(f"{PACKAGES}/litellm")
     async with ready_process(None, small=False) as server:
         seen = await run(tmp_path, PYTHON, SCRIPTS / "litellm_client.py", f"{server.url}/v1", MODEL)
@@ -167,7 +167,7 @@ async def test_litellm(tmp_path):
     assert seen["refused"] == "NotFoundError"
 
 
-async def test_lm_eval(tmp_path):
+async def test_lm_eval_gets_the_models_own_likelihoods(tmp_path):
     need(f"{PACKAGES}/lm_eval")
     async with ready_process(None, small=False) as server:
         script = SCRIPTS / "lm_eval_client.py"
@@ -190,7 +190,7 @@ async def test_lm_eval(tmp_path):
     assert any("68" in answer[0][0] for answer in seen["local-chat-completions troupe_question"]["answers"])
 
 
-async def test_openai_node(tmp_path):
+async def test_openai_node_chats_streams_and_calls_tools(tmp_path):
     need("node/node_modules/openai")
     async with ready_process(None, small=False) as server:
         folder, url = ENVIRONMENT / "node", f"{server.url}/v1"

@@ -4,10 +4,10 @@ import json
 
 import openai
 import pytest
-from plain_http import NO_TLS
-from serving import running_server
 
 from troupellm.server.responses.sealed import unsealed
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

@@ -1,5 +1,6 @@
 import pytest
-from serving import events_of, running_server, server_config
+
+from troupellm.tests.support.servers.serving import events_of, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

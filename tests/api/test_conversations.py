@@ -2,7 +2,8 @@
 
 import openai
 import pytest
-from serving import running_server, server_config
+
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

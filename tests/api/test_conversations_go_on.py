@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from serving import running_server
-from template_kinds import KINDS
-from transcripts import ALL_KINDS, BODIES, FIELD, PATH, answer, random_transcript, user
+
+from troupellm.tests.support.chat.template_kinds import KINDS
+from troupellm.tests.support.chat.transcripts import ALL_KINDS, BODIES, FIELD, PATH, answer, random_transcript, user
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

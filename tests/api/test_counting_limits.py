@@ -3,10 +3,10 @@
 from contextlib import asynccontextmanager
 
 import pytest
-from front_pair import front_pair
-from serving import running_server, server_config
 
 from troupellm.server.access.keys import read_keys
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,10 @@ import anthropic
 import httpx
 import openai
 import pytest
-from plain_http import NO_TLS
 from pydantic import BaseModel
-from serving import running_server
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -204,7 +205,7 @@ async def test_a_function_in_a_namespace_is_called_by_both_its_names(builtin_eng
     assert kept.usage.input_tokens == by_hand.usage.input_tokens
 
 
-async def test_what_codex_sends(builtin_engine):
+async def test_a_request_of_codex_is_answered_as_a_stream(builtin_engine):
     """Its tools and items, reasoning from elsewhere among them, with nothing stored, streamed."""
     patch = {
         "type": "custom",

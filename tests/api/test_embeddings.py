@@ -13,13 +13,13 @@ import httpx
 import numpy as np
 import openai
 import pytest
-import tiny_encoder
-from fuzzing import fuzz
-from plain_http import NO_TLS
-from processes import serving_process
-from serving import Served, running_server, server_config
 
 from troupellm import Engine
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.clients.fuzzing import fuzz
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.processes import serving_process
+from troupellm.tests.support.servers.serving import Served, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

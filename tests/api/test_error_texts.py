@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 import pytest
-from serving import running_server, server_config
 
 from troupellm.actors.admission.quotas import Quotas
 from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, RateLimited
 from troupellm.protocol.quota import Quota
 from troupellm.server.base.errors import ErrorAnswer, answer
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,6 @@ from typing import Any
 
 import anyio
 import pytest
-from engines import SETTINGS
-from front_pair import front_pair
-from meddler import Seats
-from serving import events_of, running_server, server_config, with_spare
 from tokenizers import pre_tokenizers
 
 from troupellm import Engine
@@ -19,11 +15,15 @@ from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.messages.input import TextPrompt, Truncation
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import events_of, running_server, server_config, with_spare
+from troupellm.tests.support.workers.meddler import Seats
+from troupellm.tests.support.workers.plug_ins import MODULE as PLUG_IN_MODULE
 
 pytestmark = pytest.mark.anyio
 
-SUPPORT = Path(__file__).parents[1] / "support"
-PLUG_INS = ("only=plug_ins:OnlyToken", "broken=plug_ins:Broken")
+PLUG_INS = (f"only={PLUG_IN_MODULE}:OnlyToken", f"broken={PLUG_IN_MODULE}:Broken")
 END = "</t>"
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 """By token id, in the tiny model's tokenizer."""
@@ -136,7 +136,6 @@ async def test_the_same_from_a_worker_that_dies_now_and_then(tiny_engine, solo):
 @pytest.mark.slow
 @pytest.mark.parametrize("spare", [False, True])
 async def test_the_same_from_a_worker_process_also_after_its_death(checkpoint, solo, monkeypatch, spare):
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
     settings = SETTINGS | {"logits_processors": PLUG_INS, "worker_process": True, "spare_worker": spare}
     async with Engine(checkpoint, **settings) as engine:
         if spare:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from engines import SETTINGS
-from serving import events_of, running_server, server_config
-from tiny_model import write_tiny_model
 
 from troupellm import Engine
 from troupellm.server.cli.serve import _announce
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.serving import events_of, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -13,22 +13,22 @@ import anyio
 import httpx
 import psutil
 import pytest
-from front_pair import front_pair
-from fronts import Fronts, fronts_process, until
 from openai import AsyncOpenAI
-from processes import ON_A_THREAD, alive, serving_process
-from serving import events_of, eventually, http_request
-from shared_memory import lock_files, shared_segments
-from sockets import RawSocket, raw_socket
 
 from troupellm.protocol.wire.api_process import Apply, Submit
 from troupellm.server.api_processes.fleet import INTENSITY
 from troupellm.server.app.app import asgi
+from troupellm.tests.support.clients.sockets import RawSocket, raw_socket
+from troupellm.tests.support.environment.shared_memory import lock_files, shared_segments
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.fronts import Fronts, fronts_process, until
+from troupellm.tests.support.servers.processes import ON_A_THREAD, alive, serving_process
+from troupellm.tests.support.servers.serving import events_of, eventually, http_request
 
 pytestmark = pytest.mark.anyio
 
 CROWD = 32
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 
 
 def body_of(seen: bytes) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
-from processes import MODES, ready_process
-from serving import running_server, server_config
+
+from troupellm.tests.support.servers.processes import MODES, ready_process
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -1,7 +1,8 @@
 """Sessions and leases over HTTP: named by headers and fields, kept by API key, prefetched and dropped by routes."""
 
 import pytest
-from serving import eventually, running_server, server_config
+
+from troupellm.tests.support.servers.serving import eventually, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,15 @@ import signal
 import anyio
 import httpx
 import pytest
-from processes import ON_A_THREAD, START_SECONDS, free_port, ready_process, serving_process
-from serving import running_server, server_config
+
+from troupellm.tests.support.servers.processes import (
+    ON_A_THREAD,
+    START_SECONDS,
+    free_port,
+    ready_process,
+    serving_process,
+)
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,9 @@ import random
 
 import anyio
 import pytest
-from canary import under_attack
-from serving import events_of
+
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import events_of
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,9 @@ from typing import Any
 import anthropic
 import anyio
 import pytest
-from batching import serving_batches
-from serving import Served
+
+from troupellm.tests.support.clients.batching import serving_batches
+from troupellm.tests.support.servers.serving import Served
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from processes import MODES, free_port, ready_process
 
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
@@ -14,6 +13,7 @@ from troupellm.server.http.listener import bind
 from troupellm.server.serve.http_side import LocalSide, MetricsPort
 from troupellm.server.serve.run import serve
 from troupellm.server.serve.shutdown import Shutdown
+from troupellm.tests.support.servers.processes import MODES, free_port, ready_process
 
 pytestmark = pytest.mark.anyio
 

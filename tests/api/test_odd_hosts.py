@@ -12,8 +12,9 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from processes import ServerProcess, free_port, ready_process
-from serving import eventually
+
+from troupellm.tests.support.servers.processes import ServerProcess, free_port, ready_process
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -7,8 +7,9 @@ import anyio
 import httpx
 import openai
 import pytest
-from plain_http import NO_TLS
-from serving import eventually, running_server, server_config
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import eventually, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -118,7 +119,7 @@ async def test_input_items_in_pages(tiny_engine):
     assert caught.value.param == "after"
 
 
-async def test_in_the_background(tiny_engine):
+async def test_a_background_response_ends_as_one_that_was_awaited(tiny_engine):
     async with tiny_engine() as engine, sdk(engine) as (client, _):
         queued = await client.responses.create(input="Hi", background=True, **GREEDY)
         assert queued.status == "queued"
@@ -229,7 +230,7 @@ async def test_responses_in_a_file_outlive_the_server(tiny_engine, tmp_path):
     assert (ended.status, ended.error.code) == ("failed", "server_error")
 
 
-async def test_log_probabilities(tiny_engine):
+async def test_responses_have_the_asked_log_probabilities(tiny_engine):
     async with tiny_engine() as engine, sdk(engine) as (client, _):
         common = {"input": "Hi", "top_logprobs": 2, "include": ["message.output_text.logprobs"], **GREEDY}
         whole = await client.responses.create(**common)
@@ -253,7 +254,7 @@ async def test_what_is_skipped_is_named_in_the_answer(tiny_engine):
     assert "x-troupellm-skipped" not in plain.headers
 
 
-async def test_prompts_are_counted(tiny_engine):
+async def test_the_counted_input_tokens_are_those_of_the_usage(tiny_engine):
     async with tiny_engine() as engine, sdk(engine) as (client, _):
         made = await client.responses.create(input="Hi", instructions="Be kind.", **GREEDY)
         count = await client.responses.input_tokens.count(model="tiny", input="Hi", instructions="Be kind.")

@@ -5,8 +5,9 @@ from contextlib import asynccontextmanager
 import httpx
 import openai
 import pytest
-from plain_http import NO_TLS
-from serving import running_server, server_config
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

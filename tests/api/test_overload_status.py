@@ -8,8 +8,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from front_pair import front_pair
-from serving import server_config
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.api.caller import NOBODY
@@ -18,6 +16,8 @@ from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import asgi, routes
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.internal_requests import Inside
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 

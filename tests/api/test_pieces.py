@@ -7,11 +7,11 @@ from typing import Any
 import anyio
 import pytest
 from hypercorn.protocol.http_stream import HTTPStream
-from serving import running_server, server_config
 
 from troupellm.actors.client.stream import Stream
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.http.connection import Connection
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

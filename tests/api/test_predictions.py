@@ -4,13 +4,15 @@ import anthropic
 import httpx
 import openai
 import pytest
-from plain_http import NO_TLS
-from serving import running_server
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import running_server
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
 
 pytestmark = pytest.mark.anyio
 
 DRAFTS = {
-    "method": "custom", "custom_class": "scripted_drafts:Guessing", "num_speculative_tokens": 3, "adaptive": False,
+    "method": "custom", "custom_class": f"{DRAFTS}:Guessing", "num_speculative_tokens": 3, "adaptive": False,
 }  # fmt: skip
 ASKED = {"model": "tiny", "temperature": 0}
 HI = [{"role": "user", "content": "Hi"}]

@@ -4,7 +4,8 @@ client sends the tools in another order, another date and another accounting lin
 import random
 
 import pytest
-from serving import running_server, server_config
+
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

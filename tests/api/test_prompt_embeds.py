@@ -2,9 +2,6 @@
 
 import anyio
 import pytest
-from engines import SETTINGS
-from front_pair import front_pair
-from meddler import Seats
 from tokenizers import pre_tokenizers
 
 from troupellm import LLM, SamplingParams
@@ -12,6 +9,9 @@ from troupellm.actors.admission.embeds_prompt import as_embeds
 from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.workers.meddler import Seats
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import anyio
 import pytest
-from engines import SETTINGS
-from serving import events_of, running_server
 
 from troupellm import Engine
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.serving import events_of, running_server
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:8000"

@@ -4,15 +4,15 @@ import json
 from contextlib import asynccontextmanager
 
 import pytest
-from echo_worker import EchoWorker, write_echo_model
-from recorded_dialects import CASES, TOOLS, plain_calls
-from serving import events_of, running_server
-from tiny_model import CHAT_TEMPLATE
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.llm.llm import LLM
 from troupellm.protocol.params.outputs import ToolCall
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.chat.recorded_dialects import CASES, TOOLS, plain_calls
+from troupellm.tests.support.checkpoints.tiny_model import CHAT_TEMPLATE
+from troupellm.tests.support.servers.serving import events_of, running_server
+from troupellm.tests.support.workers.echo_worker import EchoWorker, write_echo_model
 
 pytestmark = pytest.mark.anyio
 

@@ -9,13 +9,13 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from client_scripts import NUM_ODD_STEPS
-from recorded_answers import carries_on, check_stream, events_of_any, uncached
-from recorded_requests import conversation, read_requests
-from scripted_model import scripted_settings, write_scripted_model
-from serving import running_server
 
 from troupellm import Engine
+from troupellm.tests.support.clients.client_scripts import NUM_ODD_STEPS
+from troupellm.tests.support.clients.recorded_answers import carries_on, check_stream, events_of_any, uncached
+from troupellm.tests.support.clients.recorded_requests import conversation, read_requests
+from troupellm.tests.support.servers.serving import running_server
+from troupellm.tests.support.workers.scripted_model import scripted_settings, write_scripted_model
 
 RECORDED = sorted((Path(__file__).parent / "clients" / "recorded").glob("*.jsonl"))
 FIRST, BESIDE = NUM_ODD_STEPS + 1, 1
@@ -53,7 +53,7 @@ def chosen(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [request for place, request in enumerate(requests) if place < FIRST or place in near]
 
 
-def test_clients_are_recorded():
+def test_requests_of_three_agents_are_recorded():
     assert {path.stem for path in RECORDED} >= {"claude-code", "codex", "opencode"}
 
 

@@ -1,7 +1,8 @@
 """/render answers with the request that the generating route would have given to the engine."""
 
 import pytest
-from serving import running_server
+
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,10 @@ import os
 import signal
 
 import pytest
-from fronts import fronts_process, until
-from processes import ON_A_THREAD
-from serving import http_request
+
+from troupellm.tests.support.servers.fronts import fronts_process, until
+from troupellm.tests.support.servers.processes import ON_A_THREAD
+from troupellm.tests.support.servers.serving import http_request
 
 pytestmark = pytest.mark.anyio
 

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from serving import eventually, running_server, server_config
-from web_socket import open_socket
+
+from troupellm.tests.support.clients.web_socket import open_socket
+from troupellm.tests.support.servers.serving import eventually, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ Schemathesis makes requests that the document allows and requests that it forbid
 import re
 
 import pytest
-from fuzzing import fuzz
-from serving import running_server, server_config
+
+from troupellm.tests.support.clients.fuzzing import fuzz
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +36,7 @@ async def test_every_route_within_and_beyond_its_schema(tiny_engine, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("key", ["boss", "secret"])
-async def test_the_admin_routes(tiny_engine, tmp_path, key):
+async def test_fuzzed_admin_requests_cause_no_server_error(tiny_engine, tmp_path, key):
     """Those that put the engine to rest are among them: all the others must say so, and none fail."""
     config = server_config(api_key=("secret",), admin_api_key=("boss",))
     async with tiny_engine() as engine, running_server(engine, config) as served:

@@ -4,7 +4,8 @@ import sys
 
 import anyio
 import pytest
-from processes import START_SECONDS
+
+from troupellm.tests.support.servers.processes import START_SECONDS
 
 pytestmark = pytest.mark.anyio
 

@@ -5,13 +5,13 @@ import json
 import anyio
 import pytest
 import uvicorn
-from plain_http import NO_TLS
-from serving import eventually, http_request, lifespan_of, running_server, server_config
 
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.server.app.app import asgi
 from troupellm.server.http.listener import bind
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import eventually, http_request, lifespan_of, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +19,7 @@ PROMPT = {"model": "tiny", "prompt": "Once", "max_tokens": 4, "temperature": 0}
 LONG = PROMPT | {"max_tokens": 3000, "ignore_eos": True}
 
 
-async def test_probes_and_facts(tiny_engine):
+async def test_probes_version_load_and_metrics_answer(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         for path in ("/health", "/readyz", "/livez", "/startupz", "/ping"):
             assert (await client.get(path)).status_code == 200, path
@@ -31,7 +31,7 @@ async def test_probes_and_facts(tiny_engine):
     assert "troupe" in metrics.text
 
 
-async def test_tokenize_and_back(tiny_engine):
+async def test_detokenize_gives_back_a_tokenized_text(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         tokens = (await client.post("/tokenize", json={"prompt": "héllo", "return_token_strs": True})).json()
         text = (await client.post("/detokenize", json={"tokens": tokens["tokens"]})).json()
@@ -286,7 +286,7 @@ async def test_a_websocket_is_refused_as_any_request_is(tiny_engine):
             assert 'route="unmatched",status="426"' in (await client.get("/metrics")).text
 
 
-async def test_runs_under_uvicorn(tiny_engine):
+async def test_the_mounted_app_runs_under_uvicorn(tiny_engine):
     async with tiny_engine() as engine:
         listener, url = bind(server_config())
         server = uvicorn.Server(uvicorn.Config(asgi(engine), log_config=None, lifespan="on", ws="none"))

@@ -5,18 +5,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from serving import running_server
 from tokenizers import pre_tokenizers
 
 from troupellm.protocol.api.anthropic import MessagesRequest
 from troupellm.protocol.api.extensions import DescriptiveFields, ExtraFields
 from troupellm.protocol.api.responses import ResponsesRequest
+from troupellm.tests.support.servers.serving import running_server
+from troupellm.tests.support.workers.plug_ins import MODULE as PLUG_IN_MODULE
 
 pytestmark = pytest.mark.anyio
 
 RESPONSES, MESSAGES, CHAT = "/v1/responses", "/v1/messages", "/v1/chat/completions"
 LENGTHS = {RESPONSES: "max_output_tokens", MESSAGES: "max_tokens", CHAT: "max_completion_tokens"}
-PLUG_INS = ("only=plug_ins:OnlyToken",)
+PLUG_INS = (f"only={PLUG_IN_MODULE}:OnlyToken",)
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 """By token id, in the tiny model's tokenizer."""
 TOKEN = LETTERS.index("g")

@@ -5,7 +5,8 @@ import re
 
 import jsonschema
 import pytest
-from serving import events_of, running_server
+
+from troupellm.tests.support.servers.serving import events_of, running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +90,7 @@ async def test_every_spelling_on_every_route(tiny_engine):
     assert f'troupellm_guide_compiles_total{{engine="0",model_name="tiny"}} {float(guide.compiles)}' in metrics
 
 
-async def test_a_json_object(tiny_engine):
+async def test_an_answer_in_json_mode_is_an_object(tiny_engine):
     request = {"messages": [{"role": "user", "content": "Hi"}], "model": "tiny", "max_tokens": 200, "seed": 1}
     request |= {"response_format": {"type": "json_object"}, "logit_bias": {}}
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:

@@ -9,13 +9,13 @@ import anyio
 import h2.connection
 import h2.events
 import pytest
-from certificates import write_certificates
-from serving import running_server, server_config
 
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.http.server import tls_context
 from troupellm.server.serve.run import serve
+from troupellm.tests.support.servers.certificates import write_certificates
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 import anyio
 import httpx
 import pytest
-from certificates import write_certificates
-from processes import serving_process
+
+from troupellm.tests.support.servers.certificates import write_certificates
+from troupellm.tests.support.servers.processes import serving_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -26,7 +27,7 @@ async def until_ready(client: httpx.AsyncClient):
 
 
 @pytest.mark.parametrize("flags", [(), ("--api-server-count", "2")], ids=["one", "fronts"])
-async def test_https(checkpoint, tmp_path, flags):
+async def test_a_process_with_a_certificate_serves_https(checkpoint, tmp_path, flags):
     files = write_certificates(tmp_path)
     tls = ("--ssl-certfile", files["server"], "--ssl-keyfile", files["server_key"])
     async with serving_process(checkpoint, *tls, *flags) as server:
@@ -47,7 +48,7 @@ async def test_https(checkpoint, tmp_path, flags):
 
 
 @pytest.mark.parametrize("flags", [(), ("--api-server-count", "2")], ids=["one", "fronts"])
-async def test_a_unix_socket(checkpoint, tmp_path, flags):
+async def test_a_process_answers_on_a_unix_socket(checkpoint, tmp_path, flags):
     place = str(tmp_path / "http.sock")
     async with serving_process(checkpoint, "--uds", place, *flags):
         transport = httpx.AsyncHTTPTransport(uds=place)

@@ -7,12 +7,12 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from front_pair import front_pair
-from plain_http import NO_TLS
-from serving import running_server
-from written_formats import DISTINCT_PARSERS
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,9 @@ import httpx
 import jsonschema
 import openai
 import pytest
-from plain_http import NO_TLS
-from serving import events_of, running_server
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.serving import events_of, running_server
 
 pytestmark = pytest.mark.anyio
 

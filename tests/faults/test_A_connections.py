@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 
 import anyio
-import canary
 import pytest
-from serving import eventually, http_request, running_server, server_config
+
+from troupellm.tests.support.servers import canary
+from troupellm.tests.support.servers.serving import eventually, http_request, running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

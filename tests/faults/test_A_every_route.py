@@ -7,8 +7,9 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import under_many as under_attack
-from every_route import (
+
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.every_route import (
     KEYS,
     ROUTES,
     SAMPLES,
@@ -23,7 +24,7 @@ from every_route import (
     streams_of,
     with_keys,
 )
-from serving import http_request
+from troupellm.tests.support.servers.serving import http_request
 
 pytestmark = pytest.mark.anyio
 
@@ -271,7 +272,7 @@ def with_place(path: str, place: str) -> list[dict[str, Any]]:
     return []
 
 
-async def test_G6_nothing_is_fetched(tiny_engine, monkeypatch):
+async def test_G6_no_route_fetches_an_address_of_its_request(tiny_engine, monkeypatch):
     asked = []
     real = socket.getaddrinfo
 

@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from canary import resident_bytes, under_many as under_attack
-from serving import http_request, server_config
 
 from troupellm.server.app.app import asgi
+from troupellm.tests.support.servers.canary import resident_bytes, under_many as under_attack
+from troupellm.tests.support.servers.serving import http_request, server_config
 
 pytestmark = pytest.mark.anyio
 

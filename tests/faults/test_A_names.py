@@ -5,8 +5,9 @@ from collections import deque
 from functools import partial
 
 import anyio
-import canary
 import pytest
+
+from troupellm.tests.support.servers import canary
 
 pytestmark = pytest.mark.anyio
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import Attacked, resident_bytes, under_many as under_attack
-from serving import server_config
 
 from troupellm.server.access.keys import read_keys
 from troupellm.server.batches.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
 from troupellm.server.storage.batches_service import MAX_UPLOADS_OF_ONE
+from troupellm.tests.support.servers.canary import Attacked, resident_bytes, under_many as under_attack
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -97,7 +97,7 @@ def nothing_is_left(folder: Path) -> bool:
     return not any(list(part.iterdir()) for part in parts if part.exists())
 
 
-async def test_A1_bad_forms(tiny_engine: Any, tmp_path: Path) -> None:
+async def test_A1_a_wrong_upload_form_is_refused_and_leaves_nothing(tiny_engine: Any, tmp_path: Path) -> None:
     async with attacked_uploads(tiny_engine, tmp_path) as attacked:
         for name, (kind, body, status) in BAD.items():
             response = await post(attacked, kind, body)

@@ -7,23 +7,23 @@ from contextlib import suppress
 from functools import partial
 
 import anyio
-import canary
 import h2.errors
 import h2.events
 import h2.settings
 import h11
 import psutil
 import pytest
-from canary import resident_bytes
 from hyperframe.frame import WindowUpdateFrame
-from processes import ready_process
-from serving import http_request, server_config
-from sockets import raw_socket
-from stranger_http2 import StrangerHttp2
 
 from troupellm.server.base.exchange import PIECE_BYTES
 from troupellm.server.http.http1 import MAX_TINY_PIECES, Http1
 from troupellm.server.http.http2_flood import BURST, Unsent
+from troupellm.tests.support.clients.sockets import raw_socket
+from troupellm.tests.support.clients.stranger_http2 import StrangerHttp2
+from troupellm.tests.support.servers import canary
+from troupellm.tests.support.servers.canary import resident_bytes
+from troupellm.tests.support.servers.processes import ready_process
+from troupellm.tests.support.servers.serving import http_request, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import Attacked, resident_bytes, under_many as under_attack
-from serving import server_config
 
 from troupellm.server.app.app import asgi
 from troupellm.server.batches.runner import held_folder, running_batches
+from troupellm.tests.support.servers.canary import Attacked, resident_bytes, under_many as under_attack
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from canary import under_many as under_attack
 
 from troupellm.protocol.api.chat import ErrorBody
+from troupellm.tests.support.servers.canary import under_many as under_attack
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +55,7 @@ def refused(response, route, status, param):
     return None if error["param"] == param and isinstance(error["code"], str) else f"param {error}"
 
 
-async def test_B1_B2_B3_numbers(tiny_engine):
+async def test_B1_B2_B3_a_number_out_of_range_is_refused_by_name(tiny_engine):
     cases = [({name: value}, name) for name in ("temperature", "top_p", "min_p") for value in (-0.1, 9, "1", True, [])]
     cases += [({"top_k": value}, "top_k") for value in (-2, 1.5, "1", True, 2**53 + 1)]
     cases += [({"seed": value}, "seed") for value in (1.5, "1", True, 2**70)]
@@ -79,7 +79,7 @@ async def test_B1_B2_B3_numbers(tiny_engine):
         await check(attacked, [({"max_tokens": 2**62}, "max_tokens")], [MESSAGES])
 
 
-async def test_B4_logprobs(tiny_engine):
+async def test_B4_a_wrong_number_of_top_logprobs_is_refused(tiny_engine):
     cases = [({"top_logprobs": value}, "top_logprobs") for value in (-1, 21, 10**9, 1.5, "1", True)]
     cases += [({"top_logprobs": value}, OK) for value in (0, 20, None)]
     cases += [({"include": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, OK)]
@@ -92,7 +92,7 @@ async def test_B4_logprobs(tiny_engine):
         await check(attacked, cases, [RESPONSES])
 
 
-async def test_B7_stops(tiny_engine):
+async def test_B7_a_wrong_stop_sequence_is_refused(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for route, name in ((RESPONSES, "stop"), (MESSAGES, "stop_sequences")):
             wrong = ([""], ["x"] * 10_000, ["x" * 2**20], 5, [5])
@@ -100,7 +100,7 @@ async def test_B7_stops(tiny_engine):
             await check(attacked, [*cases, ({name: ["x", "yz"]}, OK), ({name: None}, OK)], [route])
 
 
-async def test_B6_B8_input_items(tiny_engine):
+async def test_B6_B8_a_wrong_input_item_is_refused_by_its_path(tiny_engine):
     image = {"type": "input_image", "image_url": "https://localhost/x.png"}
     cases = [
         ({"input": 5}, "input"),
@@ -139,7 +139,7 @@ async def test_B6_B8_input_items(tiny_engine):
         await check(attacked, cases, [RESPONSES])
 
 
-async def test_B8_messages_and_blocks(tiny_engine):
+async def test_B8_a_wrong_message_or_block_is_refused_by_its_path(tiny_engine):
     def blocks(*given):
         return {"messages": [{"role": "user", "content": list(given)}]}
 
@@ -172,7 +172,7 @@ async def test_B8_messages_and_blocks(tiny_engine):
             assert refused(response, MESSAGES, 400, "messages") is None
 
 
-async def test_B11_tools(tiny_engine):
+async def test_B11_a_wrong_tool_or_choice_is_refused_by_its_path(tiny_engine):
     cases = [
         ({"tools": [{}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
@@ -216,13 +216,13 @@ async def test_B11_tools(tiny_engine):
         await check(attacked, uses, [MESSAGES])
 
 
-async def test_B12_models(tiny_engine):
+async def test_B12_an_unknown_model_is_not_found(tiny_engine):
     cases = [({"model": name}, "model") for name in ("nobody", "../../x", "\0", "x" * 2**20)]
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check(attacked, cases, status=404)
 
 
-async def test_B13_ids_of_responses(tiny_engine):
+async def test_B13_an_unknown_response_id_is_not_found(tiny_engine):
     """Ids in a path are only compared."""
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for name in ("resp_none", "%00", "%F0%9F%98%80", "'%20OR%201=1--", "x" * 512, "%ff"):
@@ -241,7 +241,7 @@ async def test_B13_ids_of_responses(tiny_engine):
         assert last.status_code == 200
 
 
-async def test_A1_A2_bodies(tiny_engine):
+async def test_A1_A2_a_body_that_is_no_object_is_refused(tiny_engine):
     wrong = [
         b"",
         b"{",

@@ -1,9 +1,10 @@
 """Rows B9 and B13 to B16 of the fault table: templates, labels, media, internal fields, and names of requests."""
 
 import pytest
-from canary import under_many as under_attack
-from matrix import OK, check_matrix
-from serving import http_request, server_config
+
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, check_matrix
+from troupellm.tests.support.servers.serving import http_request, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -93,7 +94,7 @@ async def test_B15_what_is_not_a_clients_to_say(tiny_engine):
         await check_matrix(attacked, cases)
 
 
-async def test_B16_names_of_requests(tiny_engine):
+async def test_B16_a_request_keeps_its_name_if_it_may_have_one(tiny_engine):
     body = {"model": "tiny", "prompt": "x", "max_tokens": 2, "stream": True}
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for name in ("mine", "mine", "min", "m" * 128, "a.b:c-D_9"):

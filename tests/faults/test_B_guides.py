@@ -11,16 +11,16 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from absence import need_xgrammar
-from canary import resident_bytes, under_attack, under_many
-from engines import SETTINGS
-from matrix import OK, check_matrix
-from serving import eventually
 
 from troupellm.actors.guide import compiler as guide_compiler
 from troupellm.actors.guide.actor import Guide
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.params.guide import MAX_SOURCE_BYTES, GuideSpec
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.environment.absence import need_xgrammar
+from troupellm.tests.support.servers.canary import resident_bytes, under_attack, under_many
+from troupellm.tests.support.servers.matrix import OK, check_matrix
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -147,7 +147,7 @@ async def test_B10_a_backend_that_the_operator_left_out_is_refused_by_name(tiny_
         assert engine.snapshot().guide.compiles == 1
 
 
-async def test_B10_wrong_types(tiny_engine):
+async def test_B10_a_response_format_of_a_wrong_type_is_refused(tiny_engine):
     cases = [({"response_format": value}, "response_format") for value in (1, "json_object", [], True)]
     cases += [({"response_format": {"type": value}}, "response_format.type") for value in (None, "xml", 1, [])]
     wrapped = (None, 1, {"schema": 5}, {"schema": {}, "strict": 1}, {"schema": {}, "name": 1}, {})

@@ -19,10 +19,6 @@ import anyio
 import httpx
 import msgspec
 import pytest
-import tiny_encoder
-from canary import Attacked, under_many as under_attack
-from fault_rows import ROWS, cases
-from serving import running_server, server_config
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.api.chat import ChatRequest
@@ -30,6 +26,10 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.app.app import routes
 from troupellm.server.base.router import Route
 from troupellm.server.host.engine_host import EngineHost
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.servers.canary import Attacked, under_many as under_attack
+from troupellm.tests.support.servers.fault_rows import ROWS, cases
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,19 @@ import re
 import anyio
 import httpx
 import pytest
-from canary import Attacked, under_many as under_attack
-from every_route import KEYS, body_of, chosen, path_of, problem_of, streams_of, with_keys
-from serving import events_of, eventually
 
 from troupellm.server.base.router import Route
+from troupellm.tests.support.servers.canary import Attacked, under_many as under_attack
+from troupellm.tests.support.servers.every_route import (
+    KEYS,
+    body_of,
+    chosen,
+    path_of,
+    problem_of,
+    streams_of,
+    with_keys,
+)
+from troupellm.tests.support.servers.serving import events_of, eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -1,9 +1,10 @@
 """Rows B1 to B8 and B12 of the fault table: bad parameters, on chat and completions, streamed and not."""
 
 import pytest
-from canary import under_many as under_attack
-from matrix import OK, check_matrix
-from tiny_model import LOGITS_WIDTH, VOCABULARY
+
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, VOCABULARY
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, check_matrix
 
 pytestmark = pytest.mark.anyio
 
@@ -11,7 +12,7 @@ CHAT = ("/v1/chat/completions",)
 COMPLETIONS = ("/v1/completions",)
 
 
-async def test_B1_n(tiny_engine):
+async def test_B1_a_wrong_number_of_answers_is_refused(tiny_engine):
     cases = [({"n": value}, "n") for value in (0, -1, 1.5, 1.0, "2", True, [], 65, 10**9, 2**63, 2**70)]
     cases += [({"best_of": value}, "best_of") for value in (0, -1, 1.5, "2", True, 10**9, 2**63)]
     cases += [({"n": 2, "best_of": 1}, "best_of"), ({"n": None}, OK), ({"n": 2, "best_of": 2}, OK), ({"n": 64}, OK)]
@@ -19,7 +20,7 @@ async def test_B1_n(tiny_engine):
         await check_matrix(attacked, cases)
 
 
-async def test_B2_integers(tiny_engine):
+async def test_B2_an_integer_out_of_range_is_refused_by_name(tiny_engine):
     fields = ("max_tokens", "min_tokens", "seed", "top_k", "priority")
     cases = [({field: value}, field) for field in fields for value in (1.5, 1.0, "10", True, [], {}, 2**64)]
     cases += [({"max_tokens": value}, "max_tokens") for value in (0, -1, 2**53 + 1)]
@@ -33,7 +34,7 @@ async def test_B2_integers(tiny_engine):
         await check_matrix(attacked, cases)
 
 
-async def test_B2_max_completion_tokens(tiny_engine):
+async def test_B2_a_wrong_max_completion_tokens_is_refused(tiny_engine):
     name = "max_completion_tokens"
     values = (0, -1, 1.5, 1.0, "10", True, 2**53 + 1)
     cases = [({"max_tokens": None, name: value}, name) for value in values]
@@ -42,7 +43,7 @@ async def test_B2_max_completion_tokens(tiny_engine):
         await check_matrix(attacked, cases, routes=CHAT)
 
 
-async def test_B3_numbers(tiny_engine):
+async def test_B3_a_number_out_of_range_is_refused_by_name(tiny_engine):
     ranges = {
         "temperature": (-0.1, 2.1),
         "top_p": (-0.1, 0, 1.1),
@@ -68,7 +69,7 @@ async def test_B3_refusals_name_the_range(tiny_engine):
     assert "[0, 2]" in error["message"]
 
 
-async def test_B4_logprobs_on_completions(tiny_engine):
+async def test_B4_completions_refuse_wrong_logprobs(tiny_engine):
     wrong = (-1, 21, 10**9, LOGITS_WIDTH + 1, 1.5, "1", True)
     cases = [({"logprobs": value}, "logprobs") for value in wrong]
     cases += [({"logprobs": value}, OK) for value in (0, 20, None)]
@@ -76,7 +77,7 @@ async def test_B4_logprobs_on_completions(tiny_engine):
         await check_matrix(attacked, cases, routes=COMPLETIONS)
 
 
-async def test_B4_logprobs_on_chat(tiny_engine):
+async def test_B4_chat_refuses_wrong_logprobs(tiny_engine):
     wrong = (-1, 21, 10**9, LOGITS_WIDTH + 1, 1.5, "1", True)
     cases = [({"logprobs": True, "top_logprobs": value}, "top_logprobs") for value in wrong]
     cases += [({"logprobs": value}, "logprobs") for value in (1, "yes", 0.5)]
@@ -140,7 +141,7 @@ async def test_B5_token_ids_are_checked_against_the_logits(tiny_engine, entries,
         await check_matrix(attacked, cases, sparse=sparse)
 
 
-async def test_B6_prompts(tiny_engine):
+async def test_B6_a_wrong_prompt_is_refused(tiny_engine):
     wrong = (
         [],
         [[]],
@@ -171,7 +172,7 @@ async def test_B6_prompts(tiny_engine):
         await check_matrix(attacked, cases + typed, routes=COMPLETIONS)
 
 
-async def test_B7_stops(tiny_engine):
+async def test_B7_a_wrong_stop_string_is_refused(tiny_engine):
     cases = [
         ({"stop": value}, "stop")
         for value in ("", [""], ["a", ""], ["x"] * 10_000, ["x"] * 17, "x" * 2**20, ["x" * 513], 5, True, {})
@@ -195,7 +196,7 @@ async def test_B7_text_never_contains_a_stop(tiny_engine):
             assert not any(stop in shown for stop in stops)
 
 
-async def test_B8_messages(tiny_engine):
+async def test_B8_a_wrong_message_is_refused_by_its_path(tiny_engine):
     user = {"role": "user", "content": "Hi"}
     cases = [
         ([], "messages"),
@@ -232,7 +233,7 @@ async def test_B8_a_hundred_thousand_messages(tiny_engine):
         await check_matrix(attacked, [({"messages": messages}, "messages")], routes=CHAT)
 
 
-async def test_B12_models(tiny_engine):
+async def test_B12_an_unknown_model_is_not_found(tiny_engine):
     names = ("", "nobody", "../../x", "x" * 2**20, "a\x00b", "tiny/", "TINY", "/etc/passwd")
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         await check_matrix(attacked, [({"model": name}, "model") for name in names], status=404)

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from canary import Attacked, under_many as under_attack
-from matrix import OK, _refused, _served
-from serving import eventually, http_request, server_config
-from tiny_model import CONTEXT, LOGITS_WIDTH
+
+from troupellm.tests.support.checkpoints.tiny_model import CONTEXT, LOGITS_WIDTH
+from troupellm.tests.support.servers.canary import Attacked, under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, _refused, _served
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +43,7 @@ async def check(
 
 
 @pytest.mark.slow
-async def test_B2_B3_numbers(tiny_engine):
+async def test_B2_B3_a_number_out_of_range_is_refused_by_name(tiny_engine):
     numbers = ("dimensions", "truncate_prompt_tokens", "priority")
     cases = [({field: value}, field) for field in numbers for value in (1.5, "10", True, [], 2**64)]
     vectors = [*cases, ({"dimensions": 0}, "dimensions"), ({"dimensions": -1}, "dimensions")]
@@ -63,7 +64,7 @@ async def test_B2_B3_numbers(tiny_engine):
         await check(attacked, top_n, {route: body for route, body in PAIRS.items() if "rerank" in route})
 
 
-async def test_B5_B6_inputs(tiny_engine):
+async def test_B5_B6_a_wrong_input_is_refused(tiny_engine):
     wrong = ([], [[]], [[1], []], [LOGITS_WIDTH], [-1], [2**40], [2**70], [1, "x"], [[1], "x"], [[1], 1], "", None)
     cases: list[Case] = []
     for value in wrong:
@@ -78,7 +79,7 @@ async def test_B5_B6_inputs(tiny_engine):
         await check(attacked, cases, VECTORS)
 
 
-async def test_B6_pairs(tiny_engine):
+async def test_B6_texts_that_make_no_pairs_are_refused(tiny_engine):
     scores: list[Case] = [
         ({"text_1": None}, "text_2"),
         ({"text_2": None}, "text_1"),
@@ -120,7 +121,7 @@ async def test_B6_pairs(tiny_engine):
 
 
 @pytest.mark.slow
-async def test_B8_B9_conversations(tiny_engine):
+async def test_B8_B9_a_wrong_conversation_is_refused(tiny_engine):
     user = {"role": "user", "content": "Hi"}
     cases: list[Case] = [
         ({"messages": [user]}, "input"),
@@ -140,7 +141,7 @@ async def test_B8_B9_conversations(tiny_engine):
         await check(attacked, cases, VECTORS)
 
 
-async def test_B12_models(tiny_engine):
+async def test_B12_an_unknown_model_is_not_found(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for name in ("", "other", "../../x", "x\0y", "m" * 2**20):
             await check(attacked, [({"model": name}, "model")], status=404)
@@ -157,7 +158,7 @@ async def test_B15_tasks_of_other_engines_are_refused_by_name(tiny_engine):
 
 
 @pytest.mark.slow
-async def test_B13_labels_and_salts(tiny_engine):
+async def test_B13_a_wrong_salt_or_request_id_is_refused(tiny_engine):
     cases: list[Case] = [({"cache_salt": value}, "cache_salt") for value in ("", "x" * 129, "a/b", "a@b", 5)]
     cases += [({"user": value}, "user") for value in ("x" * 2**20, 5)]
     cases += [({"user": "\u202e\0é"}, OK), ({"cache_salt": "é"}, OK), ({"request_id": "r-1"}, OK)]

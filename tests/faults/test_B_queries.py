@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from canary import under_many as under_attack
-from every_route import KEYS, chosen, path_of, stays_refused, with_keys
 from msgspec.inspect import BoolType, FloatType, IntType, ListType, LiteralType, StrType, UnionType, VarTupleType
 
 from troupellm.server.base.query import MAX_FIELDS
 from troupellm.server.base.router import Route
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.every_route import KEYS, chosen, path_of, stays_refused, with_keys
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from canary import under_many as under_attack
-from every_route import MESSAGES
 
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.every_route import MESSAGES
 
 pytestmark = pytest.mark.anyio
 

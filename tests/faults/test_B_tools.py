@@ -1,14 +1,14 @@
 """Rows B8, B9 and B11 of the fault table as far as they are about tools and thoughts, with canaries."""
 
 import pytest
-from canary import under_many as under_attack
-from echo_worker import EchoWorker, write_echo_model
-from matrix import OK, check_matrix
-from recorded_dialects import TOOLS
-from serving import events_of
-from written_formats import DISTINCT_PARSERS
 
 from troupellm.actors.engine.engine import Engine
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.matrix import OK, check_matrix
+from troupellm.tests.support.servers.serving import events_of
+from troupellm.tests.support.workers.echo_worker import EchoWorker, write_echo_model
 
 pytestmark = pytest.mark.anyio
 

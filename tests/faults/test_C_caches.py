@@ -6,15 +6,16 @@ from itertools import chain
 
 import anyio
 import pytest
-from canary import resident_bytes, under_attack
-from every_route import COUNTING, SAMPLES, STORING, content_with, takes_text
-from oracle import Oracle, make_core, ready, submission
-from serving import eventually
 
 from troupellm.actors.guide.cache import GuideCache, key_of
 from troupellm.actors.scheduler.fair_share import _MOST_REMEMBERED
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import block_tables_of, counters_of, shares_of, system_of
+from troupellm.tests.support.scheduler.oracle import Oracle, make_core, ready, submission
+from troupellm.tests.support.servers.canary import resident_bytes, under_attack
+from troupellm.tests.support.servers.every_route import COUNTING, SAMPLES, STORING, content_with, takes_text
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -41,10 +42,10 @@ def test_C5_ten_thousand_salts_and_tenants_leave_a_bounded_trace():
     snapshot = core.snapshot()
     assert (closed, snapshot.prefix_hits) == (STRANGERS, 0)
     assert snapshot.prefix_evictions >= 2 * STRANGERS - 64
-    pool = core._tables.pool
+    pool = block_tables_of(core).pool
     assert len(pool._block_of) <= 64
     assert len(pool._branches._blocks) <= 64
-    assert len(core._residents._shares._served) <= _MOST_REMEMBERED + 1
+    assert len(counters_of(shares_of(core))) <= _MOST_REMEMBERED + 1
     assert len(oracle.rows) <= 8
 
 
@@ -152,7 +153,7 @@ async def refuses(tiny_engine, monkeypatch, requests):
             assert answer.status_code == 400, (path, answer.text)
             reason = "does not support" if path == "/classify" else "maximum context length is 4096 tokens"
             assert reason in answer.json()["error"]["message"], path
-        await eventually(lambda: not list(chain(engine._running.system.requests)))
+        await eventually(lambda: not list(chain(system_of(engine).requests)))
     assert longest[0] < MEBIBYTE
 
 

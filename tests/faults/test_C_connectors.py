@@ -12,15 +12,25 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import under_attack
-from engines import SETTINGS
-from hostile_peer import HostilePeer, Ill, babbles, dies, flips, lies, stalls, swaps, vanishes
-from processes import free_port, ready_process
-from serving import eventually
-from tiny_model import write_tiny_model
 
 from troupellm import Engine
 from troupellm.protocol.errors import KVLoadFailed
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.kv.hostile_peer import (
+    HostilePeer,
+    Ill,
+    babbles,
+    dies,
+    flips,
+    lies,
+    stalls,
+    swaps,
+    vanishes,
+)
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.processes import free_port, ready_process
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

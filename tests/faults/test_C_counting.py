@@ -5,10 +5,6 @@ from functools import partial
 
 import anyio
 import pytest
-from canary import under_attack
-from every_route import COUNTING, content_with
-from front_pair import front_pair
-from serving import eventually, running_server
 from tokenizers import Encoding
 
 from troupellm.actors.input.actor import INLINE_CHARACTERS
@@ -17,6 +13,10 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.server.host import counting
 from troupellm.server.openai import completions
 from troupellm.server.pooling import vectors
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.every_route import COUNTING, content_with
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import eventually, running_server
 
 pytestmark = pytest.mark.anyio
 

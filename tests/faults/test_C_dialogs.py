@@ -6,12 +6,12 @@ import sqlite3
 import anyio
 import msgspec
 import pytest
-from canary import under_attack, under_many
-from serving import eventually, server_config
 
 from troupellm.server.base.errors import not_ready
 from troupellm.server.responses import jobs
 from troupellm.server.storage import database
+from troupellm.tests.support.servers.canary import under_attack, under_many
+from troupellm.tests.support.servers.serving import eventually, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import anyio
 import psutil
 import pytest
-from canary import beside_canaries, under_attack
-from processes import ON_A_THREAD, ready_process
-from serving import eventually
-from sockets import raw_socket
 
 from troupellm.actors.metrics.actor import MetricsSink
 from troupellm.server.observe.log_writer import CAPACITY
+from troupellm.tests.support.clients.sockets import raw_socket
+from troupellm.tests.support.servers.canary import beside_canaries, under_attack
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 SHORT = {"model": "tiny", "prompt": "Once", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 BURST = 50
 SPARE = 12
@@ -30,7 +30,7 @@ THREAD_IS_QUICK = pytest.mark.parametrize(
 
 
 @THREAD_IS_QUICK
-async def test_C9_out_of_descriptors(checkpoint, flags):
+async def test_C9_a_server_out_of_descriptors_accepts_again_later(checkpoint, flags):
     """The accept loop survives and resumes; connections that are open go on, which the canaries' are."""
     async with (
         ready_process(checkpoint, *flags) as server,
@@ -61,7 +61,7 @@ async def test_C9_out_of_descriptors(checkpoint, flags):
 
 
 @THREAD_IS_QUICK
-async def test_C9_out_of_threads(checkpoint, tmp_path, flags):
+async def test_C9_a_server_out_of_threads_refuses_and_recovers(checkpoint, tmp_path, flags):
     """Existing threads go on; requests that need a new one are refused for the moment, and work again later."""
     none_left = tmp_path / "none-left"
     large = SHORT | {"prompt": "x" * 200_000}

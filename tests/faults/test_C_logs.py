@@ -5,7 +5,8 @@ import struct
 
 import anyio
 import pytest
-from processes import ON_A_THREAD, ready_process
+
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
 
 pytestmark = pytest.mark.anyio
 

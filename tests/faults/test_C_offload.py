@@ -15,13 +15,13 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from canary import Attacked, under_attack
-from processes import SMALL, ready_process
-from serving import eventually
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.models.kv_offload import disk_store, store_tier
 from troupellm.models.kv_offload.disk_store import DiskStore
+from troupellm.tests.support.servers.canary import Attacked, under_attack
+from troupellm.tests.support.servers.processes import SMALL, ready_process
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -154,7 +154,7 @@ async def test_C8_damaged_files_are_misses(attack, damage):
         await found.until_it_works()
 
 
-async def test_C8_a_full_disk(attack):
+async def test_C8_a_full_disk_disables_its_tier(attack):
     """A limit on the size of files ends writes in the middle, as a full disk does."""
     async with attack() as found:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -198,7 +198,7 @@ async def test_C8_a_medium_that_fails(attack, monkeypatch, caplog, code, call):
 
 
 @pytest.mark.slow
-async def test_C8_a_slow_disk(attack, monkeypatch):
+async def test_C8_a_disk_that_hangs_disables_its_tier(attack, monkeypatch):
     """None of its transfers ends; the tier is left alone, and late ends do no harm."""
     gate = threading.Event()
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import anyio
 import pytest
-from canary import under_attack
-from serving import eventually
-from toy_connector import ILL_BEFORE, ILL_WHEN_READ, OPENED_BY, RELEASED
 
 from troupellm.models.kv_connectors.open_connectors import GROUP
 from troupellm.protocol.errors import KVLoadFailed
+from troupellm.tests.support.kv.toy_connector import ILL_BEFORE, ILL_WHEN_READ, OPENED_BY, RELEASED
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +32,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     info = tmp_path / "installed" / "toy_connector-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-connector\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\ntoy = toy_connector:open_toy\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\ntoy = troupellm.tests.support.kv.toy_connector:open_toy\n")
     monkeypatch.syspath_prepend(str(info.parent))
     RELEASED.clear()
     yield

@@ -1,8 +1,9 @@
 """Rows C1 and C2 of the fault table: what does not fit."""
 
 import pytest
-from canary import under_attack
-from matrix import ROUTES
+
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.matrix import ROUTES
 
 pytestmark = pytest.mark.anyio
 

@@ -5,10 +5,10 @@ import threading
 
 import anyio
 import pytest
-from canary import resident_bytes, under_attack
-from serving import eventually, http_request, server_config
 
 from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.tests.support.servers.canary import resident_bytes, under_attack
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -110,7 +110,7 @@ async def test_D3_leaving_before_the_body_is_complete(tiny_engine):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_D3_leaving_while_queued(tiny_engine, stream):
+async def test_D3_a_client_that_leaves_the_queue_frees_its_place(tiny_engine, stream):
     async with tiny_engine(max_num_seqs=1) as engine, under_attack(engine, canary_tokens=40) as attacked:
         for _ in range(3):
             body = ENDLESS | {"max_tokens": 500}
@@ -137,7 +137,7 @@ class Gate:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_D3_leaving_while_tokenizing(tiny_engine, monkeypatch, stream):
+async def test_D3_a_client_that_leaves_while_it_is_tokenized_costs_nothing(tiny_engine, monkeypatch, stream):
     gate = Gate()
     monkeypatch.setattr(
         Tokenizer, "encode", lambda tokenizer, *given, **options: gate.encode(tokenizer, *given, **options)
@@ -159,7 +159,7 @@ def _gone(attacked) -> bool:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_D3_leaving_at_once(tiny_engine, stream):
+async def test_D3_a_client_that_leaves_at_once_costs_nothing(tiny_engine, stream):
     """Lands wherever it does, mostly before tokenizing: nothing is awaited."""
     body = ENDLESS | {"prompt": "x" * 3000, "stream": stream}
     async with tiny_engine() as engine, under_attack(engine) as attacked:
@@ -169,7 +169,7 @@ async def test_D3_leaving_at_once(tiny_engine, stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_D3_leaving_during_prefill(tiny_engine, stream):
+async def test_D3_a_client_that_leaves_during_prefill_frees_its_blocks(tiny_engine, stream):
     body = ENDLESS | {"prompt": [7] * 3900, "max_tokens": 10, "stream": stream}
     settings = {"max_num_batched_tokens": 32, "enable_prefix_caching": False}
     async with tiny_engine(**settings) as engine, under_attack(engine, canary_tokens=40) as attacked:
@@ -181,7 +181,7 @@ async def test_D3_leaving_during_prefill(tiny_engine, stream):
 
 
 @pytest.mark.parametrize("n", [1, 4])
-async def test_D3_leaving_during_decode(tiny_engine, n):
+async def test_D3_a_client_that_leaves_during_decode_frees_its_blocks(tiny_engine, n):
     body = ENDLESS | {"n": n, "stream": True}
     async with tiny_engine() as engine, under_attack(engine) as attacked:
         for _ in range(3):

@@ -5,13 +5,14 @@ import re
 
 import anyio
 import pytest
-from canary import LONG_TOKENS, beside_canaries, under_attack
-from processes import ON_A_THREAD, ready_process
-from serving import eventually, http_request, server_config
-from sockets import RawSocket, raw_socket
 
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.protocol.messages.scheduler import SubmitRequest
+from troupellm.tests.support.clients.sockets import RawSocket, raw_socket
+from troupellm.tests.support.engines.inside import system_of
+from troupellm.tests.support.servers.canary import LONG_TOKENS, beside_canaries, under_attack
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,7 @@ async def test_D3_an_abort_takes_effect_within_one_step(tiny_engine, monkeypatch
     """No plan that is made after the client's end was noticed names its sequences. That its end is told without waiting
     for the plans in flight is a test of the scheduler's."""
     async with tiny_engine() as engine, under_attack(engine) as attacked:
-        system = engine._running.system
+        system = system_of(engine)
         rows: dict[int, set[int]] = {}
         gone: set[int] = set()
         late: list[int] = []

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import anyio
 import pytest
-from canary import under_attack
-from meddler import Seats, changed
-from processes import ready_process
-from serving import eventually, http_request, server_config
 
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.messages.worker import RowError, StepResult
 from troupellm.server.storage.responses import ResponseStore
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.processes import ready_process
+from troupellm.tests.support.servers.serving import eventually, http_request, server_config
+from troupellm.tests.support.workers.meddler import Seats, changed
 
 pytestmark = pytest.mark.anyio
 
@@ -25,7 +25,7 @@ BODIES = {
     "/v1/messages": ENDLESS | {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3000},
 }
 ROUTES = tuple(BODIES)
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 PACE = {"ODD_STEP_SECONDS": "0.01"}
 DELTA = {"/v1/responses": b"response.output_text.delta", "/v1/messages": b"text_delta"}
 FIRST_CHAT_TOKEN = 257

@@ -8,12 +8,12 @@ from itertools import count
 import anyio
 import anyio.lowlevel
 import pytest
-from canary import under_attack
-from oracle import Harness, make_core, ready, stream_of, submission
-from recording import RecordingWorker
-from serving import eventually, server_config
 
 from troupellm.server.access.keys import read_keys
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import eventually, server_config
+from troupellm.tests.support.workers.recording import RecordingWorker
 
 CHUNK = 64
 NEVER = frozenset[int]()

@@ -8,18 +8,19 @@ from pathlib import Path
 
 import anyio
 import httpx
-import odd_server
 import pytest
-from canary import under_attack
-from meddler import MARKER, Seats
-from processes import ON_A_THREAD, ready_process
-from serving import eventually, running_server
 
 from troupellm.actors.engine import wiring
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm.tests.support.engines.inside import runner_of, system_of
+from troupellm.tests.support.servers import odd_server
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
+from troupellm.tests.support.servers.serving import eventually, running_server
+from troupellm.tests.support.workers.meddler import MARKER, Seats
 
 pytestmark = pytest.mark.anyio
 
@@ -87,7 +88,7 @@ async def test_E4_an_actor_that_falls_is_restarted_and_everybody_is_answered(tin
     async with tiny_engine(stall_timeout=0.2) as engine:
         guided = actor == "guide"
         solo = await ask_many(engine, guided=guided)
-        system = engine._running.system
+        system = system_of(engine)
         box = getattr(system, actor, None) or getattr(system._boxes, actor)
         for message in (1, 4):
             left = crash_at(box, message)
@@ -106,7 +107,7 @@ async def test_E4_an_actor_that_falls_is_restarted_and_everybody_is_answered(tin
 async def test_E4_an_actor_that_cannot_come_back_ends_the_engine_within_a_second(tiny_engine, actor, message):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         solo = await ask_many(engine)
-        left = crash_at(getattr(engine._running.system, actor), message)
+        left = crash_at(getattr(system_of(engine), actor), message)
         with anyio.fail_after(20):
             answers = await ask_many(engine)
         assert not left
@@ -147,7 +148,7 @@ async def test_E7_mailboxes_of_one_message_deadlock_nobody(tiny_engine, monkeypa
                     for box in actor.mailboxes:
                         most[box.name] = max(most.get(box.name, 0), box.depth - box.capacity)
         assert {name: over for name, over in most.items() if over > 0 and name != "scheduler"} == {}
-        assert engine._running.system.output.capacity == 1
+        assert system_of(engine).output.capacity == 1
 
 
 async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
@@ -155,7 +156,7 @@ async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
     seats = Seats()
     async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=60) as attacked:
         spare = engine.ready.vocab_width - 1  # of the padding, which the canaries have no use for
-        seats.worker._runner.decoder.embedding[spare] = float("nan")
+        runner_of(seats.worker).decoder.embedding[spare] = float("nan")
         body = {"model": "tiny", "prompt": [*MARKER, spare, 5], "max_tokens": 8} | PLAIN
         for fields in ({}, {"stream": True}, {"n": 3, "temperature": 1.0}, {"prompt": [spare]}):
             answer = await attacked.client.post("/v1/completions", json=body | fields)

@@ -1,10 +1,10 @@
 """Row E6 of the fault table, for optional columns: log-probabilities that cannot be read."""
 
 import pytest
-from canary import under_attack
-from meddler import MARKER, Seats, changed
 
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.workers.meddler import MARKER, Seats, changed
 
 pytestmark = pytest.mark.anyio
 

@@ -4,14 +4,15 @@ import logging
 
 import anyio
 import pytest
-from canary import under_attack
-from meddler import MARKER, Seats, changed
-from serving import eventually, running_server
 
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.errors import EngineStopped, RequestFailed, WorkerCrashed
 from troupellm.protocol.messages.worker import RowError, StepPlan, StepResult
+from troupellm.tests.support.engines.inside import pulse_of, system_of, worker_host_of
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import eventually, running_server
+from troupellm.tests.support.workers.meddler import MARKER, Seats, changed
 
 pytestmark = pytest.mark.anyio
 
@@ -152,7 +153,7 @@ async def test_E6_nonsense_replaces_the_worker_and_costs_nobody_a_request(tiny_e
 
 async def test_E6_duplicates_and_late_results_are_dropped_and_counted(tiny_engine):
     async with tiny_engine() as engine, under_attack(engine, canary_tokens=60) as attacked:
-        system, seen = engine._running.system, []
+        system, seen = system_of(engine), []
         offer = system.scheduler.offer
 
         def twice(message):
@@ -247,7 +248,7 @@ async def test_readiness_tells_the_truth_while_the_worker_restarts(tiny_engine, 
     async with tiny_engine(worker=seats) as engine, running_server(engine) as served, served.client() as client:
         solo = await engine.generate(MARKER, max_tokens=30, temperature=0.0, ignore_eos=True)
         gate, left = anyio.Event(), [True]
-        seat = engine._running.system._worker._seat
+        seat = worker_host_of(engine)
         original = seat.restart
 
         async def slow_restart():
@@ -288,7 +289,7 @@ async def test_E8_a_lost_wake_up_is_noticed_and_mended(tiny_engine, caplog, monk
     monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine, under_attack(engine):
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
-        box = engine._running.system.worker
+        box = system_of(engine).worker
         wake, lost, mended, unready = Mailbox._wake_consumer, [], [], []
 
         def lose_until_noticed(self: Mailbox) -> None:
@@ -321,7 +322,7 @@ async def test_E8_a_plan_that_is_lost_is_sent_again(tiny_engine, monkeypatch):
     monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine, under_attack(engine):
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
-        box = engine._running.system.worker
+        box = system_of(engine).worker
         offer, lost = box.offer, []
 
         def lose_one(message) -> bool:
@@ -342,7 +343,7 @@ async def test_E8_a_deaf_scheduler_ends_the_engine_with_the_reason(tiny_engine, 
     """Which no canary would survive."""
     monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.05)
     async with tiny_engine(watchdog_timeout=0.2) as engine:
-        box = engine._running.system.scheduler
+        box = system_of(engine).scheduler
         wake = Mailbox._wake_consumer
         monkeypatch.setattr(Mailbox, "_wake_consumer", lambda self: None if self is box else wake(self))
         with anyio.fail_after(10), pytest.raises(EngineStopped) as caught:
@@ -356,11 +357,11 @@ async def test_an_idle_engine_and_a_long_step_raise_no_alarm(tiny_engine, monkey
     monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.01)
     seats = Seats()
     async with tiny_engine(worker=seats, watchdog_timeout=0.02) as engine:
-        system = engine._running.system
+        system = system_of(engine)
         alarms: list[str | None] = []
         monkeypatch.setattr(system, "_on_alarm", alarms.append)
         looks = [0]
-        pulse = system._pulse
+        pulse = pulse_of(system)
 
         def counted():
             looks[0] += 1

@@ -16,16 +16,16 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from canary import under_attack
-from engines import SETTINGS
-from faulty_worker import FACTORY, POISON
-from processes import alive
-from serving import SPARE_SECONDS, eventually, with_spare
-from tiny_model import write_tiny_model
 
 import troupellm
 from troupellm import Engine
 from troupellm.actors.runtime.processes import SystemProcesses
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.processes import alive
+from troupellm.tests.support.servers.serving import SPARE_SECONDS, eventually, with_spare
+from troupellm.tests.support.workers.faulty_worker import FACTORY, POISON
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ LENGTH = 150
 GONE_SECONDS = 2.0
 DETECTED_SECONDS = 10.0
 """The row wants one second, which this prints; the bound tells a busy machine from who waits for a deadline."""
-SUPPORT = Path(__file__).parents[1] / "support"
+HOST = Path(__file__).parents[1] / "support" / "engines" / "embedding_host.py"
 
 
 def prompt(number: int) -> list[int]:
@@ -193,8 +193,10 @@ class OtherModule(SystemProcesses):
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        ("stranger_old", "has version '0.0.0/0'"),
-        pytest.param("stranger_http", "does not speak this protocol", marks=pytest.mark.slow),
+        ("troupellm.tests.support.workers.stranger_old", "has version '0.0.0/0'"),
+        pytest.param(
+            "troupellm.tests.support.workers.stranger_http", "does not speak this protocol", marks=pytest.mark.slow
+        ),
     ],
 )
 async def test_E9_a_foreign_peer_is_refused(checkpoint, module, why, strangers):
@@ -247,12 +249,10 @@ async def test_E10_a_request_that_makes_the_kernel_kill_for_want_of_memory_fails
 
 @pytest.mark.parametrize("fault", ["spin", *(pytest.param(name, marks=pytest.mark.slow) for name in ("", "sleep"))])
 async def test_E12_no_worker_outlives_its_parent(folder, fault):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
     host = subprocess.Popen(
-        [sys.executable, SUPPORT / "embedding_host.py", folder, fault],
+        [sys.executable, HOST, folder, fault],
         stdout=subprocess.PIPE,
         text=True,
-        env=environment,
     )
     with host:
         children = [int(pid) for pid in (await anyio.to_thread.run_sync(host.stdout.readline)).split()]

@@ -2,13 +2,13 @@
 
 import anyio
 import pytest
-from meddler import Seats
-from serving import eventually
 
 from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
+from troupellm.tests.support.servers.serving import eventually
+from troupellm.tests.support.workers.meddler import Seats
 
 pytestmark = pytest.mark.anyio
 

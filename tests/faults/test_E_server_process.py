@@ -10,9 +10,10 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from canary import beside_canaries, under_attack
-from processes import MODES, Leftovers, alive, every_other, free_port, ready_process
-from serving import events_of, eventually, server_config
+
+from troupellm.tests.support.servers.canary import beside_canaries, under_attack
+from troupellm.tests.support.servers.processes import MODES, Leftovers, alive, every_other, free_port, ready_process
+from troupellm.tests.support.servers.serving import events_of, eventually, server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -22,7 +23,7 @@ GONE_SECONDS = 2.0
 ENDED_SECONDS = 10.0
 """The row wants one second; the rest is for a busy machine to end a process and to tell of it."""
 THREE = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2))]
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 
 
 async def test_E11_only_created_follows_a_jump_of_the_wall_clock(tiny_engine, monkeypatch):

@@ -15,16 +15,17 @@ from pathlib import Path
 import anyio
 import httpx
 import pytest
-from canary import beside_canaries
-from faulty_worker import FACTORY, POISON, REPLIES, SICK
-from http_crowd import STREAMS, HttpCrowd, Solo, request, solo_runs
-from processes import START_SECONDS, ServerProcess, alive, ready_process
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.canary import beside_canaries
+from troupellm.tests.support.servers.http_crowd import STREAMS, HttpCrowd, Solo, request, solo_runs
+from troupellm.tests.support.servers.processes import START_SECONDS, ServerProcess, alive, ready_process
+from troupellm.tests.support.workers.faulty_worker import FACTORY, POISON, REPLIES, SICK
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 21))]
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 FEW_STREAMS = 8
 """Of each kind one, in `make test`."""
 PATIENT_SECONDS = 100.0

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import config, engine_of, refused
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from tiny_model import write_tiny_model
 
 from troupellm.models.checkpoint import safetensors as reading
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.hub.weight_files import INDEX, SINGLE
+from troupellm.tests.support.checkpoints.refusals import config, engine_of, refused
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 

@@ -16,14 +16,14 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-from engines import SETTINGS
-from refusals import Change, config, content, engine_of, refused
-from serving import running_server
-from tiny_model import write_tiny_model
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import translate
+from troupellm.tests.support.checkpoints.refusals import Change, config, content, engine_of, refused
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("content", FILES.values(), ids=FILES.keys())
-async def test_F1_damaged_weights(folder, content):
+async def test_F1_damaged_weights_are_refused_without_memory(folder, content):
     (folder / WEIGHTS).write_bytes(content)
     before = psutil.Process().memory_info().rss
     assert (await refused(folder)).startswith(WEIGHTS)
@@ -128,7 +128,7 @@ class Harm:
 
 
 @pytest.mark.parametrize("name", [*PICKLES, WEIGHTS])
-async def test_F2_nothing_is_unpickled(folder, tmp_path, name):
+async def test_F2_pickled_weights_are_refused_and_never_read(folder, tmp_path, name):
     (folder / WEIGHTS).unlink()
     (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
     message = await refused(folder)

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import anyio
 import pytest
-from engines import SETTINGS
-from refusals import engine_of, refused
-from tiny_model import write_tiny_model
 
 from troupellm.models.hub.model_folder import check_file, check_for_tokenizers
 from troupellm.models.transformers_backend.describe import hf_config
@@ -23,6 +20,9 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.sleep import EMPTY, SleepWorker, WakeWorker
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.checkpoints.refusals import engine_of, refused
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
 
 pytestmark = pytest.mark.anyio
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import engine_of
 from safetensors.numpy import load_file, save_file
-from serving import running_server
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.refusals import engine_of
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 

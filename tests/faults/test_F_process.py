@@ -7,12 +7,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import serving_process
-from refusals import Change, config, content
 from safetensors.numpy import load_file, save_file
-from tiny_model import write_tiny_model
 
 from troupellm.server.base.exit_codes import EXIT_MODEL
+from troupellm.tests.support.checkpoints.refusals import Change, config, content
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.processes import serving_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

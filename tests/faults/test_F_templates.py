@@ -1,10 +1,10 @@
 """Row F5 of the fault table: chat templates that are wrong, or that want everything."""
 
 import pytest
-from canary import under_many as under_attack
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.servers.canary import under_many as under_attack
 
 pytestmark = pytest.mark.anyio
 

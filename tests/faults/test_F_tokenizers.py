@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import config, content, engine_of, refused
-from serving import running_server
-from tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
 from tokenizers import Tokenizer as Backend, models, pre_tokenizers
 
 from troupellm.actors.input.actor import INLINE_CHARACTERS
 from troupellm.models.tokenizer.served import fit_notes
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import RequestFailed
+from troupellm.tests.support.checkpoints.refusals import config, content, engine_of, refused
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, VOCABULARY, write_tiny_model
+from troupellm.tests.support.servers.serving import running_server
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +40,7 @@ def numbered(last: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"model": 5}', NESTED])
-async def test_F4_damaged_tokenizers(folder, text):
+async def test_F4_a_damaged_tokenizer_is_refused_by_its_file(folder, text):
     content(text, "tokenizer.json")(folder)
     assert (await refused(folder)).startswith("tokenizer.json")
 

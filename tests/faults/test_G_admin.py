@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from canary import under_many as under_attack
-from serving import server_config
 
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.app.app import App
 from troupellm.server.host.admin_actions import ACTIONS
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.http.listener import bind_unix
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,9 @@ import contextlib
 
 import anyio
 import pytest
-from canary import under_many as under_attack
-from serving import server_config
+
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from canary import under_many as under_attack
-from serving import server_config
 
 from troupellm.server.access.auth import Gate
 from troupellm.server.base.errors import HttpError
+from troupellm.tests.support.servers.canary import under_many as under_attack
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 

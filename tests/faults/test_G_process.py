@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from processes import ready_process
+
+from troupellm.tests.support.servers.processes import ready_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import psutil
 import pytest
-from serving import running_server, server_config
 
 from troupellm.server.access.keys import read_keys
 from troupellm.server.openai import tokenize
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ the tables that hold it after each operation; here it is the whole engine, and i
 import anyio
 import anyio.lowlevel
 import pytest
-from canary import under_attack
 
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.servers.canary import under_attack
 
 pytestmark = pytest.mark.anyio
 

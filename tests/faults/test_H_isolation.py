@@ -6,13 +6,13 @@ from array import array
 import anyio
 import pytest
 import torch
-from canary import under_attack
 from hypothesis import given, settings, strategies as st
-from oracle import Harness, make_core, submission
-from recording import RecordingWorker, recording
-from serving import server_config
 
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace, split_keys
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, submission
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import server_config
+from troupellm.tests.support.workers.recording import RecordingWorker, recording
 
 STEP_TOKENS = 128
 FIXED_BUDGET = {"max_num_prefill_tokens": STEP_TOKENS, "itl_target_ms": 0, "scheduling_policy": "fcfs"}

@@ -2,10 +2,10 @@
 
 import anyio
 import pytest
-from canary import under_attack
-from serving import eventually, server_config
 
 from troupellm.server.access.keys import read_keys
+from troupellm.tests.support.servers.canary import under_attack
+from troupellm.tests.support.servers.serving import eventually, server_config
 
 pytestmark = pytest.mark.anyio
 

@@ -18,6 +18,7 @@ from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
 
 pytestmark = pytest.mark.anyio
 
@@ -46,7 +47,7 @@ CANARIES = {
 }  # fmt: skip
 DRAFTS = {
     "suffix": {"method": "suffix"},
-    "trees": {"method": "custom", "custom_class": "scripted_drafts:GuessingTrees", "num_speculative_tokens": 7},
+    "trees": {"method": "custom", "custom_class": f"{DRAFTS}:GuessingTrees", "num_speculative_tokens": 7},
 }
 GUIDES = [
     asked.spec()

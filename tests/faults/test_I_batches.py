@@ -13,7 +13,8 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from processes import ServerProcess, ready_process, serving_process
+
+from troupellm.tests.support.servers.processes import ServerProcess, ready_process, serving_process
 
 pytestmark = pytest.mark.anyio
 

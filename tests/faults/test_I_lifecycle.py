@@ -11,15 +11,16 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import START_SECONDS, alive, every_other, ready_process, serving_process
-from serving import events_of, http_request
-from sockets import raw_socket
+
+from troupellm.tests.support.clients.sockets import raw_socket
+from troupellm.tests.support.servers.processes import START_SECONDS, alive, every_other, ready_process, serving_process
+from troupellm.tests.support.servers.serving import events_of, http_request
 
 pytestmark = pytest.mark.anyio
 
 TWENTY = [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 21))]
 THREE = TWENTY[:3]
-ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "odd_server.py"))
+ODD = (sys.executable, str(Path(__file__).parents[1] / "support" / "servers" / "odd_server.py"))
 QUESTION = {"model": "tiny", "prompt": "Once", "temperature": 0, "ignore_eos": True}
 PACE = {"ODD_STEP_SECONDS": "0.01"}
 GRACE_SECONDS = 2.0

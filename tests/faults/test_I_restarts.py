@@ -12,8 +12,17 @@ import httpx
 import openai
 import psutil
 import pytest
-from plain_http import NO_TLS
-from processes import MODES, ON_A_THREAD, Leftovers, ServerProcess, alive, free_port, ready_process
+
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.servers.processes import (
+    MODES,
+    ON_A_THREAD,
+    Leftovers,
+    ServerProcess,
+    alive,
+    free_port,
+    ready_process,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -26,7 +35,7 @@ WITH_SPARE = 0.1
 
 @pytest.mark.parametrize("flags", MODES)
 @pytest.mark.parametrize("cycles", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-async def test_I6_start_and_stop(checkpoint, tmp_path, cycles, flags):
+async def test_I6_a_server_that_starts_and_stops_leaves_nothing_behind(checkpoint, tmp_path, cycles, flags):
     environment = {"TMPDIR": str(tmp_path)}
     port, leftovers, starts = free_port(), Leftovers(tmp_path), []
     for cycle in range(cycles):

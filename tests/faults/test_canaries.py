@@ -6,11 +6,11 @@ from array import array
 
 import anyio
 import pytest
-from canary import TOLERANCE, Attacked, rounds, under_attack
-from meddler import Seats, changed
-from serving import eventually, http_request
 
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
+from troupellm.tests.support.servers.canary import TOLERANCE, Attacked, rounds, under_attack
+from troupellm.tests.support.servers.serving import eventually, http_request
+from troupellm.tests.support.workers.meddler import Seats, changed
 
 pytestmark = pytest.mark.anyio
 

@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import psutil
 import pytest
-import tiny_encoder
-from engines import SETTINGS
-from tiny_model import write_tiny_model
 
 from troupellm import Engine
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
 
 pytestmark = pytest.mark.anyio
 

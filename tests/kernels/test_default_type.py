@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
 from torch.nn import functional
 
 from troupellm.kernels.linear import cpu as products, gated_linear, linear, linear_add, norm_linear, pack
@@ -18,6 +17,7 @@ from troupellm.kernels.sampling import cpu as sampling, draw
 from troupellm.kernels.sampling.adjust import keep_bits, unpacked
 from troupellm.kernels.sampling.cpu import Columns
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 CPU = torch.device("cpu")
 BINDINGS = {
@@ -49,7 +49,7 @@ def test_what_is_compiled_agrees_with_its_reference(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, Int8Channel.quantize, lambda weight: Int4Group.quantize(weight, 32)])
-def test_products(kind: Callable[[torch.Tensor], QuantizedWeight] | None) -> None:
+def test_products_do_not_depend_on_the_default_dtype(kind: Callable[[torch.Tensor], QuantizedWeight] | None) -> None:
     plain, norm, bias = normal(96, 64), normal(64, seed=2).abs(), normal(96, seed=3)
     weight = plain if kind is None else kind(plain)
     packed, tolerance = pack(weight, bias), 0.02 if isinstance(weight, Int8Channel) else 1e-3
@@ -73,7 +73,7 @@ def test_products(kind: Callable[[torch.Tensor], QuantizedWeight] | None) -> Non
             torch.testing.assert_close(got, expected, atol=most, rtol=0.0)
 
 
-def test_attention() -> None:
+def test_attention_does_not_depend_on_the_default_dtype() -> None:
     function = attention.load()
     assert function is not None
     starts, counts, size = np.array([19, 6, 0]), np.array([1, 2, 20]), 32
@@ -92,7 +92,7 @@ def test_attention() -> None:
     assert not got[23:].any()
 
 
-def test_sampling() -> None:
+def test_sampling_does_not_depend_on_the_default_dtype() -> None:
     functions, rows, vocab = sampling.compiled(), 200, 77
     assert functions is not None
     logits, everyone = 3 * normal(rows, vocab), torch.arange(rows)

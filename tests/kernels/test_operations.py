@@ -24,7 +24,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("case", rms_norm_cases.CASES, ids=lambda case: case.name)
-def test_rms_norm(case: rms_norm_cases.Case) -> None:
+def test_rms_norm_equals_the_reference(case: rms_norm_cases.Case) -> None:
     x, weight = rms_norm_cases.make_inputs(case, "cpu", 1)
     before = x.clone()
     close(rms_norm(x, weight, 1e-6), rms_norm_reference(x, weight, 1e-6), case.tolerance)
@@ -42,7 +42,7 @@ def test_add_rms_norm_keeps_the_sum_as_the_residual(case: rms_norm_cases.Case) -
 
 
 @pytest.mark.parametrize("case", rope_cases.CASES, ids=lambda case: case.name)
-def test_rope(case: rope_cases.Case) -> None:
+def test_rope_equals_the_reference(case: rope_cases.Case) -> None:
     x, cos, sin = rope_cases.make_inputs(case, "cpu", 1)
     before = x.clone()
     got = rope(x, cos, sin, interleaved=case.interleaved)
@@ -51,7 +51,7 @@ def test_rope(case: rope_cases.Case) -> None:
 
 
 @pytest.mark.parametrize("case", silu_mul_cases.CASES, ids=lambda case: case.name)
-def test_silu_mul(case: silu_mul_cases.Case) -> None:
+def test_silu_mul_equals_the_reference(case: silu_mul_cases.Case) -> None:
     gate_up = silu_mul_cases.make_inputs(case, "cpu", 1)
     before = gate_up.clone()
     close(silu_mul(gate_up), silu_mul_reference(gate_up), case.tolerance)
@@ -59,7 +59,7 @@ def test_silu_mul(case: silu_mul_cases.Case) -> None:
 
 
 @pytest.mark.parametrize("case", gelu_mul_cases.CASES, ids=lambda case: case.name)
-def test_gelu_mul(case: gelu_mul_cases.Case) -> None:
+def test_gelu_mul_equals_the_reference(case: gelu_mul_cases.Case) -> None:
     gate_up = gelu_mul_cases.make_inputs(case, "cpu", 1)
     before = gate_up.clone()
     close(gelu_mul(gate_up), gelu_mul_reference(gate_up), case.tolerance)
@@ -67,12 +67,12 @@ def test_gelu_mul(case: gelu_mul_cases.Case) -> None:
 
 
 @pytest.mark.parametrize("case", linear_cases.CASES, ids=lambda case: case.name)
-def test_linear(case: linear_cases.Case) -> None:
+def test_linear_equals_the_reference(case: linear_cases.Case) -> None:
     x, weight, bias = linear_cases.make_inputs(case, "cpu", 1)
     close(linear(x, pack(weight, bias)), linear_reference(x, weight, bias), case.tolerance)
 
 
-def test_linear_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_without_onednn_equals_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("troupellm.kernels.linear.onednn_supports", lambda device, dtype: False)
     x, weight, bias = linear_cases.make_inputs(linear_cases.CASES[1], "cpu", 1)
     packed = PackedLinear(weight, bias)

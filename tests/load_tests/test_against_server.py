@@ -3,13 +3,13 @@
 from urllib.parse import urlsplit
 
 import pytest
-from engines import anyio_backend, checkpoint, tiny_engine
-from serving import running_server
 
 from troupellm.load_tests.serve import metrics
 from troupellm.load_tests.serve.client import Target
 from troupellm.load_tests.serve.driver import drive
 from troupellm.load_tests.serve.records import SampleRequest
+from troupellm.tests.support.engines.fixtures import anyio_backend, checkpoint, tiny_engine
+from troupellm.tests.support.servers.serving import running_server
 
 __all__ = ["anyio_backend", "checkpoint", "tiny_engine"]
 pytestmark = pytest.mark.anyio

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_encoder
 
 from troupellm.load_tests.embed.command import make_texts, summarise, table
 from troupellm.server.cli.main import main
+from troupellm.tests.support.checkpoints import tiny_encoder
 
 
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_embed_reports_texts_per_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "encoder"
     tiny_encoder.write_encoder(folder, tiny_encoder.bert, pooling="mean_tokens", max_length=tiny_encoder.POSITIONS)
     result = tmp_path / "result.json"

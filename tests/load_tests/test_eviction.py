@@ -52,5 +52,5 @@ def test_the_command_tells_and_judges(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.count("kept") == 2
     assert json.loads((tmp_path / "report.json").read_text())["128"]["scan"]["arc"] > 0
     args.policies = ["arc", "lru"]
-    assert command._verdict("scan", {"lru": 0.5, "arc": 0.4})[1] is False
-    assert command._verdict("recency", {"lru": 0.5, "arc": 0.48})[1] is False
+    assert command.verdict_of("scan", {"lru": 0.5, "arc": 0.4})[1] is False
+    assert command.verdict_of("recency", {"lru": 0.5, "arc": 0.48})[1] is False

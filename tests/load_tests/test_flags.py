@@ -34,12 +34,12 @@ def read(action: argparse.Action, text: str) -> Any:
 def numbers(name: str) -> list[argparse.Action]:
     """The flags of a benchmark that take numbers."""
     parser = argparse.ArgumentParser()
-    cli._BENCHMARKS[name][0](parser)
+    cli.BENCHMARKS[name][0](parser)
     typed = [action for action in parser._actions if action.type is not None]
     return [action for action in typed if isinstance(read(action, "1"), int | float)]
 
 
-@pytest.mark.parametrize("name", sorted(cli._BENCHMARKS))
+@pytest.mark.parametrize("name", sorted(cli.BENCHMARKS))
 def test_numbers_that_mean_nothing_are_refused(name: str) -> None:
     accepted = [
         f"{action.option_strings[0]} {text}"

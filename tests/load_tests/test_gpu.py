@@ -13,7 +13,6 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from tests.support.gpu_models import CEILINGS, CPU, TINY, tiny_models
 from troupellm.kernels.paged_attention import cases as attention_cases
 from troupellm.load_tests.gpu import attention, engine, goals, measuring, session
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -28,6 +27,7 @@ from troupellm.load_tests.roofline import SIZES, ModelSize
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU, TINY, tiny_models
 
 
 def test_every_goal_is_measured() -> None:
@@ -114,10 +114,10 @@ with torch.inference_mode():
 CHECKS = """
 import itertools
 import torch
-from troupellm.load_tests.kernels.checks import _CHECKS
+from troupellm.load_tests.kernels.checks import CHECKS_OF
 with torch.inference_mode():
     for name in ("decode", "prefill", "verify", "coded_cache", "latent"):
-        checks = _CHECKS[f"{name}_attention"]("cpu:0")  # a name that is not the CPU's, for the same memory
+        checks = CHECKS_OF[f"{name}_attention"]("cpu:0")  # a name that is not the CPU's, for the same memory
         some = list(itertools.islice(checks, 4))
         assert some and all(outcome.error() <= 1 for outcome in some), name
 """
@@ -214,7 +214,7 @@ def test_a_ceiling_that_fails_costs_no_other(monkeypatch: pytest.MonkeyPatch) ->
     def fail() -> float:
         raise RuntimeError("no such kernel")
 
-    found, failed = ceilings._measured_alone({"gemm_fp8": fail, "to_host": lambda: 2.0})
+    found, failed = ceilings.measured_one_by_one({"gemm_fp8": fail, "to_host": lambda: 2.0})
     assert (found, failed) == ({"to_host": 2.0}, {"gemm_fp8": "RuntimeError: no such kernel"})
     measured = ceilings.Measured(device="x", read=1.0, copy=1.0, failed=failed, **found)
     assert measured.gemm_fp8 == 0.0

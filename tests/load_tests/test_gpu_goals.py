@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.gpu_models import CPU, tiny_models
-from tests.support.pretended_gpu import pretend_gpu
 from troupellm.load_tests.gpu import (
     beside,
     captures,
@@ -36,6 +34,8 @@ from troupellm.models.gpu.runner import CudaRunner
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.server.cli.flags import add_config_flags, load_configs, translate
+from troupellm.tests.support.gpu.gpu_models import CPU, tiny_models
+from troupellm.tests.support.gpu.pretended_gpu import pretend_gpu
 
 SIZES_OF_GRAPHS = (1, 2, 4)
 
@@ -62,7 +62,7 @@ def checked(goal: str, measured: Found) -> dict[str, Any]:
     return details
 
 
-def test_public_requests(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_requests_are_those_of_the_benchmark(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = workloads.public_lengths()
     assert [sum(column) for column in zip(*lengths, strict=True)] == [142_827, 133_966]
     monkeypatch.setattr(workloads, "PUBLIC", 3)
@@ -74,7 +74,9 @@ def test_public_requests(gpu: None, models: Models, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("goal", "measure"), [("G7", workloads.equal), ("G7b", workloads.saturated)])
-def test_equal_requests(models: Models, monkeypatch: pytest.MonkeyPatch, goal: str, measure: Any) -> None:
+def test_rates_of_equal_requests_follow_from_their_times(
+    models: Models, monkeypatch: pytest.MonkeyPatch, goal: str, measure: Any
+) -> None:
     monkeypatch.setattr(workloads, "KILO", 4)
     monkeypatch.setattr(workloads, "MANY", 4)
     monkeypatch.setattr(workloads, "SATURATING", 3)
@@ -101,7 +103,7 @@ def test_long_workloads_have_fewer_requests(models: Models, monkeypatch: pytest.
     assert ran == [8, 4]
 
 
-def test_idle_shares(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_shares_are_read_from_the_profile(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("BATCH", 2), ("CONTEXT", 8), ("BEFORE", 2), ("STEPS", 6), ("SPARE", 16)):
         monkeypatch.setattr(idling, name, value)
     monkeypatch.setattr(idling, "intervals", lambda profile: [(0.0, 9.0), (10.0, 13.0), (12.0, 14.0), (15.0, 20.0)])
@@ -118,7 +120,7 @@ def test_gaps_within_steps_are_no_idling() -> None:
         idling.steady([])
 
 
-def test_captures(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_of_all_sizes_are_counted(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captures, "CONTEXT", 32)
     details = checked("G17", captures.all_sizes(models))
     assert details["graphs"] == len(SIZES_OF_GRAPHS)
@@ -130,7 +132,7 @@ def test_no_graphs_are_no_number(models: Models, monkeypatch: pytest.MonkeyPatch
         captures.all_sizes(models)
 
 
-def test_a_cached_prompt(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_prompt_is_compared_with_a_cold_one(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "KILO", 32)
     monkeypatch.setattr(prefixes, "ROUNDS", 1)
     details = checked("G18", prefixes.hit(models))
@@ -139,7 +141,9 @@ def test_a_cached_prompt(models: Models, monkeypatch: pytest.MonkeyPatch) -> Non
     assert details["cold ms"] > 0
 
 
-def test_a_common_prefix(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_common_prefix_is_read_once_by_its_readers(
+    gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (("KILO", 8), ("READERS", 3), ("STEPS", 12)):
         monkeypatch.setattr(prefixes, name, value)
     details = checked("G24", prefixes.common(models))
@@ -157,7 +161,7 @@ def test_coming_back_from_the_host(models: Models, monkeypatch: pytest.MonkeyPat
     assert details["tokens hit"] == 0
 
 
-def test_verified_drafts(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_drafts_are_counted_in_the_speed_up(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("CONTEXT", 16), ("STEPS", 12), ("BATCHES", (1, 3)), ("ANSWER", 12), ("ROUNDS", 1)):
         monkeypatch.setattr(drafts, name, value)
     found, details = drafts.verified(models)
@@ -165,7 +169,9 @@ def test_verified_drafts(gpu: None, models: Models, monkeypatch: pytest.MonkeyPa
     assert 1.0 < details["speed-up, batch 1"]["tokens kept"] <= 5.0
 
 
-def test_guided_answers(gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guided_answers_are_launched_ahead_of_their_choice(
+    gpu: None, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a step under way whose choice is still to be made while the next one is launched."""
     ahead, launch = list[bool](), CudaRunner.launch
 
@@ -187,7 +193,9 @@ def test_guided_answers(gpu: None, models: Models, monkeypatch: pytest.MonkeyPat
     assert sum(ahead) > len(ahead) / 4  # here steps are done at once, and often collected before the next one
 
 
-def test_first_tokens(models: Models, monkeypatch: pytest.MonkeyPatch, fake_server: Any) -> None:
+def test_first_tokens_are_measured_against_a_started_server(
+    models: Models, monkeypatch: pytest.MonkeyPatch, fake_server: Any
+) -> None:
     told: list[list[str]] = []
 
     class Started:
@@ -229,7 +237,7 @@ def test_gaps_while_prompts_come(models: Models, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_beside_transformers(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_is_measured_in_inference_mode(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the session asks: in inference mode, where its thread would fail. Here it has no graphs."""
     pytest.importorskip("transformers")
     monkeypatch.setattr(beside, "CONTEXT", 16)
@@ -268,11 +276,11 @@ class Manager:
 
 def test_a_peer_that_gives_less_is_not_measured() -> None:
     with pytest.raises(RuntimeError, match="1 of 3 answers did not come"):
-        beside._answer_all(Manager(), [[1]] * 3, 5)
+        beside.answer_all(Manager(), [[1]] * 3, 5)
     with pytest.raises(RuntimeError, match="0 tokens came of 5: an inference tensor"):
-        beside._answer_all(Manager("an inference tensor"), [[1]] * 3, 5)
+        beside.answer_all(Manager("an inference tensor"), [[1]] * 3, 5)
     seconds = iter([9.0, 3.0, 1.0, 5.0, 2.0, 4.0, 2.0])  # two of the rounds are 2 s longer for two tokens
-    assert beside._rate(lambda tokens: next(seconds), 32, 2) == 32.0
+    assert beside.rate_of(lambda tokens: next(seconds), 32, 2) == 32.0
 
 
 def test_the_cache_may_fill_the_device(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.gpu_models import CEILINGS, CPU
 from troupellm.load_tests.gpu import checking, goals, measuring, session
 from troupellm.load_tests.gpu.checking import MODEL, Unfinished, begin, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -20,6 +19,7 @@ from troupellm.load_tests.gpu.measuring import Measuring
 from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU
 
 RIGHT, WRONG = Check("rope", "one", 0.5), Check("rope", "two", 3.0)
 AT_ONCE = {"x": 1.0}
@@ -120,7 +120,7 @@ def test_what_is_wrong_holds_up_what_needs_it_alone(
     assert told["worst"]["rms_norm"] == 0.5
     assert report["kernels"] == {"small": 9}
     timed: Any = Instantly()
-    results = {name: one._pursued(name, CEILINGS, timed) for name in goals.GOALS}
+    results = {name: one.pursued(name, CEILINGS, timed) for name in goals.GOALS}
     assert timed.asked == ["G10", "G15"]
     assert results["G8"].skipped == "decode_attention is wrong (two: 3 times)"
     assert results["G2"].skipped.count("is wrong") == 2
@@ -131,7 +131,7 @@ def test_what_is_wrong_holds_up_what_needs_it_alone(
 def test_an_operation_that_nothing_waits_for_holds_nothing_up(checked: Callable[..., session.Session]) -> None:
     one = checked({"grouped_linear": [WRONG]})
     assert one.failed
-    assert not any(one._checked.objections(name) for name in goals.GOALS)
+    assert not any(one.checked.objections(name) for name in goals.GOALS)
     assert not checked({}).failed
 
 
@@ -146,7 +146,7 @@ def test_no_goal_is_begun_that_is_not_done_in_time(tmp_path: Path) -> None:
     seconds = goals.GOALS["G3"].seconds
 
     def pursued(left: float) -> goals.Result:
-        return session.Session(CPU, tmp_path, None, time.monotonic() + left)._pursued("G3", CEILINGS, timed)
+        return session.Session(CPU, tmp_path, None, time.monotonic() + left).pursued("G3", CEILINGS, timed)
 
     assert "are left" in pursued(0.0).skipped
     assert "are left" in pursued(seconds + session.LAST_SECONDS / 2).skipped  # the last ceilings need theirs, too
@@ -179,7 +179,7 @@ def test_what_there_is_no_time_for_is_named(
     assert timed.asked == ["G3"]
     assert "no time was left for G16, G1:" in capsys.readouterr().out
     assert json.loads(result.read_text())["no time for"] == ["G16", "G1"]
-    one._whole.append("G1")
+    one.whole.append("G1")
     one.pursue(("G16",), timed)
     assert timed.asked == ["G3", "G16"]
 
@@ -190,9 +190,9 @@ def test_kernels_that_were_not_counted_are_counted_for_their_goal(
     monkeypatch.setattr(session, "begin_models", lambda names, *_: list(names))
     monkeypatch.setattr(session, "kernel_counts", lambda names, _: dict.fromkeys(names, 5))
     one, timed = session.Session(CPU, tmp_path, None, float("inf")), Instantly()
-    one._kernels = {session.SMALL: 4}
-    one._pursued("G5", CEILINGS, timed)  # type: ignore[arg-type]
-    assert one._kernels == {session.SMALL: 4, session.LARGE: 5}
+    one.kernels = {session.SMALL: 4}
+    one.pursued("G5", CEILINGS, timed)  # type: ignore[arg-type]
+    assert one.kernels == {session.SMALL: 4, session.LARGE: 5}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_what_breaks_or_hangs_takes_no_other_goal_along(
     limits = iter([STARTS, STARTS, 3.0, *[STARTS] * 5])  # the third one hangs
     pursue = Measuring.pursue
     monkeypatch.setattr(Measuring, "pursue", lambda self, *told: pursue(self, *told[:-1], next(limits)))
-    one._kernels = {"large": 364}
+    one.kernels = {"large": 364}
     monkeypatch.setattr(session, "SMALL", "large")
     monkeypatch.setattr(session, "LARGE", "large")
     one.pursue(["G1", "G1", "G3", "G2", "G4", "G5", "G12", "G1"], broken)
@@ -309,7 +309,7 @@ def test_what_breaks_or_hangs_takes_no_other_goal_along(
 
 
 def test_a_session_ends_where_there_are_no_ceilings(broken: Measuring, tmp_path: Path) -> None:
-    broken._command[-2] = "import sys; sys.exit('no device')"
+    broken.command[-2] = "import sys; sys.exit('no device')"
     one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), float("inf"))
     one.pursue(["G1"], broken)
     report = json.loads((tmp_path / "result.json").read_text())
@@ -320,6 +320,6 @@ def test_a_session_ends_where_there_are_no_ceilings(broken: Measuring, tmp_path:
 def test_who_measures_ends_with_who_asks(broken: Measuring) -> None:
     """Also where the asking process is killed: the measuring one would hold the device's memory."""
     assert broken.ceilings(STARTS)[1] == "1980 MHz"
-    process = broken._process._process  # type: ignore[union-attr]
+    process = broken.process.process  # type: ignore[union-attr]
     os.close(process.stdin.fileno())  # type: ignore[union-attr]
     assert process.wait(timeout=30.0) == 128 + signal.SIGTERM

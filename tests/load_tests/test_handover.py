@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_model
 
 from troupellm.load_tests.handover import command
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 PROMPT, BLOCK = 200, 16
 

@@ -61,7 +61,7 @@ def test_what_is_wrong_is_seen() -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_no_case_takes_zeros_for_right(operation: str) -> None:
-    for outcome in checks._CHECKS[operation]("cpu"):
+    for outcome in checks.CHECKS_OF[operation]("cpu"):
         zeros = msgspec.structs.replace(outcome, got=torch.zeros_like(outcome.expected))
         assert zeros.error() > 1, outcome.case
 
@@ -119,7 +119,7 @@ def test_attention_counts_the_cache() -> None:
     assert not work.run(0).isnan().any()
 
 
-def test_a_steady_step() -> None:
+def test_the_seconds_of_a_steady_step_are_those_while_all_run() -> None:
     """Two sequences, a token each per step of 10 ms, while both run."""
     one = [(0.0, 1), (0.01, 1), (0.02, 1), (0.03, 1), (0.04, 1)]
     two = [(0.02, 1), (0.03, 1), (0.05, 2)]

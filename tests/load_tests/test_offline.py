@@ -88,7 +88,7 @@ def test_meter_counts_running_time_and_passes_everything_through() -> None:
     assert meter.call("sum", math.fsum)([1, 2]) == 3
 
 
-def test_heartbeat_summary() -> None:
+def test_a_heartbeat_summary_has_its_percentiles() -> None:
     assert summary([0.001 * number for number in range(1, 101)]) == pytest.approx(
         {"beats": 100, "p50_ms": 51.0, "p99_ms": 100.0, "worst_ms": 100.0}
     )
@@ -96,7 +96,7 @@ def test_heartbeat_summary() -> None:
 
 
 @pytest.mark.parametrize("flush_ms", [20.0, 0.0])
-def test_chain_runs(tmp_path: Path, flush_ms: float) -> None:
+def test_bench_chain_reports_the_cost_of_each_part(tmp_path: Path, flush_ms: float) -> None:
     result = tmp_path / "chain.json"
     assert bench(
         "chain", "--running", "3", "--flush-ms", str(flush_ms), "--windows", "2", "--window-steps", "10",
@@ -108,7 +108,7 @@ def test_chain_runs(tmp_path: Path, flush_ms: float) -> None:
         assert row[part] > 0
 
 
-def test_heartbeat_runs(tmp_path: Path) -> None:
+def test_bench_heartbeat_reports_each_phase(tmp_path: Path) -> None:
     folder = write_random_model(tmp_path / "model", SHAPES["tiny"])
     result = tmp_path / "beat.json"
     argv = ["--streams", "2", "--max-tokens", "8", "--long-prompt-chars", "20000", "--num-threads", "1"]
@@ -134,7 +134,7 @@ def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert (one.seconds, other.seconds) == ([1.0, 1.0], [1.0, 1.0])
 
 
-def test_throughput_runs(tmp_path: Path) -> None:
+def test_bench_throughput_reports_each_contestant(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     result = tmp_path / "throughput.json"
     assert bench(
@@ -148,7 +148,7 @@ def test_throughput_runs(tmp_path: Path) -> None:
     assert len(report["ratios"]) == 3
 
 
-def test_bench_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_scheduler_reports_the_cost_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
     small = ("--running", "4", "--window-steps", "4", "--windows", "2", "--prompt-tokens", "200", "--admissions", "2")
     assert bench("scheduler", *small, "--no-chain", "--against-vllm", "--result-json", str(report)) == 0

@@ -110,7 +110,7 @@ def test_a_benchmark_that_is_ended_takes_its_contestants_along(echo: Contestant,
     with pytest.raises(SystemExit) as left:
         ended()
     assert left.value.code == 128 + number
-    assert echo._process.returncode is not None
+    assert echo.process.returncode is not None
     assert signal.getsignal(number) == signal.SIG_DFL
 
 

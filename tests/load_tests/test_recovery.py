@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_model
 
 from troupellm.load_tests.own_server import OwnServer
 from troupellm.load_tests.recovery.command import Side, check_flags, run, table
@@ -16,6 +15,7 @@ from troupellm.load_tests.recovery.streams import Kill, kill_under, seen, went_o
 from troupellm.load_tests.serve.records import RequestRecord
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import ENV_PREFIX
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 KILLED = 10.0
 

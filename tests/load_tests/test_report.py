@@ -100,7 +100,7 @@ def test_goodput_needs_every_limit() -> None:
     assert build(goodput={"tpot": 249.0})["request_goodput"] == 1 / 4.0  # one token has no TPOT to miss
 
 
-def test_peaks() -> None:
+def test_peaks_are_those_of_the_fullest_second() -> None:
     report = build()
     assert report["max_concurrent_requests"] == 3
     # second 1 holds two thirds of the first answer and half of the second

@@ -45,7 +45,9 @@ DECODE = [
 
 
 @pytest.mark.parametrize(("model", "kind", "context", "wanted"), DECODE)
-def test_decoding_steps(model: str, kind: str, context: int, wanted: tuple[float | None, ...]) -> None:
+def test_the_bound_of_a_decode_step_follows_from_its_bytes(
+    model: str, kind: str, context: int, wanted: tuple[float | None, ...]
+) -> None:
     precision, ceilings = KINDS[kind]
     for batch, milliseconds in zip(BATCHES, wanted, strict=True):
         if milliseconds is not None:
@@ -56,7 +58,7 @@ def test_decoding_steps(model: str, kind: str, context: int, wanted: tuple[float
 @pytest.mark.parametrize(
     ("model", "wanted"), [("qwen3-0.6b", 0.152), ("llama-8b", 1.11), ("qwen3-8b", 1.16), ("qwen3-30b-a3b", 0.50)]
 )
-def test_four_bit_weights(model: str, wanted: float) -> None:
+def test_the_bound_of_four_bit_weights_follows_from_their_bytes(model: str, wanted: float) -> None:
     found = decode_seconds(SIZES[model], W4A16, H200, batch=1, context=1024) * 1e3
     assert found == pytest.approx(wanted, rel=1e-2)
 
@@ -74,12 +76,12 @@ def test_four_bit_weights(model: str, wanted: float) -> None:
         ("qwen3-30b-a3b", "bf16", 8192, 90),
     ],
 )
-def test_prompts(model: str, kind: str, tokens: int, wanted: float) -> None:
+def test_the_bound_of_a_prompt_follows_from_its_operations(model: str, kind: str, tokens: int, wanted: float) -> None:
     precision, ceilings = KINDS[kind]
     assert prefill_seconds(SIZES[model], precision, ceilings, tokens=tokens) * 1e3 == pytest.approx(wanted, rel=2e-2)
 
 
-def test_a_whole_workload() -> None:
+def test_the_bound_of_the_public_workload_is_the_known_one() -> None:
     """The public 256-request benchmark with seed 0, whose bound is 36,204 output tokens/s."""
     source = random.Random(0)
     prompts = [[source.randint(0, 10000) for _ in range(source.randint(100, 1024))] for _ in range(256)]
@@ -104,6 +106,6 @@ def test_sizes_come_from_a_configuration() -> None:
     assert (dense.dense_params / 1e9, dense.head_params / 1e9) == pytest.approx((6.946, 0.622), rel=1e-3)
 
 
-def test_what_is_reported() -> None:
+def test_a_report_has_the_share_of_the_bound_and_the_kernel_tax() -> None:
     assert roof_frac(3.0, 4.0) == 0.75
     assert kernel_tax_us(3.555e-3, 5.375e-3, 364) == pytest.approx(5.0)

@@ -69,7 +69,7 @@ def test_rivals_are_started_from_their_environments(tmp_path: Path) -> None:
     assert set(SERVERS) == {*LAYOUTS, "llama", "vllm"}
 
 
-def test_what_must_hold() -> None:
+def test_goals_are_judged_against_the_best_peer() -> None:
     found = {
         "24m": {
             "troupellm": measured(3.0, 10.0, 700.0),

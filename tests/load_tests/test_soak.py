@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from tiny_model import write_tiny_model
 
 from troupellm.load_tests.soak import server
 from troupellm.load_tests.soak.command import KILLING_SHARE, Report, _drive, around, slope
 from troupellm.load_tests.soak.server import Held
 from troupellm.server.cli.main import main
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 MINUTES = float(os.environ.get("TROUPE_SOAK_MINUTES", "20"))
 KILL_SECONDS = min(20.0, 9.0 * MINUTES)
@@ -89,7 +89,7 @@ def test_a_few_seconds_of_soak(checkpoint, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES + 600)
-def test_soak(checkpoint, tmp_path):
+def test_a_soak_with_killed_workers_keeps_its_memory(checkpoint, tmp_path):
     found = soak(checkpoint, tmp_path, MINUTES, 1.0, "--kill-every", str(KILL_SECONDS))
     assert 2 * found.worker_kills * KILL_SECONDS >= 60 * MINUTES * KILLING_SHARE
     assert min(found.own_mebibytes) > 0.0

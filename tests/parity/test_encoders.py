@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_encoder
 import torch
 import transformers
 from torch.nn import functional
@@ -19,6 +18,7 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
 from troupellm.protocol.params.pooling import PoolingParams, PoolingState
+from troupellm.tests.support.checkpoints import tiny_encoder
 
 TOLERANCE = 1e-4
 LENGTHS = (1, 2, 2, 3, 7, 8, 8, 9, 20, 31, 31, 40, 64, 64, 77, 90)

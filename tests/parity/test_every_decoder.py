@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoder_pairs import Driver, make_prompt
-from small_configs import small
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -21,6 +19,9 @@ from troupellm.models.transformers_backend.describe import describe
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
+from troupellm.tests.support.checkpoints.decoder_pairs import Driver, make_prompt
+from troupellm.tests.support.checkpoints.small_configs import small
+from troupellm.tests.support.engines.inside import runner_of
 
 pytestmark = pytest.mark.slow
 
@@ -91,8 +92,8 @@ def outcome(kind: str, folder: Path) -> str:
         worker.load(EngineConfig.from_flat(flat | {"disable_hybrid_kv_cache_manager": True}), lambda _: None)
     except (ModelLoadError, ConfigError) as error:
         return reason(error.message.removeprefix(architecture).strip(": "))
-    assert worker._runner is not None
-    check_tokens(model, Driver(worker._runner))
+    assert runner_of(worker) is not None
+    check_tokens(model, Driver(runner_of(worker)))
     worker.close()
     return SERVED
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, MAX_LEN, TOLERANCE, Driver, Pair, make_prompt
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -19,6 +18,7 @@ from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, TOLERANCE, Driver, Pair, make_prompt
 
 FILE = "model.safetensors"
 PROMPT = make_prompt(40)

@@ -6,12 +6,20 @@ both after the same tokens are equal within 1e-4.
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, LIKELIEST, TOLERANCE, Driver, Pair, assert_close_call, make_prompt
-from watched_logits import watched_logits
 
 from troupellm.models.hub.source import resolve_model
 from troupellm.models.runner import runner as runner_module
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.checkpoints.decoder_pairs import (
+    FAMILIES,
+    LIKELIEST,
+    TOLERANCE,
+    Driver,
+    Pair,
+    assert_close_call,
+    make_prompt,
+)
+from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
@@ -24,7 +32,7 @@ slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize("length", [pytest.param(1, marks=slow), pytest.param(8, marks=slow), 45])
-def test_prefill_and_decode(pair: Pair, length: int) -> None:
+def test_prefill_and_decode_give_the_tokens_of_transformers(pair: Pair, length: int) -> None:
     prompt = make_prompt(length)
     driver = Driver(pair.runner())
     driver.submit(4, prompt)
@@ -33,7 +41,7 @@ def test_prefill_and_decode(pair: Pair, length: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [7, pytest.param(19, marks=slow)])
-def test_chunked_prefill(pair: Pair, chunk: int) -> None:
+def test_a_prompt_in_chunks_gives_the_tokens_of_transformers(pair: Pair, chunk: int) -> None:
     prompt = make_prompt(50)
     driver = Driver(pair.runner())
     driver.submit(0, prompt)

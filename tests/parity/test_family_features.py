@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, TOLERANCE, Driver, Pair, make_prompt
 
 from troupellm.models.config.decoder_config import LayerNorms, RopeConfig
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, TOLERANCE, Driver, Pair, make_prompt
 
 LENGTH = 45
 CLEAR = 0.01

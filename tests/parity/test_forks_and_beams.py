@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 from transformers import LlamaForCausalLM
 
 from troupellm.actors.scheduler.core import SchedulerCore
@@ -16,6 +15,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.output import StepOutput
 from troupellm.protocol.messages.scheduler import BeamSettings, SequenceSpec, SubmitRequest
 from troupellm.protocol.messages.worker import SamplingState, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
 
 PROMPT = [(7 * index * index + 3 * index) % 250 for index in range(37)]
 EOS = frozenset(range(0, 60, 2))

@@ -7,9 +7,9 @@ import anyio
 import pytest
 import torch
 import transformers
-from text_models import byte_level
 
 import troupellm
+from troupellm.tests.support.checkpoints.text_models import byte_level
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 WINDOW = 24

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from absence import absent
 from torch.nn import functional
 
 from troupellm import Engine
+from troupellm.tests.support.environment.absence import absent
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 

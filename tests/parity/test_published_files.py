@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from decoder_pairs import IMAGES, TOLERANCE, Pair, make_prompt
 
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.models.layers.rope import rope_frequencies
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.decoder_pairs import IMAGES, TOLERANCE, Pair, make_prompt
 
 LENGTH = 60
 SIZES: dict[str, Any] = {

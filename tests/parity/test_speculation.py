@@ -9,15 +9,16 @@ from typing import Any
 
 import anyio
 import pytest
-from engines import checkpoint, tiny_engine
-from meddler import Seats
-from plain_heads import write_drafters
-from serving import eventually
 
 from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.sampling_checks import ThinkingMarks
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.engines.fixtures import checkpoint, tiny_engine
+from troupellm.tests.support.servers.serving import eventually
+from troupellm.tests.support.speculation.plain_heads import write_drafters
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
+from troupellm.tests.support.workers.meddler import Seats
 
 __all__ = ["checkpoint", "tiny_engine"]
 pytestmark = pytest.mark.anyio
@@ -53,8 +54,8 @@ TOKENS = 24
 PROPOSERS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
     "suffix": {"method": "suffix"},
-    "chains": {"method": "custom", "custom_class": "scripted_drafts:Guessing", "num_speculative_tokens": 5},
-    "trees": {"method": "custom", "custom_class": "scripted_drafts:GuessingTrees", "num_speculative_tokens": 9},
+    "chains": {"method": "custom", "custom_class": f"{DRAFTS}:Guessing", "num_speculative_tokens": 5},
+    "trees": {"method": "custom", "custom_class": f"{DRAFTS}:GuessingTrees", "num_speculative_tokens": 9},
 }
 DRAFTERS: dict[str, dict[str, Any]] = {
     "itself": {"method": "draft_model", "model": "target", "draft_sample_method": "probabilistic"},
@@ -101,9 +102,8 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.fixture(scope="module")
 async def solo(anyio_backend: object, checkpoint: Any) -> dict[str, Any]:
-    from engines import SETTINGS
-
     from troupellm.actors.engine.engine import Engine
+    from troupellm.tests.support.engines.fixtures import SETTINGS
 
     async with Engine(str(checkpoint), **SETTINGS) as engine:
         return {name: await streamed(engine, number, ASKS[name]) for number, name in enumerate(ASKS)}

@@ -5,11 +5,11 @@ from typing import Any
 
 import anyio
 import pytest
-from engines import anyio_backend, checkpoint, tiny_engine
-from meddler import Seats
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.engines.fixtures import anyio_backend, checkpoint, tiny_engine
+from troupellm.tests.support.workers.meddler import Seats
 
 __all__ = ["anyio_backend", "checkpoint", "tiny_engine"]
 pytestmark = pytest.mark.anyio

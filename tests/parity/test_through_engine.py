@@ -12,11 +12,11 @@ import anyio
 import pytest
 import torch
 import transformers
-from decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
 
 import troupellm
 from troupellm.models.hub.source import resolve_model
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.checkpoints.decoder_pairs import LIKELIEST, assert_close_call, write_tokenizer
 
 COMMON = {
     "vocab_size": 384, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -162,7 +162,7 @@ async def generate_all(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
-async def test_alone(reference: Reference, threads: int) -> None:
+async def test_a_request_alone_gives_the_tokens_of_transformers(reference: Reference, threads: int) -> None:
     async with troupellm.Engine(reference.folder, num_threads=threads) as engine:
         for prompt in reference.prompts(LENGTHS):
             await reference.check(engine, prompt, (await generate_all(engine, [prompt]))[0])
@@ -182,7 +182,7 @@ async def test_another_token_is_noticed(reference: Reference) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("size", [QUICK_CROWD, *(pytest.param(size, marks=pytest.mark.slow) for size in (20, 64))])
-async def test_in_a_crowd(reference: Reference, size: int) -> None:
+async def test_requests_in_a_crowd_give_the_tokens_of_transformers(reference: Reference, size: int) -> None:
     prompts = reference.prompts([1 + (37 * index) % 90 for index in range(size)])
     few = 2 if reference.name == TWO_THREADS else 1
     async with troupellm.Engine(reference.folder, num_threads=None if size == 64 else few) as engine:
@@ -191,7 +191,7 @@ async def test_in_a_crowd(reference: Reference, size: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_chunked_prefill(reference: Reference) -> None:
+async def test_prompts_in_chunks_give_the_tokens_of_transformers(reference: Reference) -> None:
     prompts = reference.prompts([1, 40, 75, 61])
     async with troupellm.Engine(reference.folder, max_num_batched_tokens=7, max_num_seqs=3, num_threads=1) as engine:
         for prompt, got in zip(prompts, await generate_all(engine, prompts), strict=True):
@@ -199,7 +199,7 @@ async def test_chunked_prefill(reference: Reference) -> None:
 
 
 @pytest.mark.anyio
-async def test_preempted(reference: Reference) -> None:
+async def test_preempted_requests_give_the_tokens_of_transformers(reference: Reference) -> None:
     prompts = reference.prompts([30, 25, 40, 33, 28, 37])
     num_groups = len(set(getattr(reference.model.config, "layer_types", None) or [""]))
     settings = {"num_gpu_blocks_override": 8 * num_groups, "max_model_len": 64, "enable_prefix_caching": False}

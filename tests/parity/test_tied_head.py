@@ -7,13 +7,13 @@ import msgspec
 import pytest
 import torch
 import transformers
-from decoder_pairs import FAMILIES, SIZES, Pair, make_prompt
 from safetensors.torch import load_file, save_file
 
 from troupellm.models.checkpoint import safetensors
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, SIZES, Pair, make_prompt
 
 NAMES = ("model.embed_tokens.weight", "lm_head.weight")
 

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 import torch
 import transformers
-from decoder_pairs import MAX_LEN, SIZES, TOLERANCE, Driver, Pair, make_prompt, write_tokenizer
 from safetensors.torch import load_file, save_file
 
 import troupellm
@@ -25,6 +24,15 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.checkpoints.decoder_pairs import (
+    MAX_LEN,
+    SIZES,
+    TOLERANCE,
+    Driver,
+    Pair,
+    make_prompt,
+    write_tokenizer,
+)
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {
@@ -113,7 +121,7 @@ def test_the_model_is_described_by_itself(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
-def test_it_proves_itself(pair: Pair, dtype: torch.dtype) -> None:
+def test_a_backend_of_transformers_passes_its_own_check(pair: Pair, dtype: torch.dtype) -> None:
     cache = KVCache(pair.config, 12, 8, dtype)
     check_decoder(pair.decoder, cache, max_model_len=MAX_LEN)
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled_code import torch_alone
-from decoder_pairs import FAMILIES, Driver, Pair, make_prompt
+
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Driver, Pair, make_prompt
+from troupellm.tests.support.kernels.compiled_code import torch_alone
 
 SOME = (
     "llama", "llama_biases", "mistral_window", "qwen2_tied_window", "qwen3", "gemma2", "gemma3", "phi3", "granite",

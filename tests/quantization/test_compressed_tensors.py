@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from compressed_formats import SCHEMES, Writer
-from quantized_llama import (
+
+from troupellm.kernels.quantized_linear import QuantizedWeight
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
+from troupellm.models.quantization.formats import read_format
+from troupellm.tests.support.quantized.compressed_formats import SCHEMES, Writer
+from troupellm.tests.support.quantized.quantized_llama import (
     check_tokens,
     linears,
     load,
@@ -15,11 +20,6 @@ from quantized_llama import (
     tokens_of,
     write_model,
 )  # fmt: skip
-
-from troupellm.kernels.quantized_linear import QuantizedWeight
-from troupellm.models.config.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
-from troupellm.models.quantization.formats import read_format
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from float_formats import FORMATS
-from quantized_llama import (
+
+from troupellm.kernels.quantized_linear import QuantizedWeight
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
+from troupellm.models.quantization.formats import read_format
+from troupellm.tests.support.quantized.float_formats import FORMATS
+from troupellm.tests.support.quantized.quantized_llama import (
     check_tokens,
     linears,
     load,
@@ -16,11 +21,6 @@ from quantized_llama import (
     tokens_of,
     write_model,
 )  # fmt: skip
-
-from troupellm.kernels.quantized_linear import QuantizedWeight
-from troupellm.models.config.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
-from troupellm.models.quantization.formats import read_format
 
 WITH_INPUTS = {"quark_fp8_inputs", "quark_int8", *(name for name in FORMATS if name.startswith("fp8"))}
 """Both sides are to be in eight bits."""

@@ -6,14 +6,21 @@ import pytest
 import torch
 import transformers
 from compressed_tensors.entrypoints.convert.converters import FP8BlockDequantizer
-from fp8_blocks import blocks
-from quantized_llama import check_tokens, linears, load, tiny_llama, tokens_of, write_model
 from safetensors.torch import load_file
 
 from troupellm.kernels.quantized_linear import Fp8
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.formats import read_format
+from troupellm.tests.support.quantized.fp8_blocks import blocks
+from troupellm.tests.support.quantized.quantized_llama import (
+    check_tokens,
+    linears,
+    load,
+    tiny_llama,
+    tokens_of,
+    write_model,
+)
 
 RAGGED, EVEN = (48, 40), (32, 16)
 """The first divides none of the shapes; transformers reads only what divides all."""

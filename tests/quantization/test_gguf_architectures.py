@@ -8,12 +8,6 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_converter import write
-from gguf_families import FAMILIES, SHORT, Family
-from gguf_llama import SPECIAL, Kind, add_byte_level, byte_level
-from held_memory import held_by
-from logprob_check import check_logprobs
-from quantized_llama import load
 from transformers import PreTrainedModel
 
 from troupellm.models.config.gguf_architectures import ARCHITECTURES
@@ -24,6 +18,13 @@ from troupellm.models.layers.decoder import Decoder
 from troupellm.models.tokenizer.served import check_fit
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.logprob_check import check_logprobs
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.gguf.gguf_converter import write
+from troupellm.tests.support.gguf.gguf_families import FAMILIES, SHORT, Family
+from troupellm.tests.support.gguf.gguf_llama import SPECIAL, Kind, add_byte_level, byte_level
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.quantized_llama import load
 
 ONE_TABLE = {"disable_hybrid_kv_cache_manager": True}
 """All layers share a block table, which the plans here are written for."""
@@ -48,7 +49,10 @@ def params() -> list[object]:
 def test_logprobs_and_tokens_are_those_of_transformers(tmp_path: Path, name: str, kind: Kind) -> None:
     model = written(tmp_path / "tiny.gguf", FAMILIES[name], kind)
     worker, seen = load(tmp_path / "tiny.gguf", **ONE_TABLE)
-    planned, decoder = next(progress.total for progress in seen if progress.phase == "weights"), worker.runner.decoder
+    planned, decoder = (
+        next(progress.total for progress in seen if progress.phase == "weights"),
+        parts_of(worker).decoder,
+    )
     assert not isinstance(decoder, Decoder) or held_by(decoder) <= planned
     check_logprobs(worker, model)
     worker.close()

@@ -6,13 +6,13 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_blocks import dequantized, hostile_blocks, random_blocks
 
 from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import GgufBlocks, GgufMixture, held_bytes, merge, stays
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS, SLAB_WEIGHTS, blocks_outline, mx_of
 from troupellm.kernels.quantized_linear.packed_codes import coded
+from troupellm.tests.support.gguf.gguf_blocks import dequantized, hostile_blocks, random_blocks
 
 CPU = torch.device("cpu")
 HELD_BITS = {

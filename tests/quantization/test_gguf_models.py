@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf_llama import SIZES, Kind, Written
-from quantized_llama import check_tokens, linears, load, quantize_inputs, tokens_of
 
 import troupellm
 from troupellm.kernels.quantized_linear import Int8Channel
@@ -22,6 +20,8 @@ from troupellm.models.gguf.weights import GgufWeights
 from troupellm.models.hub.source import resolve_model, served_names
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
+from troupellm.tests.support.quantized.quantized_llama import check_tokens, linears, load, quantize_inputs, tokens_of
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32, "rope_theta": 10000.0}  # fmt: skip

@@ -4,11 +4,11 @@ patterns, as `tests/reality/make_reference_ids.py` wrote them down."""
 from pathlib import Path
 
 import pytest
-from awkward_texts import TEXTS
-from gguf_vocabulary import stored, write_vocabulary
 
 from troupellm.models.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
 from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.tests.support.checkpoints.awkward_texts import TEXTS
+from troupellm.tests.support.gguf.gguf_vocabulary import stored, write_vocabulary
 
 STORED = stored()
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import gguf
 import pytest
-from gguf_vocabulary import stored, write_vocabulary
 
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.config.gguf_special_tokens import end_ids, special_id, tokenizer_config
@@ -16,6 +15,7 @@ from troupellm.models.hub.gguf_header import Header
 from troupellm.models.tokenizer.gguf_pre_tokenizers import pre_tokenizer
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_vocabulary import stored, write_vocabulary
 
 VOCABULARIES = stored()["vocabularies"]
 

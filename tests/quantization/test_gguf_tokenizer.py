@@ -9,7 +9,6 @@ import gguf
 import numpy as np
 import pytest
 import transformers
-from gguf_llama import SPECIAL, TEMPLATE, TEXT, add_byte_level, byte_level
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from troupellm.models.chat_template.template import ChatTemplate
@@ -18,6 +17,7 @@ from troupellm.models.config.model_documents import read_json
 from troupellm.models.tokenizer.gguf_word_models import merges_of
 from troupellm.models.tokenizer.tokenizer import Tokenizer as Ours
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_llama import SPECIAL, TEMPLATE, TEXT, add_byte_level, byte_level
 
 TEXTS = (
     TEXT, "", " ", "  two  spaces ", "It'S WE'LL\n\n\tnow 12345 -- 6.", "d\u00e9j\u00e0 vu, \u6771\u4eac 2024\u5e74",
@@ -76,7 +76,9 @@ def as_smollm(tokenizer: Tokenizer) -> None:
     ("pre", "change"),
     [("gpt-2", None), ("qwen2", as_qwen2), ("llama-bpe", as_llama3), ("smollm", as_smollm)],
 )
-def test_byte_level(tmp_path: Path, pre: str, change: Callable[[Tokenizer], None] | None) -> None:
+def test_a_byte_level_tokenizer_of_a_gguf_file_encodes_alike(
+    tmp_path: Path, pre: str, change: Callable[[Tokenizer], None] | None
+) -> None:
     reference = byte_level()
     if change is not None:
         change(reference)
@@ -129,7 +131,7 @@ def spelled(text: str, tokens: list[str], scores: list[float]) -> list[int]:
     return found
 
 
-def test_sentence_piece(tmp_path: Path) -> None:
+def test_a_sentencepiece_tokenizer_of_a_gguf_file_encodes_alike(tmp_path: Path) -> None:
     kept: list[tuple[list[str], list[float]]] = []
     path = write(tmp_path / "a.gguf", lambda writer: kept.append(sentence_piece(writer)))
     tokens, scores = kept[0]

@@ -4,7 +4,6 @@ import struct
 from pathlib import Path
 
 import pytest
-from gguf_llama import SIZES, Kind, Written
 from hypothesis import HealthCheck, given, settings, strategies as st
 from transformers import LlamaConfig
 
@@ -13,6 +12,7 @@ from troupellm.models.config.gguf_documents import document
 from troupellm.models.hub.gguf_header import read_header
 from troupellm.models.tokenizer.gguf_tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
                 derandomize=True, database=None)  # fmt: skip

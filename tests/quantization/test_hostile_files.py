@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_llama import SIZES, Kind, Written
 from hypothesis import HealthCheck, given, settings, strategies as st
-from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
-from quantized_llama import load, save_sharded, tiny_llama, write_model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig
@@ -27,6 +24,9 @@ from troupellm.models.quantization.formats import METHODS, read_format
 from troupellm.models.quantization.layer_patterns import Names, safe_pattern
 from troupellm.models.tokenizer.gguf_tokenizer import gguf_tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
+from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer
+from troupellm.tests.support.quantized.quantized_llama import load, save_sharded, tiny_llama, write_model
 
 FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
                 derandomize=True, database=None)  # fmt: skip
@@ -52,7 +52,7 @@ def outcome(path: Path) -> str:
 
 @FUZZ
 @given(data=st.data())
-def test_changed_bytes(valid: Path, tmp_path: Path, data: st.DataObject) -> None:
+def test_a_file_with_changed_bytes_loads_or_is_refused(valid: Path, tmp_path: Path, data: st.DataObject) -> None:
     original = valid.read_bytes()
     header = original.index(b"token_embd.weight") + 400
     changed = bytearray(original)
@@ -114,7 +114,7 @@ CRAFTED = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
-def test_crafted_headers(tmp_path: Path, name: str) -> None:
+def test_a_crafted_header_is_refused_by_its_fault(tmp_path: Path, name: str) -> None:
     data, message = CRAFTED[name]
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
@@ -156,7 +156,7 @@ CONFIGS = {"compressed-tensors": COMPRESSED, "quark": QUARK, "gptq": GPTQ, "awq"
 
 @FUZZ
 @given(data=st.data())
-def test_any_configuration(data: st.DataObject) -> None:
+def test_any_quantization_config_is_read_or_refused(data: st.DataObject) -> None:
     config = json.loads(json.dumps(CONFIGS[data.draw(st.sampled_from(sorted(METHODS)))]))
     home = config
     while True:
@@ -312,7 +312,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again(folders: dict[str, Path])
                                      r".*\.(?:" + "|".join(map(str, range(60))) + r")\..*\.(?:gate|up|down)_proj$",
                                      r".*model.*layers.*mlp.*experts.*(?:gate|up|down)_proj",
                                      ])  # fmt: skip
-def test_usual_patterns(pattern: str) -> None:
+def test_a_usual_pattern_matches_as_in_python(pattern: str) -> None:
     name = "model.layers.3.mlp.experts.12.up_proj"
     assert bool(safe_pattern(pattern, "ignore").match(name)) == bool(re.match(pattern, name))
 
@@ -328,7 +328,7 @@ def test_patterns_that_could_take_long_are_refused(pattern: str) -> None:
         safe_pattern(pattern, "ignore")
 
 
-def test_lists_of_names() -> None:
+def test_a_list_of_names_matches_names_and_patterns() -> None:
     names = Names(["lm_head", "re:model\\.layers\\.[01]\\.", "*down_proj"], "exclude", wildcards=True)
     assert "lm_head" in names
     assert "model.layers.1.mlp.up_proj" in names

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import anyio
 import pytest
-from serving import eventually
 
 import troupellm
+from troupellm.tests.support.servers.serving import eventually
 
 PROMPTS = (
     "What is the capital of France?", "Tell me a story about a fox.", "What is 3 + 4?", "What colour is the sky?",

@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
-from quantized_llama import (
+from safetensors.torch import load_file, save_file
+
+from troupellm.kernels.quantized_linear import QuantizedWeight
+from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
+from troupellm.models.quantization.formats import read_format
+from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer
+from troupellm.tests.support.quantized.quantized_llama import (
     check_tokens,
     linears,
     load,
@@ -18,13 +25,6 @@ from quantized_llama import (
     tokens_of,
     write_model,
 )  # fmt: skip
-from safetensors.torch import load_file, save_file
-
-from troupellm.kernels.quantized_linear import QuantizedWeight
-from troupellm.models.config.hf_config import ConfigReader
-from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
-from troupellm.models.quantization.formats import read_format
-from troupellm.protocol.errors import ModelLoadError
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "v1_symmetric": {},

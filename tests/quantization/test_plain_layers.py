@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import torch
-from quantized_llama import check_tokens, load, tiny_llama, tokens_of, write_model
 from torch import Tensor
+
+from troupellm.tests.support.quantized.quantized_llama import check_tokens, load, tiny_llama, tokens_of, write_model
 
 FORMAT = {
     "quant_method": "compressed-tensors", "format": "int-quantized", "ignore": ["language_model.lm_head"],

@@ -9,7 +9,6 @@ from typing import get_args
 
 import pytest
 import torch
-from absence import absent
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -17,11 +16,12 @@ from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import Fp8, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
 from troupellm.models.quantization.on_load import QUANTIZE
 from troupellm.protocol.config.setting_types import OnLoad
+from troupellm.tests.support.environment.absence import absent
 
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(sys.prefix) / "torchao"
-SCRIPT = Path(__file__).parents[1] / "support" / "torchao_reference.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "quantized" / "torchao_reference.py"
 Parts = dict[str, Tensor]
 READ: dict[str, Callable[[Parts], QuantizedWeight]] = {
     "int8": lambda parts: Int8Channel(parts["codes"], parts["scale"].flatten()),

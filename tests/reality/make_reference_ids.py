@@ -7,7 +7,6 @@ patterns that the models' makers published, applied by the package `regex`.
 
 import itertools
 import json
-import sys
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -16,12 +15,10 @@ from typing import Any
 import regex
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-import llama_cpp
-from awkward_texts import SPECIAL as WITH_SPECIAL, TEXTS, WORDS
-from gguf_vocabulary import STORED, write_vocabulary
-
 from troupellm.models.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
+from troupellm.tests.support.checkpoints.awkward_texts import SPECIAL as WITH_SPECIAL, TEXTS, WORDS
+from troupellm.tests.support.gguf import llama_cpp
+from troupellm.tests.support.gguf.gguf_vocabulary import STORED, write_vocabulary
 
 COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen", "megrez", "qwen35", "command-r"})
 """The models' own tokenizers normalize to NFC; llama.cpp does not, so it is given composed texts."""

@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import os
-import sys
 import tempfile
 import unicodedata
 from pathlib import Path
@@ -19,9 +18,8 @@ import sentencepiece
 import tiktoken
 from transformers import AutoTokenizer
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from awkward_texts import SPECIAL as WITH_SPECIAL, TEXTS
-from older_tokenizers import STORED, ranks, write
+from troupellm.tests.support.checkpoints.awkward_texts import SPECIAL as WITH_SPECIAL, TEXTS
+from troupellm.tests.support.checkpoints.older_tokenizers import STORED, ranks, write
 
 _CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

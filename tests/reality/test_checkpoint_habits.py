@@ -6,9 +6,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from processes import ON_A_THREAD, ready_process, serving_process
 from safetensors.numpy import load_file, save_file
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process, serving_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hub_processes import LoopbackHub, loopback_hub, until_written
-from processes import ON_A_THREAD, ready_process, serving_process
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.hub.hub_processes import LoopbackHub, loopback_hub, until_written
+from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process, serving_process
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(600)]
 """Some start five servers, which takes long on a busy machine."""
@@ -93,7 +94,8 @@ async def test_a_revision_is_served_and_then_again_offline(hub, environment):
 @pytest.mark.slow
 async def test_a_gguf_file_is_served_by_its_tag(hub, environment, tmp_path):
     import transformers
-    from gguf_llama import SIZES, Kind, Written
+
+    from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 
     written = Written(tmp_path / "tiny-Q4_K_M.gguf", transformers.LlamaConfig(**SIZES), {"": Kind.Q4_K}).path
     hub.add(GGUFS, {"tiny-Q4_K_M.gguf": written.read_bytes(), "tiny-UD-Q4_K_M.gguf": b"x", "tiny-Q8_0.gguf": b"x"})

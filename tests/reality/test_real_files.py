@@ -4,12 +4,13 @@ import math
 from dataclasses import dataclass
 
 import anyio
-import llama_cpp
 import pytest
-from awkward_texts import TEXTS
-from observed import Reference, Served, check_greedy, serve
-from real_models import FILES, real_model
-from real_prompts import ALICE, PROMPTS
+
+from troupellm.tests.support.checkpoints.awkward_texts import TEXTS
+from troupellm.tests.support.checkpoints.observed import Reference, Served, check_greedy, serve
+from troupellm.tests.support.checkpoints.real_models import FILES, real_model
+from troupellm.tests.support.checkpoints.real_prompts import ALICE, PROMPTS
+from troupellm.tests.support.gguf import llama_cpp
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

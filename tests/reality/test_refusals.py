@@ -11,8 +11,9 @@ from pathlib import Path
 import gguf
 import pytest
 import transformers
-from gguf_llama import SIZES, Kind, Written
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
 
 EXIT_MODEL = 3
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import anyio
 import gguf
-import llama_cpp
 import pytest
-from observed import Reference, Served, check_greedy, serve
-from real_models import SMOLLM2, real_model
-from real_prompts import PROMPTS
+
+from troupellm.tests.support.checkpoints.observed import Reference, Served, check_greedy, serve
+from troupellm.tests.support.checkpoints.real_models import SMOLLM2, real_model
+from troupellm.tests.support.checkpoints.real_prompts import PROMPTS
+from troupellm.tests.support.gguf import llama_cpp
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

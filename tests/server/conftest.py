@@ -18,20 +18,20 @@ class Wire:
             stalled: nothing can be sent.
             stops: the body has no end.
         """
-        self._messages: list[dict[str, Any]] = [
+        self.messages: list[dict[str, Any]] = [
             {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
         ]
         if not stops:
-            self._messages.append({"type": "http.request", "body": b"", "more_body": False})
+            self.messages.append({"type": "http.request", "body": b"", "more_body": False})
         self.taken = 0
         self.sent: list[dict[str, Any]] = []
         self.stalled = stalled
 
     async def receive(self) -> dict[str, Any]:
-        if self.taken == len(self._messages):
+        if self.taken == len(self.messages):
             await anyio.sleep_forever()
         self.taken += 1
-        return self._messages[self.taken - 1]
+        return self.messages[self.taken - 1]
 
     async def send(self, message: Any) -> None:
         if self.stalled:

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.kv_cache.block_pool import BlockPool
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 SIZE = 3
 """Tokens of a block in the pool's walk."""
@@ -229,13 +229,13 @@ MACHINES = pytest.mark.parametrize("machine", [PoolMachine, PrefixMachine])
 
 
 @MACHINES
-def test_random_walks(machine: type[RuleBasedStateMachine]) -> None:
+def test_random_walks_keep_each_machines_invariants(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=40, **CHECKS))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("machine", "walks"), [(PoolMachine, 10_000), (PrefixMachine, 2_000)])
-def test_many_long_random_walks(machine: type[RuleBasedStateMachine], walks: int) -> None:
+def test_many_long_random_walks_keep_each_machines_invariants(machine: type[RuleBasedStateMachine], walks: int) -> None:
     """Fewer through the prefix cache: each step there serves a request to its end."""
     run_state_machine_as_test(machine, settings=settings(max_examples=walks, stateful_step_count=200, **CHECKS))

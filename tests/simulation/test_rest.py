@@ -17,6 +17,7 @@ from trio.testing import MockClock
 
 from troupellm.protocol.errors import Conflict, TroupeError
 from troupellm.protocol.messages.sleep import StopProfile
+from troupellm.tests.support.engines.inside import ledger_of
 
 SEEDS = 60
 
@@ -102,7 +103,7 @@ class RestingWorld(World):
         return self.core.snapshot().steps if self.core is not None and self.system.failure is None else None
 
     def _anybody_began(self) -> bool:
-        requests = [] if self.core is None else self.core._ledger.requests.values()
+        requests = [] if self.core is None else ledger_of(self.core).requests.values()
         return any(
             len(sequence.tokens) > request.num_prompt_tokens for request in requests for sequence in request.sequences
         )

@@ -188,7 +188,7 @@ def test_D3_clients_leave_at_random_moments(num_seeds: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_D3_ten_thousand_departures() -> None:
+def test_D3_ten_thousand_clients_that_leave_free_everything() -> None:
     assert_right(departures(range(5000)))
 
 

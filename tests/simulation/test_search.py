@@ -81,11 +81,11 @@ def test_no_seed_fails_and_every_fault_is_hit() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_twenty_thousand_seeds() -> None:
+def test_twenty_thousand_seeds_find_no_fault() -> None:
     assert_covered(*search(range(20_000)))
 
 
-def test_kept_seeds() -> None:
+def test_seeds_that_once_failed_pass() -> None:
     judged(run_scenario(draw_scenario(seed)) for seed in KEPT_SEEDS)
     judged(run_scenario(draw_whole(seed)) for seed in KEPT_EXTENDED_SEEDS)
 
@@ -112,7 +112,7 @@ def test_a_seed_is_the_same_in_another_process() -> None:
         assert there.stdout.strip() == str(here)
 
 
-def test_tracing_changes_nothing() -> None:
+def test_tracing_changes_nothing_in_a_run() -> None:
     for seed in _SAMPLE:
         traced, plain = run_seed(seed, tracing=True), run_seed(seed)
         assert (traced.steps, traced.virtual_seconds, traced.hits) == (plain.steps, plain.virtual_seconds, plain.hits)

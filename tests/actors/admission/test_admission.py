@@ -206,6 +206,8 @@ def test_a_tenant_alone_has_the_whole_room() -> None:
     admission, _ = door(tenants=LOUD_AND_QUIET[:1])
     for _ in range(4):
         admission.enter(want(1, 1, "loud"))
+    with pytest.raises(EngineOverloaded):
+        admission.enter(want(1, 1, "loud"))
 
 
 async def test_the_line_serves_the_tenant_with_the_fewest_inside() -> None:
@@ -347,8 +349,13 @@ def test_a_party_is_let_in_as_a_whole_or_not_at_all() -> None:
 def test_who_does_not_come_gives_the_room_of_its_party_back() -> None:
     admission, _ = door(seqs=4, queued=0, tokens=10)
     party = Party(name="call", sequences=4, tokens=10)
-    admission.enter(want(1, 2, party=party)).leave()
+    first = admission.enter(want(1, 2, party=party))
+    with pytest.raises(EngineOverloaded):
+        admission.enter(want(1, 1))
+    first.leave()
     admission.enter(want(4, 10))
+    with pytest.raises(EngineOverloaded):
+        admission.enter(want(1, 0))
 
 
 def test_prompts_of_one_call_make_a_party() -> None:

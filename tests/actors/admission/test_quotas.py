@@ -2,7 +2,6 @@
 
 import msgspec
 import pytest
-from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.engine.open_requests import OpenRequests
@@ -13,6 +12,7 @@ from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.output import RequestClosed
 from troupellm.protocol.messages.scheduler import AbortRequest
 from troupellm.protocol.params.outputs import Usage
+from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
 
 
 class FakeClock:
@@ -46,6 +46,19 @@ def test_requests_per_minute_fill_up_evenly() -> None:
     admission.enter(want())
     with pytest.raises(RateLimited):
         admission.enter(want())
+
+
+def test_a_limit_per_minute_saves_up_for_a_minute_and_no_longer() -> None:
+    admission, clock = door(requests_per_minute=6, tokens_per_minute=100)
+    clock.time += 600
+    for _ in range(6):
+        admission.enter(want(tokens=1))
+    with pytest.raises(RateLimited, match="6 requests per minute"):
+        admission.enter(want(tokens=1))
+    clock.time += 600
+    admission.enter(want(tokens=90))
+    with pytest.raises(RateLimited, match="100 tokens per minute"):
+        admission.enter(want(tokens=11))
 
 
 def test_what_is_left_is_told_with_admission_and_with_refusal() -> None:

@@ -10,14 +10,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-import tiny_encoder
 import torch
 import transformers
-from engines import SETTINGS
-from front_pair import front_pair
-from meddler import Seats
-from serving import eventually, with_spare
-from tiny_model import write_tiny_model
 from torch.nn import functional
 
 from troupellm import LLM, Engine, PoolingParams
@@ -25,6 +19,12 @@ from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest, RateLimited
 from troupellm.protocol.messages.input import PairPrompt, TextPrompt, TokensPrompt, Truncation
 from troupellm.protocol.wire.api_process import Ended, Submit
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import eventually, with_spare
+from troupellm.tests.support.workers.meddler import Seats
 
 pytestmark = pytest.mark.anyio
 
@@ -301,7 +301,7 @@ async def test_a_large_call_neither_needs_all_room_at_once_nor_keeps_others_out(
         assert len(large[0]) == 300
 
 
-async def test_over_a_front(engine_for: Any) -> None:
+async def test_an_api_process_gives_the_vectors_of_its_engine(engine_for: Any) -> None:
     for name, prompts in (("decoder", IDS), ("cross", [PairPrompt("a fox", "b"), "a fox", [5, 6, 7]])):
         async with engine_for(name) as engine, front_pair(engine) as pair:
             local = [each.values for each in await engine.pool_all(prompts)]
@@ -319,7 +319,7 @@ async def test_over_a_front(engine_for: Any) -> None:
             await eventually(lambda engine=engine: idle(engine))
 
 
-def test_the_synchronous_door(folders: dict[str, Path]) -> None:
+def test_llm_embeds_classifies_and_scores(folders: dict[str, Path]) -> None:
     with LLM(folders["encoder"], device="cpu", num_threads=1) as llm:
         one, two = llm.embed(["a fox", {"prompt_token_ids": [2, 5, 3]}], use_tqdm=False)
         assert len(one.outputs.embedding) == one.outputs.hidden_size == 48

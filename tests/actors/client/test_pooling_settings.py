@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import tiny_encoder
-from tiny_model import write_tiny_model
 
 from troupellm import Engine, PoolingParams
 from troupellm.protocol.errors import ConfigError, InvalidRequest, ModelLoadError
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in ("decoder", "encoder", "cross")}
 
 
-async def test_matryoshka_dimensions(tmp_path: Path) -> None:
+async def test_only_trained_dimensions_cut_an_embedding(tmp_path: Path) -> None:
     tiny_encoder.write_encoder(tmp_path, tiny_encoder.bert, pooling="cls_token")
     config = msgspec.json.decode((tmp_path / "config.json").read_bytes())
     for more, good, bad in (

@@ -10,6 +10,7 @@ from anyio.lowlevel import checkpoint
 
 import troupellm
 from troupellm.protocol.params.outputs import Delta
+from troupellm.tests.support.engines.inside import system_of
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +25,7 @@ async def test_two_tasks_that_enter_at_once_submit_once(engine_of: Any, fake_wor
             group.start_soon(stream.opened)
             group.start_soon(stream.opened)
             await anyio.wait_all_tasks_blocked()
-            assert engine._running.system.admission.waiting == 1
+            assert system_of(engine).admission.waiting == 1
             fake_worker.gate.set()
             await holder.cancel()
         assert len((await stream.collect()).token_ids) == 3
@@ -43,7 +44,7 @@ async def test_cancelling_while_it_waits_for_a_place(engine_of: Any, fake_worker
             group.start_soon(enter)
             await anyio.wait_all_tasks_blocked()
             await stream.cancel()
-            assert engine._running.system.admission.waiting == 0
+            assert system_of(engine).admission.waiting == 0
             fake_worker.gate.set()
         await quiet(engine)
 
@@ -63,7 +64,7 @@ async def test_reads_that_time_out_leave_nothing_behind(engine_of: Any, fake_wor
 async def test_leaving_a_map_aborts_all_before_it_waits(engine_of: Any, fake_worker: Any, quiet: Any) -> None:
     async with engine_of(max_num_seqs=8) as engine:
         results = engine.map([[20 + index] for index in range(8)], concurrency=8, max_tokens=400)
-        group_of = engine._running.system.requests
+        group_of = system_of(engine).requests
 
         async def read() -> None:
             async for _ in results:

@@ -1,7 +1,6 @@
 """An engine as a guest: it holds up no loop of its host, and a call from the wrong place is told so at once."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,15 +14,14 @@ import pytest
 from troupellm import Engine, WrongEventLoop
 
 MOST_HELD_MS = 20.0
-SUPPORT = Path(__file__).resolve().parents[2] / "support"
+HOST_LOOP = "troupellm.tests.support.engines.host_loop"
 
 
 def host_says(case: str, model: Path) -> Any:
     """The report of a fresh process; see `host_loop`."""
-    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "host_loop", case, str(model)],
-        capture_output=True, text=True, timeout=100, env=environment,
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", HOST_LOOP, case, str(model)],
+        capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

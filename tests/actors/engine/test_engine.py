@@ -237,7 +237,7 @@ async def test_leaving_gives_everything_back(engine_of: Any, make_worker: Any) -
     assert (threading.active_count(), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())) == before
 
 
-async def test_settings_are_checked(model_folder: Path) -> None:
+async def test_an_unknown_engine_setting_is_refused(model_folder: Path) -> None:
     with pytest.raises(ValueError, match="unknown setting"):
         Engine(model_folder, max_seqs=3)
     base = troupellm.Engine(model_folder, max_num_seqs=3).config

@@ -14,6 +14,7 @@ from troupellm.protocol.config.engine import TenantConfig
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.output import StepOutput
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.engines.inside import system_of
 
 pytestmark = pytest.mark.anyio
 
@@ -214,7 +215,7 @@ async def test_what_an_end_that_crashed_the_output_actor_used_is_settled(
         await quiet(engine)
         (account,) = engine.snapshot().tenants
         assert (account.prompt_tokens, account.completion_tokens, account.inside) == (len(PROMPT), 5, 0)
-        assert not engine._running.system.requests._owed
+        assert not system_of(engine).requests._owed
 
 
 async def test_draining_lets_open_requests_finish(engine_of: Any, fake_worker: Any) -> None:
@@ -337,7 +338,7 @@ async def test_closing_with_a_full_control_lane(engine_of: Any, fake_worker: Any
 
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group, engine_of(max_num_queued_reqs=64) as engine:
-            engine._running.system.scheduler.control_capacity = 8
+            system_of(engine).scheduler.control_capacity = 8
             for _ in range(32):
                 group.start_soon(ask, engine)
             await until(lambda: engine.snapshot().open_requests == 32)
@@ -347,7 +348,7 @@ async def test_closing_with_a_full_control_lane(engine_of: Any, fake_worker: Any
 
 async def test_the_control_lane_has_room_for_every_request(engine_of: Any) -> None:
     async with engine_of(max_num_queued_reqs=10_000) as engine:
-        assert engine._running.system.scheduler.control_capacity > 4 * 10_000
+        assert system_of(engine).scheduler.control_capacity > 4 * 10_000
 
 
 async def test_cancelling_open_stops_the_loading(model_folder: Path, make_worker: Any) -> None:
@@ -382,7 +383,7 @@ async def test_an_output_crash_spares_who_is_on_the_way_in(
         raise KeyError("a bug")
 
     async with engine_of() as engine, anyio.create_task_group() as group:
-        system = engine._running.system
+        system = system_of(engine)
         outbox = system.requests.add(system.admission.enter(Demand(sequences=1, tokens=1)), 0.0, None)
         monkeypatch.setattr(OutputCore, "handle", broken)
 
@@ -391,7 +392,7 @@ async def test_an_output_crash_spares_who_is_on_the_way_in(
                 await engine.generate(PROMPT, max_tokens=5)
 
         group.start_soon(ask)
-        await until(lambda: engine.snapshot().actors[-1].restarts or len(engine._running.system.requests) == 1)
+        await until(lambda: engine.snapshot().actors[-1].restarts or len(system_of(engine).requests) == 1)
         await checkpoint()
         assert not outbox.terminal
         outbox.fail(troupellm.RequestAborted("the test is over"))

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.actors.worker.test_steps_under_way import OnLink, OnThread
-from tests.support.hand_device import PATIENCE, HandDevice
 from troupellm.actors.runtime import ports
 from troupellm.models.worker import main
+from troupellm.tests.support.workers.hand_device import PATIENCE, HandDevice
 
 pytestmark = pytest.mark.anyio
 

@@ -6,11 +6,12 @@ import anyio
 import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
-from resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 from troupellm.protocol.errors import Conflict, EngineStopped, InvalidRequest, ModelLoadError, RequestAborted
 from troupellm.protocol.messages.kv_transfers import TierInfo
 from troupellm.protocol.messages.sleep import SleepWorker, WakeWorker
+from troupellm.tests.support.engines.inside import pulse_of, system_of
+from troupellm.tests.support.engines.resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 pytestmark = pytest.mark.anyio
 
@@ -269,8 +270,8 @@ async def test_the_watchdog_leaves_a_resting_engine_alone(engine_of: Any, until:
         for rest, back in ((engine.pause, engine.resume), (engine.sleep, engine.wake)):
             await rest(mode="keep")
             assert await stands_still(engine)
-            looks, system = Looks(), engine._require().system
-            assert [looks.look(system._pulse()) for _ in range(3)] == [None] * 3
+            looks, system = Looks(), system_of(engine)
+            assert [looks.look(pulse_of(system)) for _ in range(3)] == [None] * 3
             assert engine.snapshot().scheduler.running + engine.snapshot().scheduler.waiting == 1
             await back()
         await until(lambda: reader.finished)

@@ -7,9 +7,9 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 from troupellm.protocol.errors import Conflict
+from troupellm.tests.support.engines.resting import LENGTH, PROMPT, Reader, reading, stands_still
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,6 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from oracle import submission
-from output_bench import Slot, opened
 
 from troupellm.actors.guide import compiler as guide_compiler
 from troupellm.actors.guide.actor import Guide
@@ -28,6 +26,8 @@ from troupellm.protocol.messages.guide import GuideRequest
 from troupellm.protocol.params.guide import BuildOutcome, EarlyEnd, GuideProgram, GuideSpec
 from troupellm.protocol.wire.frames import Assembler, Codec
 from troupellm.protocol.wire.guide_compiler import HELLO, Compile, Compiled, Prepare, Prepared, ToCompiler
+from troupellm.tests.support.scheduler.oracle import submission
+from troupellm.tests.support.scheduler.output_bench import Slot, opened
 
 pytestmark = pytest.mark.anyio
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import anyio
 import pytest
-from oracle import submission
-from output_bench import Slot, opened
 
 from troupellm.actors.guide.actor import COSTLY_SECONDS, Guide
 from troupellm.actors.guide.compiler import GuideRefused, GuideTooCostly
@@ -15,6 +13,8 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.guide import BuildGuide, GuideRequest
 from troupellm.protocol.messages.scheduler import GuideBuilt, SubmitRequest
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram, GuideSpec
+from troupellm.tests.support.scheduler.oracle import submission
+from troupellm.tests.support.scheduler.output_bench import Slot, opened
 
 pytestmark = pytest.mark.anyio
 

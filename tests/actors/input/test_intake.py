@@ -4,8 +4,6 @@ from array import array
 import anyio
 import msgspec
 import pytest
-import text_models
-from intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
 from troupellm.actors.input.actor import INLINE_CHARACTERS, has_short_lists, is_short
 from troupellm.actors.input.tokenize import count_tokens, tokenize
@@ -14,6 +12,8 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ContextLengthExceeded, EngineStopped, RequestFailed
 from troupellm.protocol.messages.input import ChatPrompt, TextPrompt, TokensPrompt
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.scheduler.intake_bench import CONTEXT, VOCAB_WIDTH, Bench, FixedSeeds
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_the_beginning_token_is_added_to_a_text_unless_told_otherwise(tmp_
     assert prompt_of(submitted) == [1]
 
 
-async def test_no_special_tokens(tmp_path):
+async def test_a_prompt_without_special_tokens_has_no_bos(tmp_path):
     bench = Bench(tmp_path, text_models.byte_fallback)
     _, submitted = await bench.prepare(TextPrompt("the", add_special_tokens=False))
     assert 1 not in prompt_of(submitted)

@@ -27,7 +27,7 @@ parents = st.sampled_from([b"p", b"q"])
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(one=tokens, two=tokens)
-def test_common_tokens(one: list[int], two: list[int]) -> None:
+def test_common_tokens_are_counted_from_the_beginning(one: list[int], two: list[int]) -> None:
     assert common_tokens(packed(one), packed(two)) == common(one, two)
     assert common_tokens(packed(one), b"") == 0
 

@@ -7,6 +7,7 @@ import pytest
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.kv_events import BlocksCleared, BlocksStored
+from troupellm.tests.support.engines.inside import system_of
 
 pytestmark = pytest.mark.anyio
 PROMPT = list(range(300, 311))
@@ -44,9 +45,9 @@ async def test_followers_hear_until_the_engine_ends(engine_of: Any) -> None:
     assert heard == {"late": list(range(before + 1, last + 1)), "all": list(range(1, last + 1))}
 
 
-async def test_off_is_off(engine_of: Any) -> None:
+async def test_an_engine_without_kv_events_refuses_to_read_them(engine_of: Any) -> None:
     async with engine_of() as engine:
-        assert engine._require().system.kv_events is None
+        assert system_of(engine).kv_events is None
         with pytest.raises(InvalidRequest, match="off"):
             engine.kv_events()
         with pytest.raises(InvalidRequest, match="off"):

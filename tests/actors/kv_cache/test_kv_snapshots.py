@@ -16,6 +16,7 @@ from troupellm.protocol.messages.kv_events import (
     KVEvent,
     SnapshotBegins,
 )
+from troupellm.tests.support.engines.inside import order_of
 
 pytestmark = pytest.mark.anyio
 MEDIA = ("device", "host")
@@ -145,11 +146,11 @@ def test_no_more_is_kept_than_there_are_blocks() -> None:
     for number in range(1, 20_000):
         standing.add(number, StoredBlock("device", 0, key(number % 10)))
     assert len(standing) == len(standing._number) == 10
-    assert len(standing._order) < 2000
+    assert len(order_of(standing)) < 2000
     standing.clear("host")
     assert len(standing.page(0, 20_000, 100)) == 10
     standing.clear("device")
-    assert len(standing) == len(standing._order) == 0
+    assert len(standing) == len(order_of(standing)) == 0
 
 
 async def test_who_follows_with_snapshots_hears_one_after_each_gap() -> None:

@@ -2,10 +2,10 @@
 
 from array import array
 
-from oracle import EOS, Harness, make_core, ready, stream_of, submission
-
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace, split_keys
 from troupellm.protocol.messages.worker import BlockCopy, SamplingState
+from troupellm.tests.support.engines.inside import block_tables_of
+from troupellm.tests.support.scheduler.oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 PROMPT = list(range(1, 14))  # three full blocks of four, and one token
 
@@ -227,7 +227,7 @@ def test_all_groups_of_a_model_share_the_same_prefix() -> None:
 
 def test_a_copy_of_a_copy_names_the_first_source() -> None:
     """The worker reads all sources of a plan before it writes a target."""
-    tables = make_core()._tables
+    tables = block_tables_of(make_core())
     for group, source, target in ((0, 4, 1), (0, 1, 2), (1, 7, 6), (0, 5, 1), (0, 1, 3)):
         tables._copies[target] = BlockCopy(group, tables._origin(source), target)
     assert set(tables.take_copies()) == {
@@ -237,3 +237,8 @@ def test_a_copy_of_a_copy_names_the_first_source() -> None:
         BlockCopy(0, 5, 3),
     }
     assert not tables.take_copies()
+
+
+def test_a_tenant_that_is_named_like_a_salt_shares_nothing_with_it() -> None:
+    assert not set(keys(PROMPT, tenant="a")) & set(keys(PROMPT, cache_salt=b"a"))
+    assert keys(PROMPT, tenant="a", cache_salt=b"s") == keys(PROMPT, tenant="b", cache_salt=b"s")

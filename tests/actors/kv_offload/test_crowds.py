@@ -4,12 +4,13 @@ import random
 from typing import Any
 
 import pytest
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import TierReport
 from troupellm.protocol.messages.output import StepOutput
+from troupellm.tests.support.engines.inside import block_tables_of
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PREFIXES = ([], [1] * 8, [2] * 12, [1, 2] * 6)
 LONG = (*PREFIXES, [3, 1, 2] * 7, [3] * 20)
@@ -233,7 +234,7 @@ def test_nothing_is_loaded_into_what_a_plan_copies_before_the_plan_behind_that_i
     plan = harness.plan()
     assert plan is not None
     (copy,) = plan.copies
-    tables = harness.core._tables
+    tables = block_tables_of(harness.core)
     assert tables.being_copied(copy.source), "a device may not have come to it"
     assert tables.being_copied(copy.target)
     assert harness.plan() is not None

@@ -9,13 +9,13 @@ from typing import Any
 
 import anyio
 import pytest
-from serving import eventually
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.engine.sleep import Rest
 from troupellm.actors.engine.system import WRITE_SECONDS
 from troupellm.models.kv_offload.disk_store import DiskStore
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

@@ -4,14 +4,14 @@ import random
 
 import msgspec
 import pytest
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.protocol.config.kv_connectors import FailurePolicy
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.errors import KVLoadFailed
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo
 from troupellm.protocol.messages.worker import WorkerReady
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = list(range(1, 18))
 

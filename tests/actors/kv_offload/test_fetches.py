@@ -2,14 +2,15 @@
 
 import msgspec
 import pytest
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.kv_offload.cost import Cost, fetch_from
 from troupellm.actors.kv_offload.traffic import OUTER
 from troupellm.protocol.config.kv_connectors import FailurePolicy
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo, TierLookup, TierReport
+from troupellm.tests.support.engines.inside import offload_of
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [number % 6 + 1 for number in range(4 * (OUTER + 16) + 1)]
 """More blocks of 4 than may be under way from one tier."""
@@ -139,7 +140,7 @@ def test_what_was_never_measured_is_measured_and_not_forgotten() -> None:
 def test_who_is_told_to_compute_knows_what_loads_take(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = tiered_ready(64, num_blocks=9, block_size=4, max_model_len=32)
     harness = TierHarness(settings, OffloadConfig(kv_offloading_size=1.0, preemption_mode="recompute"))
-    cost = harness.core._offload.cost
+    cost = offload_of(harness.core).cost
     monkeypatch.setattr(cost, "not_done", lambda *kinds: pytest.fail(f"{kinds} were never to be done"))
     for number in (1, 2, 3):
         harness.submit(submission(number, [number] * 6, max_tokens=20))

@@ -1,10 +1,9 @@
 """Leased blocks and tiers: they are stored before they are given away, and a prefetch brings them back."""
 
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
-
 from troupellm.protocol.config.kv_hints import PrefetchReport, PrefetchSession, PrefixLease
 from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""

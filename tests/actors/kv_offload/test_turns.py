@@ -1,9 +1,9 @@
 """Whose turn it is among tenants while sequences wait for tiers."""
 
-from oracle import submission
-from tier_oracle import TierHarness, tiered_ready
-
 from troupellm.protocol.config.kv_offload import OffloadConfig
+from troupellm.tests.support.engines.inside import counters_of, residents_of, shares_of
+from troupellm.tests.support.scheduler.oracle import submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""
@@ -28,7 +28,7 @@ def started(harness: TierHarness) -> list[int]:
 
 
 def served(harness: TierHarness, tenant: str) -> float:
-    return harness.core._residents._shares.served(tenant)
+    return shares_of(harness.core).served(tenant)
 
 
 def test_a_turn_spent_on_asking_outer_tiers_is_a_turn() -> None:
@@ -107,7 +107,7 @@ def only_in_host_memory(prompts: list[list[int]], **limits: object) -> TierHarne
 
 
 def loading(harness: TierHarness) -> list[int]:
-    return sorted(sequence.request.number for sequence in harness.core._residents.loading.values())
+    return sorted(sequence.request.number for sequence in residents_of(harness.core).loading.values())
 
 
 def test_a_tenant_who_waits_for_blocks_is_not_at_rest() -> None:
@@ -125,7 +125,7 @@ def test_a_tenant_who_waits_for_blocks_is_not_at_rest() -> None:
         send(harness, 13, SHORT, "a")
         assert served(harness, "a") == before
         send(harness, 14, SHORT, "c")
-        settled = harness.core._residents._shares._served
+        settled = counters_of(shares_of(harness.core))
         assert settled.get("c", 0.0) <= settled.get("a", 0.0)
 
 

@@ -1,14 +1,15 @@
 """The uses of the tiers, one by one, and their cost when a transfer fails."""
 
 import pytest
-from oracle import stream_of, submission
-from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.kv_offload.cost import fetch_from
 from troupellm.actors.kv_offload.traffic import LOADS
 from troupellm.actors.sequences.sequence import State
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import STORES, TierReport
+from troupellm.tests.support.engines.inside import ledger_of, offload_of, set_prompt_cost, shares_of
+from troupellm.tests.support.scheduler.oracle import stream_of, submission
+from troupellm.tests.support.scheduler.tier_oracle import TierHarness, tiered_ready
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2]
 """Four full blocks of 4, and a token."""
@@ -119,7 +120,7 @@ def test_a_loading_sequence_lets_others_go_on() -> None:
     harness.oracle.speed = 0.0
     ask(harness, 4, [8, 8])
     harness.step()
-    loading = harness.core._ledger.sequences[300]
+    loading = ledger_of(harness.core).sequences[300]
     assert loading.state is State.LOADING
     for _ in range(3):
         harness.step()
@@ -238,8 +239,8 @@ def test_a_tier_that_is_slower_than_computing_is_not_asked(mode: str, asked: boo
     harness.run()
     later = harness_of(("disk",), mode=mode)
     later.oracle.tiers.outer[0] = harness.oracle.tiers.outer[0]
-    later.core._offload.cost._per_token = lambda: 0.001
-    later.core._offload.cost.learn(fetch_from(1), 1.0)
+    set_prompt_cost(offload_of(later.core).cost, lambda: 0.001)
+    offload_of(later.core).cost.learn(fetch_from(1), 1.0)
     ask(later, 1, PROMPT)
     later.run()
     finished(later, 1, PROMPT)
@@ -249,8 +250,8 @@ def test_a_tier_that_is_slower_than_computing_is_not_asked(mode: str, asked: boo
 
 def test_a_load_that_does_not_pay_is_tried_again_after_many_admissions_not_many_questions() -> None:
     harness = harness_of(mode="auto")
-    cost = harness.core._offload.cost
-    cost._per_token = lambda: 0.001
+    cost = offload_of(harness.core).cost
+    set_prompt_cost(cost, lambda: 0.001)
     cost.learn("load", 0.0041)
     assert not any(cost.load_pays() for _ in range(1000))
     for number in range(1, 40):
@@ -267,8 +268,8 @@ def test_what_was_fetched_says_what_fetching_costs() -> None:
     later.oracle.tiers.outer[0] = harness.oracle.tiers.outer[0]
     ask(later, 1, PROMPT)
     later.run()
-    cost = later.core._offload.cost
-    cost._per_token = lambda: 0.0004  # a block of 4 takes less than the two milliseconds that the toy tiers tell
+    cost = offload_of(later.core).cost
+    set_prompt_cost(cost, lambda: 0.0004)  # a block of 4 takes less than the two milliseconds that the toy tiers tell
     assert not cost.fetch_pays(1)
     assert cost.fetch_pays(2)
 
@@ -278,7 +279,7 @@ def test_a_prompt_is_charged_once_whether_outer_tiers_were_asked_or_not() -> Non
         harness = harness_of(outer)
         ask(harness, 1, PROMPT)
         harness.run()
-        return harness.core._residents._shares.served("")
+        return shares_of(harness.core).served("")
 
     assert charged(("disk",)) == charged(()) > len(PROMPT)
 
@@ -385,7 +386,7 @@ def test_a_slow_reader_gives_up_its_blocks_and_finds_them_again() -> None:
         harness.step()
     harness.core.pause(1)
     push_out(harness, 2)
-    assert harness.core._ledger.sequences[100].state is State.HELD
+    assert ledger_of(harness.core).sequences[100].state is State.HELD
     harness.core.resume(1)
     harness.run()
     finished(harness, 1, PROMPT, 12)

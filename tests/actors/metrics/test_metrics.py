@@ -96,6 +96,10 @@ def test_gauges_come_from_the_snapshot(snapshot: EngineSnapshot) -> None:
     assert samples["troupellm_actor_restarts_total"] == {("worker",): 0}
 
 
+def is_of(family: str, sample: str) -> bool:
+    return sample.removeprefix(family) in ("", "_total", "_bucket", "_count", "_sum", "_info")
+
+
 def test_the_names_of_vllm_are_repeated_when_asked(snapshot: EngineSnapshot) -> None:
     store = MetricsStore(64)
     store.on_message(step(drafts=DraftStats(rows=1, drafted=1, accepted=1, accepted_at=(1,))))
@@ -164,7 +168,7 @@ def test_who_drafts_is_shown_with_what_it_keeps(snapshot: EngineSnapshot) -> Non
     }  # fmt: skip
 
 
-def test_bounds() -> None:
+def test_a_histogram_counts_values_within_its_bounds() -> None:
     assert length_bounds(64) == (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
     histogram = Histogram((1.0, 2.0))
     histogram.observe(1.0, 2)

@@ -3,12 +3,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import text_models
 from hypothesis import given, settings, strategies as st
 
 from troupellm.actors.output.detokenizer import LibraryDecoder, SequenceText, TextTables
 from troupellm.actors.output.stop_strings import StopStrings
 from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.tests.support.checkpoints import text_models
 
 
 def _tables(write) -> TextTables:

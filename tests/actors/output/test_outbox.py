@@ -85,6 +85,14 @@ def test_a_paused_reader_resumes_at_half_budget(desk: Desk, left: int, resumes: 
     assert desk.told == [ReaderPaused(7), ReaderResumed(7)]
 
 
+def test_a_reader_that_goes_on_after_the_end_resumes_nothing(desk: Desk) -> None:
+    desk.push(5)
+    desk.outbox.close(USAGE, None, None)
+    desk.outbox.take()
+    assert desk.told == [ReaderPaused(7)]
+    assert desk.outbox.paused_since is None
+
+
 def test_without_a_budget_nothing_pauses() -> None:
     desk = Desk(budget=None)
     desk.push(1000)

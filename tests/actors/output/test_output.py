@@ -1,7 +1,5 @@
 import anyio
 import pytest
-import text_models
-from output_bench import END, TABLES, TOKENIZER, USAGE, Slot, closed, ids, opened, step
 
 from troupellm.actors.output.actor import Output
 from troupellm.actors.output.core import OutputCore
@@ -11,6 +9,18 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.output import RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, StopStringMet
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.scheduler.output_bench import (
+    END,
+    TABLES,
+    TOKENIZER,
+    USAGE,
+    Slot,
+    closed,
+    ids,
+    opened,
+    step,
+)
 
 
 @pytest.fixture
@@ -87,7 +97,7 @@ def test_a_character_cut_by_steps_of_several_tokens(core):
 
 
 @pytest.mark.parametrize("tables_of", [text_models.byte_fallback, text_models.word_piece])
-def test_other_tokenizers(tmp_path, sent, tables_of):
+def test_the_text_of_other_tokenizers_is_what_they_decode(tmp_path, sent, tables_of):
     tokenizer = Tokenizer.load(tables_of(tmp_path))
     core = OutputCore(TextTables(tokenizer), sent.append, 0.0)
     slot = Slot()

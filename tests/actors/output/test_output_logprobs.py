@@ -1,10 +1,12 @@
 from array import array
 
+import msgspec
 import pytest
-from output_bench import END, TABLES, Slot, ids, opened, row_logprobs, step
 
 from troupellm.actors.output.core import OutputCore
+from troupellm.actors.output.logprobs import token_logprobs
 from troupellm.protocol.messages.output import StepOutput
+from troupellm.tests.support.scheduler.output_bench import END, TABLES, Slot, ids, opened, row_logprobs, step
 
 
 @pytest.fixture
@@ -58,3 +60,10 @@ def test_a_prompt_of_one_token_has_no_log_probability(core):
     slot = Slot()
     core.handle(opened(slot, prompt_logprobs=1, prompt_token_ids=array("i", [5]).tobytes()), 0.0)
     assert slot.prompt_entries == [None]
+
+
+def test_each_token_has_the_ranks_of_its_own_alternatives():
+    entry = row_logprobs(10, 2, [[5, 6, 7], [8, 9, 10]])
+    listed = msgspec.structs.replace(entry, other_ranks=array("i", [31, 32, 41, 42]).tobytes())
+    assert [[top.rank for top in each.top] for each in token_logprobs(listed, TABLES)] == [[31, 32], [41, 42]]
+    assert [[top.rank for top in each.top] for each in token_logprobs(entry, TABLES)] == [[1, 2], [1, 2]]

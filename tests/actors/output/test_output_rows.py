@@ -4,10 +4,10 @@ import random
 from typing import Any
 
 import pytest
-from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.output.core import OutputCore
 from troupellm.protocol.messages.output import RowFailed, RowFinished
+from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
 
 LETTERS = [token for letter in "abcdefgh" for token in ids(letter)]
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from output_bench import TABLES, Slot, closed, ids, opened, step
 
 from troupellm.actors.output.core import OutputCore
 from troupellm.protocol.errors import RequestFailed
 from troupellm.protocol.messages.output import RequestClosed, RowFailed, RowFinished
+from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
 
 
 @pytest.fixture

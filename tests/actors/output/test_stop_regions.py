@@ -5,11 +5,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from recorded_dialects import TOOLS
 
 from troupellm.actors.output.stop_strings import RegionText, StopRegions
 from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
 from troupellm.models.chat_parsers.stop_scope import stop_scope
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
 
 OSS = ("openai", "openai_gptoss")
 WEATHER = '{"name": "get_weather", "arguments": {"city": "STOP"}}'

@@ -5,12 +5,13 @@ from typing import Any
 
 import anyio
 import pytest
-from front_pair import front_pair
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.wire.api_process import Abort, Admitted, Apply, Ended, Pieces, Submit
+from troupellm.tests.support.engines.inside import system_of
+from troupellm.tests.support.servers.front_pair import front_pair
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +20,7 @@ PROMPT = [5, 6, 7]
 
 async def test_what_a_front_refuses_is_counted_as_what_the_engine_refuses(engine_of: Any, until: Any) -> None:
     async with engine_of() as engine, front_pair(engine) as pair:
-        rejected = engine._running.system.store.rejected
+        rejected = system_of(engine).store.rejected
         for number, door in enumerate((pair.remote, engine), 1):
             for prompt in ([], [5, 2000], "\ud800"):
                 with pytest.raises(InvalidRequest):

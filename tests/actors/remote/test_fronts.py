@@ -6,7 +6,6 @@ import anyio
 import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
-from front_pair import FrontPair, front_pair
 
 from troupellm.protocol import errors
 from troupellm.protocol.config.kv_hints import KVHints
@@ -23,6 +22,8 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
+from troupellm.tests.support.engines.inside import requests_of, system_of
+from troupellm.tests.support.servers.front_pair import FrontPair, front_pair
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ async def test_answers_are_those_of_the_engine_itself(engine_of: Any, expected: 
         assert tokens == {0: wanted, 1: wanted}
         assert stream.finish_reasons == {0: "length", 1: "length"}
         assert all(submit.prompt for submit in crossed(pair, Submit))  # only the front tokenized
-        assert not remote._requests
+        assert not requests_of(remote)
         assert not len(pair.session)
 
 
@@ -84,7 +85,7 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []
-        intake = engine._running.system.intake
+        intake = system_of(engine).intake
         put = intake.put
 
         async def noted(message: Any) -> None:
@@ -203,7 +204,7 @@ async def test_a_disconnect_at_any_moment_crosses(engine_of: Any, quiet: Any, un
             group.cancel_scope.cancel()
         await until(lambda: not len(pair.session))
         await quiet(engine)
-        assert not pair.remote._requests
+        assert not requests_of(pair.remote)
 
 
 async def test_a_slow_reader_pauses_itself_only(engine_of: Any, until: Any, expected: Any) -> None:
@@ -304,7 +305,7 @@ async def test_a_lost_engine_process_leaves_nobody_waiting(engine_of: Any, until
             pair.from_front.set_open(False)
             group.start_soon(expect_end, pair.remote.generate(PROMPT))
             group.start_soon(expect_end, pair.remote.metrics(compat=True))
-            await until(lambda: pair.remote._requests and pair.remote._queries)
+            await until(lambda: requests_of(pair.remote) and pair.remote._queries)
             pair.remote.lost()
         assert len(ends) == 2
         assert pair.remote.state == "failed"

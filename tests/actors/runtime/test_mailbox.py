@@ -73,7 +73,7 @@ async def test_an_offer_does_not_overtake_a_waiting_producer() -> None:
         assert mailbox.take() == 1
 
 
-async def test_wait_times_out() -> None:
+async def test_a_wait_for_messages_ends_after_its_timeout() -> None:
     mailbox: Mailbox[int, str] = Mailbox("m", 1)
     assert not await mailbox.wait(0.001)
     assert not await mailbox.wait(0)

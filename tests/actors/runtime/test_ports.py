@@ -202,7 +202,7 @@ async def test_closing_tells_what_is_held() -> None:
     assert order == ["waited"]
 
 
-async def test_seeds() -> None:
+async def test_seeded_randomness_repeats_and_the_systems_does_not() -> None:
     first, second = SeededRandomness(3), SeededRandomness(3)
     assert [first.seed() for _ in range(3)] == [second.seed() for _ in range(3)]
     fresh = SystemRandomness()

@@ -1,10 +1,18 @@
 """Beam search in the scheduler, against the same search written down the plain way."""
 
 import pytest
-from oracle import EOS, Harness, beam_submission, make_core, ready, stream_of, submission
-from plain_beams import beams_of
 
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest
+from troupellm.tests.support.scheduler.oracle import (
+    EOS,
+    Harness,
+    beam_submission,
+    make_core,
+    ready,
+    stream_of,
+    submission,
+)
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 STOPS = frozenset({EOS, 1, 7})

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from oracle import Harness, make_core, stream_of, submission
 
 from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 WIDTH = 50

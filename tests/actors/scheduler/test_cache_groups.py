@@ -1,11 +1,12 @@
 """Several cache groups in one pool of blocks: windows that let blocks go, and prefixes by what a window sees."""
 
 import pytest
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded
 from troupellm.protocol.messages.cache_groups import NO_LIMIT, count_blocks, longest_sequence, window_blocks
 from troupellm.protocol.messages.worker import NULL_BLOCK, WorkerReady
+from troupellm.tests.support.engines.inside import block_tables_of, cached_blocks_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 WINDOW = 10
 NEVER: frozenset[int] = frozenset()
@@ -90,10 +91,10 @@ def test_a_prefix_is_found_though_what_lies_behind_its_window_is_gone() -> None:
     harness = harness_of(windowed(), max_num_batched_tokens=8)
     harness.submit(submission(1, prompt(60), max_tokens=1))
     harness.run()
-    pool = harness.core._tables.pool
-    sliding = [block for block in pool._cached if pool.group_of(block) == 1]
+    pool = block_tables_of(harness.core).pool
+    sliding = [block for block in cached_blocks_of(pool) if pool.group_of(block) == 1]
     for block in sliding[: len(sliding) - 4]:  # least recently used first: those that were given back on the way
-        del pool._cached[block]
+        del cached_blocks_of(pool)[block]
         pool.cached_by[1] -= 1
         pool.forget(block)
         pool._free.append(block)

@@ -1,9 +1,10 @@
 """Admission, ends, and the figures that are published."""
 
 import pytest
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded, InvalidRequest, RequestAborted
+from troupellm.tests.support.engines.inside import early_aborts_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -131,8 +132,8 @@ def test_no_more_early_aborts_are_remembered_than_can_be_on_their_way() -> None:
     core = make_core()
     for request in range(2000):
         core.abort(request)
-    assert len(core._early_aborts) == 1024
-    assert 1999 in core._early_aborts
+    assert len(early_aborts_of(core)) == 1024
+    assert 1999 in early_aborts_of(core)
 
 
 def test_deadlines_of_requests_that_have_ended_are_let_go() -> None:
@@ -191,7 +192,7 @@ def test_a_request_that_waits_beyond_its_deadline_is_dropped() -> None:
     harness.assert_idle()
 
 
-def test_the_snapshot_counts() -> None:
+def test_the_snapshot_counts_steps_tokens_and_blocks() -> None:
     harness = Harness(make_core())
     harness.submit(submission(1, PROMPT, max_tokens=3))
     harness.run()
@@ -217,3 +218,23 @@ def test_the_snapshot_counts_a_paused_reader_once_and_never_as_waiting() -> None
     assert (snapshot.running, snapshot.paused, snapshot.waiting) == (1, 0, 1)
     harness.run()
     harness.assert_idle()
+
+
+def test_the_newest_paused_reader_gives_up_its_blocks_first() -> None:
+    made = ready(num_blocks=10, block_size=4)
+    harness = Harness(make_core(made, caching=False), made)
+    for request in (1, 2):
+        harness.submit(submission(request, [request] * 9, max_tokens=12))
+    harness.step()
+    for request in (1, 2):
+        harness.core.pause(request)
+    harness.submit(submission(3, [3] * 19, max_tokens=1))
+    harness.run()
+    assert harness.core.snapshot().preemptions == 1
+    before = len(harness.plans)
+    for request in (1, 2):
+        harness.core.resume(request)
+    harness.run()
+    assert [new.row for plan in harness.plans[before:] for new in plan.new_rows] == [200], (
+        "the oldest one was preempted"
+    )

@@ -1,12 +1,13 @@
 """Elastic rows: what a plan leaves to the worker, what is reserved for it, and where a result leaves the row."""
 
 import pytest
-from drafting_oracle import GUIDED, drafting_harness
-from oracle import Harness, ready, stream_of, submission
 
 from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.messages.metrics import StepStats
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.engines.inside import residents_of, shares_of
+from troupellm.tests.support.scheduler.drafting_oracle import GUIDED, drafting_harness
+from troupellm.tests.support.scheduler.oracle import Harness, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -184,7 +185,7 @@ def test_forced_tokens_are_confirmed_as_far_as_plans_have_come_back(
     monkeypatch: pytest.MonkeyPatch, drafts: int, counts: list[tuple[int, int]]
 ) -> None:
     harness = forcing(monkeypatch, 3, drafts, max_num_batched_tokens=3)
-    sequence = harness.core._residents.running[100]
+    sequence = residents_of(harness.core).running[100]
     for confirmed, known in counts:
         assert (sequence.num_confirmed, len(sequence.tokens)) == (confirmed, known)
         planned(harness)
@@ -227,10 +228,10 @@ def test_whoever_generates_more_is_charged_more() -> None:
     def served(hit_rate: float) -> float:
         harness = drafting_harness(ready(num_blocks=64, most_drafts=4), hit_rate=hit_rate, seed=6)
         decoding(harness, tenant="a")
-        before, tokens = harness.core._residents._shares.served("a"), harness.core.snapshot().tokens_generated
+        before, tokens = shares_of(harness.core).served("a"), harness.core.snapshot().tokens_generated
         for _ in range(4):
             harness.step()
-        charged = harness.core._residents._shares.served("a") - before
+        charged = shares_of(harness.core).served("a") - before
         return charged / (harness.core.snapshot().tokens_generated - tokens)
 
     assert served(0.0) < 2.6, "two for each token, and the plans that are under way"

@@ -8,11 +8,11 @@ every block is back in the end.
 import random
 
 import pytest
-from drafting_oracle import GUIDED, drafting_harness
-from oracle import EOS, Harness, ready, stream_of, submission
 
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
 from troupellm.protocol.messages.worker import SamplingState
+from troupellm.tests.support.scheduler.drafting_oracle import GUIDED, drafting_harness
+from troupellm.tests.support.scheduler.oracle import EOS, Harness, ready, stream_of, submission
 
 STOPS = frozenset({EOS, 1})
 PREFIXES = ([], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9])

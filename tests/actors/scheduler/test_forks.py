@@ -3,8 +3,17 @@
 import itertools
 
 import pytest
-from oracle import EOS, Harness, beam_submission, make_core, ready, stream_of, submission
-from plain_beams import beams_of
+
+from troupellm.tests.support.scheduler.oracle import (
+    EOS,
+    Harness,
+    beam_submission,
+    make_core,
+    ready,
+    stream_of,
+    submission,
+)
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
 NEVER = frozenset[int]()

@@ -1,12 +1,12 @@
 """Guided sequences wait outside the batch until the worker has built their guides."""
 
 import pytest
-from guided_requests import PROMPT, answer, guided, harness_of
-from oracle import Harness, stream_of, submission
 
 from troupellm.actors.scheduler.guide_gate import MOST_READY
 from troupellm.protocol.errors import GUIDE_SPENT, INVALID_GUIDE, EngineStopped, InvalidRequest
 from troupellm.protocol.params.guide import MOST_PROGRAMS, BuildOutcome
+from troupellm.tests.support.scheduler.guided_requests import PROMPT, answer, guided, harness_of
+from troupellm.tests.support.scheduler.oracle import Harness, stream_of, submission
 
 SPENT = ("structured_outputs: its lexer is used up", GUIDE_SPENT)
 WHOLE = stream_of(PROMPT, 0, 8, frozenset())

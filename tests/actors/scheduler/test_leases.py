@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import pytest
-from oracle import SECRET, Harness, ready, stream_of, submission
 
 from troupellm.actors.kv_cache.block_pool import BlockPool
 from troupellm.actors.kv_cache.leased_blocks import LeasedBlocks
@@ -11,6 +10,7 @@ from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.leases import MOST_SESSIONS, MOST_TURNS, KVSessions
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.kv_hints import DropSession, KeepTurn, LeaseConfig, PrefetchSession, PrefixLease
+from troupellm.tests.support.scheduler.oracle import SECRET, Harness, ready, stream_of, submission
 
 PROMPT = list(range(1, 10))  # two full blocks of four, and one token
 

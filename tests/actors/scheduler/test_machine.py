@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from oracle import EOS, Harness, beam_submission, make_core, ready, stream_of, submission
-from plain_beams import beams_of
 
 from troupellm.protocol.errors import ContextLengthExceeded, RequestFailed
+from troupellm.tests.support.scheduler.oracle import (
+    EOS,
+    Harness,
+    beam_submission,
+    make_core,
+    ready,
+    stream_of,
+    submission,
+)
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 PREFIXES = ([], [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 9])
 
@@ -212,13 +220,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 CHECKS = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True, "database": None}
 
 
-def test_random_walks() -> None:
+def test_random_walks_keep_the_schedulers_invariants() -> None:
     run_state_machine_as_test(SchedulerMachine, settings=settings(max_examples=120, stateful_step_count=40, **CHECKS))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(10_800)
-def test_many_long_random_walks() -> None:
+def test_many_long_random_walks_keep_the_schedulers_invariants() -> None:
     run_state_machine_as_test(
         SchedulerMachine, settings=settings(max_examples=10_000, stateful_step_count=200, **CHECKS)
     )

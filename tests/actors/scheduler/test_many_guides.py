@@ -3,9 +3,6 @@
 import gc
 from collections import OrderedDict
 
-from guided_requests import answer, guided, harness_of
-from oracle import Harness, ready, submission
-
 from troupellm.actors.guide.fair_queue import SMALL_BYTES
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.scheduler.guide_gate import MOST_OPEN, BuildQueue, program_key
@@ -13,6 +10,8 @@ from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.messages.guide import BuildGuide
 from troupellm.protocol.params.guide import MOST_PROGRAMS, GuideProgram
+from troupellm.tests.support.scheduler.guided_requests import answer, guided, harness_of
+from troupellm.tests.support.scheduler.oracle import Harness, ready, submission
 
 
 def program(text: str) -> GuideProgram:

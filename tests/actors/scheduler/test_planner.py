@@ -4,13 +4,14 @@ import struct
 
 import msgspec
 import pytest
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.scheduler.planner import SchedulerFrozen
 from troupellm.actors.scheduler.plans import MOST_NEW_BYTES
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frames import MAX_FRAME_BYTES
+from troupellm.tests.support.engines.inside import block_tables_of, ledger_of, residents_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 
 def prompt(length: int, first: int = 1) -> list[int]:
@@ -109,7 +110,7 @@ def test_nobody_is_admitted_while_a_running_sequence_lacks_budget() -> None:
     harness.submit(submission(1, prompt(7), max_tokens=20))
     for _ in range(7):
         harness.step()
-    core._residents.preempt(core._ledger.sequences[100])  # 14 tokens: two steps, 8 and 6
+    residents_of(core).preempt(ledger_of(core).sequences[100])  # 14 tokens: two steps, 8 and 6
     harness.step()
     for request in (2, 3, 4):
         harness.submit(submission(request, prompt(1, 10 * request), max_tokens=20))
@@ -289,7 +290,7 @@ def test_resumed_readers_beyond_the_row_limit_take_turns() -> None:
 def test_a_freeze_is_raised_not_waited_for() -> None:
     core = make_core()
     core.submit(submission(1, prompt(4)))
-    core._tables.pool.take(64)
+    block_tables_of(core).pool.take(64)
     with pytest.raises(SchedulerFrozen, match="1 wait"):
         core.plan(1.0)
 

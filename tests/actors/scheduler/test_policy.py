@@ -4,12 +4,12 @@ from array import array
 from random import Random
 
 import pytest
-from oracle import submission
 
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom, arrival_key
 from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.messages.worker import SamplingState
+from troupellm.tests.support.scheduler.oracle import submission
 
 
 def waiting(policy: str, priority: int, ordinal: int, index: int = 0, tenant: str = "") -> Sequence:
@@ -36,7 +36,7 @@ def drain(room: WaitingRoom) -> list[int]:
 
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", [1, 2, 3, 4]), ("priority", [3, 2, 4, 1])])
-def test_order_of_service(policy: str, order: list[int]) -> None:
+def test_sequences_are_served_in_the_order_of_the_policy(policy: str, order: list[int]) -> None:
     room = WaitingRoom(Shares())
     for ordinal, priority in ((4, 1), (2, 0), (1, 5), (3, -1)):
         room.add(waiting(policy, priority, ordinal))

@@ -2,10 +2,10 @@
 
 import msgspec
 import pytest
-from oracle import Harness, make_core, ready, submission
 
 from troupellm.actors.scheduler.step_budget import LEAST_TOKENS, PrefillBudget
 from troupellm.protocol.config.engine import SchedulerConfig
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, submission
 
 MEASURED = msgspec.structs.replace(ready(), saturation_tokens=128, saturation_seconds=0.128)
 

@@ -3,7 +3,8 @@
 from collections import Counter
 
 import pytest
-from oracle import Harness, beam_submission, make_core, ready, submission
+
+from troupellm.tests.support.scheduler.oracle import Harness, beam_submission, make_core, ready, submission
 
 
 def test_half_of_the_prompt_tokens_are_kept_for_who_was_served_less() -> None:

@@ -3,12 +3,13 @@
 from math import ceil, log2
 
 import pytest
-from oracle import Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.scheduler.quarantine import KILLS_TO_SUSPECT, PAROLE_TOKENS
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.engines.inside import ledger_of
+from troupellm.tests.support.scheduler.oracle import Harness, make_core, ready, stream_of, submission
 
 NO_STOPS: frozenset[int] = frozenset()
 
@@ -28,7 +29,7 @@ class Deadly(Harness):
     def plan(self) -> StepPlan | None:
         plan = super().plan()
         if plan is not None:
-            sequences = self.core._ledger.sequences
+            sequences = ledger_of(self.core).sequences
             guilty = [
                 row for row in plan.rows
                 if row // 100 in self.poison and row in sequences and len(sequences[row].tokens) >= self.length
@@ -143,7 +144,7 @@ class Postponing(Deadly):
         self.gain = gain
 
     def lose(self, reason: str = "it died", *, fault: bool = True, exhausted: bool = False) -> None:
-        guilty = [s for s in self.core._ledger.sequences.values() if s.request.number in self.poison]
+        guilty = [s for s in ledger_of(self.core).sequences.values() if s.request.number in self.poison]
         self.length = max(len(sequence.tokens) for sequence in guilty) + self.gain
         super().lose(reason, fault=fault, exhausted=exhausted)
 

@@ -2,12 +2,13 @@
 
 import msgspec
 import pytest
-from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.scheduler import WorkerLost
 from troupellm.protocol.messages.worker import SamplingState
+from troupellm.tests.support.engines.inside import ledger_of
+from troupellm.tests.support.scheduler.oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 NO_STOPS: frozenset[int] = frozenset()
@@ -121,7 +122,7 @@ def test_prompt_logprobs_come_once() -> None:
     harness = Harness(make_core(settings, max_num_batched_tokens=2), settings)
     harness.submit(submission(1, PROMPT, sampling=SamplingState(prompt_logprobs=0)))
     harness.step()
-    sequence = harness.core._ledger.sequences[100]
+    sequence = ledger_of(harness.core).sequences[100]
     sequence.num_prompt_logprobs = 3  # as if the first chunk's had been shown
     harness.lose()
     assert sequence.num_prompt_logprobs == 3

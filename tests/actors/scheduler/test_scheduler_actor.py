@@ -7,7 +7,6 @@ from typing import Any, Never
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from oracle import Oracle, Reader, make_core, ready, stream_of, submission
 
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.scheduler.actor import Scheduler
@@ -23,6 +22,7 @@ from troupellm.protocol.messages.scheduler import (
     StopStringMet,
 )
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.scheduler.oracle import Oracle, Reader, make_core, ready, stream_of, submission
 
 pytestmark = pytest.mark.anyio
 PROMPT = [1, 2, 3, 4, 5]

@@ -3,13 +3,14 @@
 from collections import Counter
 
 import pytest
-from oracle import Harness, beam_submission, make_core, ready, stream_of, submission
-from plain_beams import beams_of
 
 from troupellm.actors.scheduler.fair_share import Shares
 from troupellm.actors.scheduler.running_set import SEARCH_STEPS
 from troupellm.actors.scheduler.waiting_queue import WaitingRoom
 from troupellm.protocol.config.engine import TenantConfig
+from troupellm.tests.support.engines.inside import counters_of, shares_of
+from troupellm.tests.support.scheduler.oracle import Harness, beam_submission, make_core, ready, stream_of, submission
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 NEVER = frozenset[int]()
 
@@ -151,6 +152,17 @@ def test_a_rest_earns_nothing() -> None:
     assert shares.served("b") == 1499
 
 
+def test_a_returning_tenant_starts_level_with_the_least_served_one() -> None:
+    shares = Shares()
+    for tenant, tokens in (("least", 300), ("most", 900)):
+        shares.arrive(tenant, ())
+        shares.runs(tenant)
+        shares.charge(tenant, tokens)
+    least = shares.served("least")
+    shares.arrive("returns", ())
+    assert shares.served("returns") == least - 1.0
+
+
 def test_what_was_served_is_remembered_over_a_rest() -> None:
     shares = Shares()
     shares.arrive("a", ())
@@ -167,7 +179,7 @@ def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
     for number in range(20_000):
         shares.arrive(f"tenant-{number}", ())
         shares.charge(f"tenant-{number}", number)
-    assert len(shares._served) <= 4097
+    assert len(counters_of(shares)) <= 4097
 
 
 def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
@@ -181,7 +193,7 @@ def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
         shares.runs(name)
         shares.charge_step()
         shares.rests(name)
-        assert len(shares._served) <= 4097
+        assert len(counters_of(shares)) <= 4097
     assert shares.served("tenant-19999") > 0
 
 
@@ -193,7 +205,7 @@ def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
         harness.step()
     harness.abort(1)
     harness.abort(2)
-    harness.core._room._shares._served.clear()  # as thousands of others do who come and go
+    counters_of(shares_of(harness.core)).clear()  # as thousands of others do who come and go
     flood(harness, "heavy", 4, 3, max_tokens=2)
     flood(harness, "light", 10, 12, max_tokens=2)
     harness.run()

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 from troupellm.actors.scheduler.plans import BrokenResult
 from troupellm.protocol.messages.metrics import RequestStats, StepStats
 from troupellm.protocol.messages.worker import RowError, RowLogprobs, SamplingState, StepResult
+from troupellm.tests.support.scheduler.oracle import EOS, Harness, make_core, ready, stream_of, submission
 
 PROMPT = [1, 2, 3, 4, 5]
 

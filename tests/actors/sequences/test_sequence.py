@@ -4,10 +4,10 @@ import itertools
 from array import array
 
 import pytest
-from oracle import submission
 
 from troupellm.actors.sequences.sequence import TRANSITIONS, Event, LifecycleError, Request, Sequence, State
 from troupellm.protocol.messages.worker import SamplingState
+from troupellm.tests.support.scheduler.oracle import submission
 
 
 def sequence(tokens: int = 3) -> Sequence:

@@ -6,7 +6,6 @@ from math import inf
 
 import anyio
 import pytest
-from oracle import ready
 from trio.testing import MockClock
 
 from troupellm.actors.engine.edges import SUPERVISION
@@ -16,6 +15,7 @@ from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.messages.scheduler import StepFinished, WorkerBack, WorkerLost
 from troupellm.protocol.messages.sleep import WorkerControl
 from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
+from troupellm.tests.support.scheduler.oracle import ready
 
 STEP_TIMEOUT = 60.0
 """The server's."""

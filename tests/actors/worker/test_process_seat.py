@@ -6,7 +6,6 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from fake_processes import READY, FakeChild, FakeProcesses
 
 from troupellm.actors.worker.process_host import ProcessSeat
 from troupellm.actors.worker.thread_host import WorkerGone, WorkerStuck, found_no_memory
@@ -26,6 +25,7 @@ from troupellm.protocol.wire.worker import (
     Progress,
     Refused,
 )
+from troupellm.tests.support.workers.fake_processes import READY, FakeChild, FakeProcesses
 
 pytestmark = pytest.mark.anyio
 
@@ -256,7 +256,7 @@ async def _stop_soon(child: FakeChild) -> None:
     child.stopped = True
 
 
-async def test_no_more_processes(seat: ProcessSeat, processes: FakeProcesses) -> None:
+async def test_a_worker_process_that_cannot_be_started_is_reported(seat: ProcessSeat, processes: FakeProcesses) -> None:
     processes.exhausted = True
     with pytest.raises(WorkerGone, match="cannot be started"):
         await seat.prepare()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.hand_device import PATIENCE, HandDevice
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.ports import StepThread, SystemClock, ThreadPool
 from troupellm.actors.runtime.restart_intensity import Intensity
@@ -35,6 +34,8 @@ from troupellm.protocol.wire.worker import (
     Progress,
     ToWorker,
 )
+from troupellm.tests.support.engines.inside import send_together
+from troupellm.tests.support.workers.hand_device import PATIENCE, HandDevice
 
 pytestmark = pytest.mark.anyio
 
@@ -206,8 +207,7 @@ async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_c
 
     monkeypatch.setattr(device, "launch", launch_and_complete)
     monkeypatch.setattr(steps, "landed", note)
-    encode = seat.link._codec.encode
-    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Launch(plan(2))))
+    send_together(seat.link, Launch(plan(1)), Launch(plan(2)))
     assert [await seat.receive(), await seat.receive()] == [1, 2]
     was_heard = heard.wait(PATIENCE)
     await seat.close()
@@ -318,8 +318,7 @@ async def test_guides_are_built_while_a_device_is_waited_for(device: HandDevice)
 async def test_a_command_while_a_step_is_under_way_breaks_the_protocol(device: HandDevice, at_once: bool) -> None:
     device.at_once = {1} if at_once else set()
     seat = OnLink(device)
-    encode = seat.link._codec.encode
-    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Obey(StopProfile())))
+    send_together(seat.link, Launch(plan(1)), Obey(StopProfile()))
     assert seat.end() == [FrameError]
     device.finish(1)
     await seat.close()

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from compiled_code import needs_compiled_code
 
 from troupellm.kernels.cpp import build
+from troupellm.tests.support.engines.inside import compiler_path
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
-SUPPORT = Path(__file__).parents[2] / "support"
 SOURCE = """
 #include "memory.h"
 #include "refusal.h"
@@ -40,7 +40,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("guard")
     source, target = folder / "small.cpp", folder / "small.so"
     source.write_text(SOURCE)
-    compiler = build._compiler()
+    compiler = compiler_path()
     assert compiler is not None
     command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{build.FOLDER}", str(source),
                str(build.FOLDER / "memory.cpp"), "-o", str(target)]  # fmt: skip
@@ -49,7 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def guarded(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TROUPE_GUARD": "1", "PYTHONPATH": str(SUPPORT)}
+    environment = {**os.environ, "TROUPE_GUARD": "1"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
@@ -69,6 +69,8 @@ def told(function, *given):
 
 print("argument", 0, told(leaves_argument, out.data_ptr(), 0))
 print("argument", 11, told(leaves_argument, out.data_ptr(), 11))
+behind = guard.empty("behind", 3, 4)
+print("argument", 12, told(leaves_argument, behind.data_ptr(), 12))
 print("argument", -16, told(leaves_argument, out.data_ptr(), -16))
 for place in (0, 9, -16, -1, 10, 25):
     print("buffer", place, told(leaves_buffer, place))
@@ -80,6 +82,7 @@ def test_a_write_outside_of_memory_names_the_function_and_the_memory(library: Pa
     assert done.stdout.splitlines() == [
         "argument 0 None",
         "argument 11 None",
+        "argument 12 leaves_argument wrote outside of its argument behind",
         "argument -16 leaves_argument wrote outside of its argument out",
         "buffer 0 None",
         "buffer 9 None",
@@ -90,7 +93,7 @@ def test_a_write_outside_of_memory_names_the_function_and_the_memory(library: Pa
 def test_decoder_layers_stay_in_their_memory_where_more_rows_are_kept_than_there_are() -> None:
     done = guarded(
         "import numpy as np\n"
-        "from random_decoders import DECODERS\n"
+        "from troupellm.tests.support.kernels.random_decoders import DECODERS\n"
         "from troupellm.kernels.cpp import guard\n"
         "assert guard.ON\n"
         "DECODERS['decoder_layers'](np.random.default_rng(2), 40)\n"

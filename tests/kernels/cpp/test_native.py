@@ -15,8 +15,9 @@ from troupellm.kernels import cpp
 from troupellm.kernels.cpp import build
 from troupellm.kernels.linear import linear, pack
 from troupellm.models.load.notes import tell_compiling
+from troupellm.tests.support.engines.inside import compiler_path
 
-COMPILER = build._compiler()
+COMPILER = compiler_path()
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no compiler, or TROUPE_NATIVE=0")
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
-from random_calls import PRODUCTS
-from random_decoders import DECODERS
+
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
+from troupellm.tests.support.kernels.random_calls import PRODUCTS
+from troupellm.tests.support.kernels.random_decoders import DECODERS
 
 CALLS = int(os.environ.get("TROUPE_RANDOM_CALLS", "30"))
 """Of each function; `make asan` makes 2,000."""

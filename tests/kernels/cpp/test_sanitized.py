@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import sanitized
-from absence import absent
-from compiled_code import needs_compiled_code
+
+from troupellm.tests.support.environment.absence import absent
+from troupellm.tests.support.kernels import sanitized
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ EACH = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for cas
 
 
 @EACH
-def test_beginning(case: Case) -> None:
+def test_the_beginning_of_a_step_gathers_tokens_and_places(case: Case) -> None:
     made = make_inputs(case, "cpu", 1)
     got = begin(
         made.slots, made.ends, made.counts, made.texts, made.block_tables, made.angle_table, queries=case.queries,
@@ -42,7 +42,7 @@ def test_beginning(case: Case) -> None:
 
 
 @EACH
-def test_end(case: Case) -> None:
+def test_the_end_of_a_step_draws_and_appends_tokens(case: Case) -> None:
     made = make_inputs(case, "cpu", 2)
     texts = made.texts.clone()
     got = finish(made.logits, made.slots, made.ends, texts, made.draws).tolist()

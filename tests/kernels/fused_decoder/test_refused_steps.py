@@ -6,9 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
-from random_calls import floats, options
-from random_decoders import Batch, Model
 from torch import Tensor
 
 from troupellm.kernels.cpp.checks import RefusedCall
@@ -17,6 +14,9 @@ from troupellm.kernels.paged_attention import cpu as attention
 from troupellm.kernels.paged_attention.cpu import NativeAttention, Turn
 from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.kernels.sampling.noise import token_codes
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
+from troupellm.tests.support.kernels.random_calls import floats, options
+from troupellm.tests.support.kernels.random_decoders import Batch, Model
 
 Call = Callable[[], object]
 
@@ -122,7 +122,7 @@ ATTENTION: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-def test_attention_refuses(name: str) -> None:
+def test_attention_refuses_arguments_that_do_not_fit(name: str) -> None:
     call, text = ATTENTION[name]
     with pytest.raises(RefusedCall, match=text):
         call()

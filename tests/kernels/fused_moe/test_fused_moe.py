@@ -16,7 +16,7 @@ def packed(inputs: Inputs, case: Case) -> PackedExperts:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_experts(case: Case) -> None:
+def test_the_experts_sum_equals_the_reference(case: Case) -> None:
     inputs = make_inputs(case, "cpu", 1)
     weights, ids = route(inputs.logits, case.routing)
     before = inputs.x.clone()
@@ -85,7 +85,7 @@ ROUTINGS = {
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", list(ROUTINGS))
-def test_routing(name: str, biased: bool) -> None:
+def test_routing_chooses_the_experts_found_by_hand(name: str, biased: bool) -> None:
     generator = torch.Generator().manual_seed(4)
     logits, bias = torch.randn(12, 16, generator=generator), torch.randn(16, generator=generator)
     weights, ids = route(logits, ROUTINGS[name], bias if biased else None)
@@ -95,7 +95,7 @@ def test_routing(name: str, biased: bool) -> None:
         assert got == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_clamped_gate() -> None:
+def test_the_clamped_gate_keeps_to_its_limits() -> None:
     gate_up = torch.randn(5, 24, generator=torch.Generator().manual_seed(2)) * 8
     expected = gated_reference(gate_up, CLAMPED)
     assert (gate_up.abs() > 7).any()

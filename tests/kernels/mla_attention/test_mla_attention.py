@@ -9,6 +9,8 @@ from troupellm.kernels import kv_quant, mla_attention as mla
 from troupellm.kernels.mla_attention import expanding_tokens, mla_attention
 from troupellm.kernels.mla_attention.cases import CASES, TOLERANCES, Case, Inputs, make_inputs
 from troupellm.kernels.mla_attention.reference import mla_attention_reference
+from troupellm.kernels.paged_attention.plan import AttentionPlan
+from troupellm.tests.support.engines.inside import spans_of
 
 WIDE = (
     Case("wide", (0, 5, 70, 31), (1, 1, 1, 1), heads=18, latent=256, rotated=64),
@@ -74,10 +76,10 @@ def test_token_by_token_the_result_does_not_depend_on_the_batch(sizes: dict[str,
     whole = make_inputs(case, "cpu", 5, by_token=True)
     begin = 0
     for row, count in enumerate(case.counts):
-        alone = whole.plan.__class__(
-            whole.plan.block_tables[row : row + 1].numpy(), whole.plan._starts[row : row + 1],
-            whole.plan._counts[row : row + 1], block_size=case.block_size, num_kv_heads=1, by_token=True,
-        )  # fmt: skip
+        parts = (whole.plan.block_tables.numpy(), *spans_of(whole.plan))
+        alone = AttentionPlan(
+            *(part[row : row + 1] for part in parts), block_size=case.block_size, num_kv_heads=1, by_token=True
+        )
         query = whole.query[begin : begin + count]
         got = computed(replace(whole, query=query, plan=alone), batch_invariant=True)
         assert torch.equal(got, together[begin : begin + count])

@@ -24,7 +24,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.mark.parametrize("case", [*CASES, *WIDE_CASES], ids=lambda case: case.name)
-def test_equals_the_reference(case: Case, path: str) -> None:
+def test_attention_on_each_path_equals_the_reference(case: Case, path: str) -> None:
     assert prepare() == path
     query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
     scale = case.head_dim**-0.5

@@ -52,7 +52,9 @@ def taken(*tensors: Tensor | None) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("compiled", [True, False])
-def test_on_a_cpu(name: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_stays_quantized_on_a_cpu_gives_its_product(
+    name: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not compiled:
         monkeypatch.setattr(cpu_codes, "load", lambda: None)
     elif shutil.which("g++") is None:

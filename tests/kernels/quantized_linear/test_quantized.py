@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.support.quantized_weights import COLUMNS, ROWS, kinds, weight
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.linear import gated_linear, linear, linear_add, norm_linear, pack
 from troupellm.kernels.quantized_linear import (
@@ -20,6 +19,7 @@ from troupellm.kernels.quantized_linear import (
     merge,
 )
 from troupellm.kernels.quantized_linear.mx import element_values
+from troupellm.tests.support.quantized.quantized_weights import COLUMNS, ROWS, kinds, weight
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 NAMES = tuple(kinds())

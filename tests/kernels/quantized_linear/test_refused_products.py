@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
-from random_calls import floats, options
 from torch import Tensor
 
 from troupellm.kernels.cpp.checks import RefusedCall
@@ -16,6 +14,8 @@ from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, cpu_codes
 from troupellm.kernels.quantized_linear.packed_codes import coded
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.noise import position_keys, token_codes
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
+from troupellm.tests.support.kernels.random_calls import floats, options
 
 DEPTH, OUTS, ROWS, VOCAB = 32, 64, 5, 70
 Call = Callable[[], object]
@@ -60,7 +60,7 @@ PRODUCTS: dict[str, tuple[Callable[[str], object], str]] = {
 
 @pytest.mark.parametrize("kind", ["float", "int8", "coded"])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_product_refuses(kind: str, name: str) -> None:
+def test_a_product_refuses_arguments_that_do_not_fit(kind: str, name: str) -> None:
     call, text = PRODUCTS[name]
     with pytest.raises(RefusedCall, match=text):
         call(kind)
@@ -157,7 +157,7 @@ SAMPLING: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_sampling_refuses(name: str) -> None:
+def test_sampling_refuses_arguments_that_do_not_fit(name: str) -> None:
     call, text = SAMPLING[name]
     with pytest.raises(RefusedCall, match=text):
         call()

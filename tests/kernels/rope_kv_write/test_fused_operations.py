@@ -18,7 +18,7 @@ from troupellm.protocol.messages.worker import SamplingState
 
 
 @pytest.mark.parametrize("case", rope_cases.CASES, ids=lambda case: case.name)
-def test_rope_and_write(case):
+def test_rotation_and_writing_equal_the_reference(case):
     qkv, caches, rows, norms, angles = rope_cases.make_inputs(case, "cpu", 1)
     expected_caches = (caches[0].clone(), caches[1].clone())
     options = {"norms": norms, "angles": angles, "interleaved": case.interleaved}
@@ -64,7 +64,7 @@ def test_an_offset_is_part_of_the_weight():
 
 
 @pytest.mark.parametrize("case", grouped_cases.CASES, ids=lambda case: case.name)
-def test_grouped_products(case):
+def test_grouped_products_equal_those_of_each_group(case):
     x, weights, rows, starts, out, scales = grouped_cases.make_inputs(case, "cpu", 4)
     expected = out.float().clone()
     for place, row in enumerate(rows.tolist()):

@@ -95,7 +95,7 @@ def test_row_argmax_takes_the_first_largest(width):
 
 @pytest.mark.parametrize("width", [5, 130, 512, 1000, 5003])
 @pytest.mark.parametrize("count", [1, 5, 20])
-def test_top_values(width, count):
+def test_top_values_are_the_largest_in_falling_order(width, count):
     count = min(count, width)
     values = make_logits(7, width, 1.0, seed=count)
     values[1] = values[1].round()
@@ -187,7 +187,7 @@ def test_tiny_differences_of_logits_do_not_change_tokens():
     assert int((draw(logits, keys, codes) != draw(moved, keys, codes)).sum()) <= 1
 
 
-def test_logprobs():
+def test_logprobs_are_those_of_the_softmax_with_ranks():
     logits = make_logits(6, 500, 2.0, seed=6)
     chosen = torch.tensor([0, 1, 2, 3, 4, int(logits[5].argmax())])
     ids, values, ranks = token_logprobs(logits.log_softmax(-1), chosen, 4)

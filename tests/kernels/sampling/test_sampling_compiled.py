@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
 
 from troupellm.kernels.cpp import Library
 from troupellm.kernels.sampling import cpu, draw
@@ -11,6 +10,7 @@ from troupellm.kernels.sampling.adjust import keep_bits
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.cpu import Columns
 from troupellm.kernels.sampling.noise import position_keys, token_codes
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 CPU = torch.device("cpu")
 WIDTHS = [1, 2, 15, 16, 17, 33, 2048, 30_011]

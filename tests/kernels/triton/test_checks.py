@@ -72,14 +72,14 @@ def passed(found: dict) -> None:
 
 
 @EACH
-def test_quick_checks(name: str, quick_results: dict[str, dict]) -> None:
+def test_a_quick_check_passes_in_the_interpreter(name: str, quick_results: dict[str, dict]) -> None:
     passed(quick_results[name])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @EACH
-def test_all_checks(name: str, all_results: dict[str, dict]) -> None:
+def test_each_check_passes_in_the_interpreter(name: str, all_results: dict[str, dict]) -> None:
     passed(all_results[name])
 
 

@@ -27,6 +27,7 @@ def test_pieces_cover_every_position_once(limit: int) -> None:
     sizes = [int(piece.counts.sum()) for piece in pieces]
     assert max(sizes) <= limit
     assert len(sizes) == -(-21 // limit)
+    assert max(sizes) == -(-21 // len(sizes)), "the pieces are not about equally large"
     assert all((piece.counts > 0).all() for piece in pieces)
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from cut_texts import Meaning, read_in_all_cuts
-from recorded_dialects import TOOLS
 
 from troupellm.models.chat_parsers.catalog import dialect_named
+from troupellm.tests.support.chat.cut_texts import Meaning, read_in_all_cuts
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
 
 LIGHT: dict[str, Any] = {
     "name": "light",

@@ -94,7 +94,10 @@ def test_every_syntax_can_be_forced(name: str):
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
 def test_every_reasoning_parser_goes_with_every_tool_parser(name: str):
     for tools in TOOL_PARSERS:
-        dialect_named(tools, name)
+        both, calls, thinking = dialect_named(tools, name), dialect_named(tools, "none"), dialect_named("none", name)
+        assert both.channels == (calls.channels or thinking.channels), tools
+        if both.channels is None:
+            assert (both.calls, both.thinking) == (calls.calls, thinking.thinking), tools
 
 
 def test_the_documents_name_every_parser():

@@ -4,7 +4,6 @@ import json
 
 import msgspec
 import pytest
-from recorded_dialects import TOOLS
 
 from troupellm.models.chat_parsers.catalog import dialect_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
@@ -13,6 +12,7 @@ from troupellm.models.chat_parsers.parser import NO_LIMIT, Parser
 from troupellm.models.chat_parsers.values import value_text
 from troupellm.protocol.params.chat_events import assemble
 from troupellm.protocol.params.outputs import Message
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
 
 HEAD = "<|channel|>commentary to=functions.get_weather<|message|>"
 

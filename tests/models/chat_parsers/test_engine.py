@@ -6,8 +6,6 @@ from itertools import pairwise
 import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
-from recorded_dialects import CASES, TOOLS, Case, plain_calls
-from written_formats import DISTINCT_PARSERS, FORMATS
 
 from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
@@ -17,6 +15,8 @@ from troupellm.models.chat_parsers.syntax import Dialect, marks_of
 from troupellm.models.chat_parsers.text_stream import MOST_HELD
 from troupellm.protocol.params.chat_events import CallStart, ParsedPiece, assemble as join
 from troupellm.protocol.params.outputs import ToolCall
+from troupellm.tests.support.chat.recorded_dialects import CASES, TOOLS, Case, plain_calls
+from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS, FORMATS
 
 OFFER = Offer(TOOLS)
 ALIASES = {"holo2", "minimax_m2_append_think"}

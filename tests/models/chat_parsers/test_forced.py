@@ -3,8 +3,6 @@
 import json
 
 import pytest
-from idle_schemas import from_makers
-from written_formats import DISTINCT_PARSERS
 
 from troupellm.models.chat_parsers.catalog import dialect_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
@@ -19,6 +17,8 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.chat_events import assemble
 from troupellm.protocol.params.guide import GuideSpec
 from troupellm.protocol.params.tools import tool_use
+from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS
+from troupellm.tests.support.guides.idle_schemas import from_makers
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 TOOLS = [

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from cut_texts import Meaning, read, read_in_all_cuts
-from recorded_dialects import TOOLS
-from written_formats import FORMATS, Format
 
 from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, dialect_named
 from troupellm.models.chat_parsers.syntax import Dialect, marks_of
+from troupellm.tests.support.chat.cut_texts import Meaning, read, read_in_all_cuts
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.chat.written_formats import FORMATS, Format
 
 PARIS = ("get_weather", {"city": "Paris"})
 ROME = ("get_weather", {"city": "Rome", "days": 2})

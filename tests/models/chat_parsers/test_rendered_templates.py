@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cut_texts import read_in_all_cuts
-from recorded_dialects import TOOLS
-from written_formats import FORMATS, Format
 
 from troupellm.models.chat_parsers.catalog import AUTO, TOOL_PARSERS, choose, dialect_named
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import TemplateProcesses
+from troupellm.tests.support.chat.cut_texts import read_in_all_cuts
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.chat.written_formats import FORMATS, Format
 
 FOLDER = Path(__file__).parents[1] / "chat_templates"
 KINDS = {"granite_3_3": "granite", "phi_4_mini": "phi3"}

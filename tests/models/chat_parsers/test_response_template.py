@@ -5,9 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cut_texts import read_in_all_cuts
-from recorded_dialects import TOOLS
-from tiny_model import write_tiny_model
 
 from troupellm.models.chat_parsers.catalog import HF, dialect_named
 from troupellm.models.chat_parsers.response_template import compiled
@@ -16,6 +13,9 @@ from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.chat.cut_texts import read_in_all_cuts
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 THINKING = {"open": "<think>", "close": "</think>", "content": "text"}
 FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

@@ -5,9 +5,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from echo_worker import write_echo_model
-from recorded_dialects import TOOLS
-from tiny_model import CHAT_TEMPLATE
 
 from troupellm.actors.output.detokenizer import TextTables
 from troupellm.models.chat_parsers.catalog import dialect_named
@@ -20,6 +17,9 @@ from troupellm.protocol.params.chat_events import Content
 from troupellm.protocol.params.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.tools import NO_TOOLS, ToolUse, tool_use
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.checkpoints.tiny_model import CHAT_TEMPLATE
+from troupellm.tests.support.workers.echo_worker import write_echo_model
 
 USER = ({"role": "user", "content": "<think> is a mark"},)
 OFF = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"

@@ -50,7 +50,7 @@ def test_what_python_prints_is_read_as_the_same_value(value: object):
         ("", ""),
     ],
 )
-def test_literals(text: str, value: object):
+def test_a_python_literal_becomes_its_json_value(text: str, value: object):
     assert json.loads(to_json(text)) == value
 
 
@@ -146,3 +146,10 @@ def test_what_no_value_can_have_is_where_it_fails(text: str):
 def test_numbers_that_json_cannot_hold_are_texts():
     assert to_json("1e400") == '"1e400"'
     assert not math.isinf(json.loads(to_json("1e300")))
+
+
+@pytest.mark.parametrize(
+    ("types", "shown"), [({"integer"}, "3"), ({"number"}, "3.0"), ({"integer", "number"}, "3.0"), ({"string"}, '"3.0"')]
+)
+def test_a_whole_number_has_no_point_where_only_integers_are_allowed(types: set[str], shown: str):
+    assert value_text("3.0", frozenset(types)) == shown

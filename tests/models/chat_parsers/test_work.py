@@ -6,8 +6,6 @@ import sys
 from types import FrameType
 
 import pytest
-from recorded_dialects import TOOLS
-from written_formats import DISTINCT_PARSERS
 
 from troupellm.models.chat_parsers import python_calls
 from troupellm.models.chat_parsers.catalog import dialect_named
@@ -15,6 +13,9 @@ from troupellm.models.chat_parsers.compiled_syntax import plan_of
 from troupellm.models.chat_parsers.offered_tools import Offer
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.until_marker import MOST_SPACES
+from troupellm.tests.support.chat.recorded_dialects import TOOLS
+from troupellm.tests.support.chat.written_formats import DISTINCT_PARSERS
+from troupellm.tests.support.engines.inside import source_of
 
 LENGTH = 50_000
 SLICE = 8192
@@ -57,7 +58,7 @@ def read(parser: Parser, text: str, size: int) -> int:
     waited = 0
     for start in range(0, len(text), size):
         parser.feed(text[start : start + size])
-        waited = max(waited, len(parser._source.text) - parser._source.pos)
+        waited = max(waited, len(source_of(parser).text) - source_of(parser).pos)
     parser.finish()
     return waited
 
@@ -114,6 +115,6 @@ def test_B11_an_argument_beyond_its_limit_is_looked_at_once(
     noted = Noted(python_calls._RUN)
     monkeypatch.setattr(python_calls, "_RUN", noted)
     text = head + "'a'" * 24_000 + ")]"
-    assert len(text) > python_calls._LONGEST_VALUE
+    assert len(text) > python_calls.LONGEST_VALUE
     read(parser_of("pythonic"), text, size)
-    assert 0 < noted.characters <= python_calls._LONGEST_VALUE + len(head)
+    assert 0 < noted.characters <= python_calls.LONGEST_VALUE + len(head)

@@ -37,7 +37,7 @@ def test_a_template_renders_as_transformers_does(tmp_path):
     assert text == theirs[0]
 
 
-def test_helpers_of_templates(tmp_path):
+def test_a_template_can_use_its_usual_helpers(tmp_path):
     template = load(
         tmp_path,
         "{{ {'b': 'é<', 'a': 1} | tojson }}|{{ [1] | tojson(indent=1) }}|{% generation %}{{ messages[0].content }}"
@@ -136,7 +136,7 @@ def test_the_last_message_can_be_continued(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["messages_", "enable_thinking"])
-def test_further_variables(tmp_path, name):
+def test_a_template_sees_further_variables(tmp_path, name):
     assert load(tmp_path, "{{ " + name + " }}").render(USER, **{name: "yes"}) == "yes"
 
 

@@ -1,13 +1,13 @@
 """Probes of chat templates, and the form in which each template gets a conversation."""
 
 import pytest
-from template_kinds import KINDS
 
 from troupellm.models.chat_template.message_repair import TemplateTraits, repaired
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import RendersHere, TemplateRefused
 from troupellm.models.chat_template.template_traits import probed
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.tests.support.chat.template_kinds import KINDS
 
 
 def template(name):

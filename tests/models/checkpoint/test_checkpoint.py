@@ -37,17 +37,17 @@ def test_tensors_are_converted_and_counted(tmp_path: Path, stored: torch.dtype) 
     assert sizes == [24]
 
 
-def test_missing_tensor(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"b": torch.zeros(2, 3)})
     assert refusal(tmp_path) == "model.safetensors: tensor a is missing"
 
 
-def test_wrong_shape(tmp_path: Path) -> None:
+def test_a_tensor_of_a_wrong_shape_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"a": torch.zeros(3, 2)})
     assert refusal(tmp_path) == "model.safetensors: tensor a has shape [3, 2], expected [2, 3]"
 
 
-def test_wrong_type(tmp_path: Path) -> None:
+def test_a_tensor_of_a_wrong_type_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"a": torch.zeros(2, 3, dtype=torch.int32)})
     assert refusal(tmp_path) == "model.safetensors: tensor a has type I32, expected one of BF16, F16, F32"
 
@@ -92,18 +92,18 @@ def test_an_index_may_not_leave_the_folder(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', "{"])
-def test_a_damaged_index(tmp_path: Path, text: str) -> None:
+def test_a_damaged_index_is_refused_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     assert refusal(tmp_path).startswith(INDEX)
 
 
-def test_a_missing_shard(tmp_path: Path) -> None:
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "one.safetensors"}}))
     assert refusal(tmp_path) == f"one.safetensors is missing, though {INDEX} names it"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"\x10\x00\x00\x00\x00\x00\x00\x00{}"])
-def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_weight_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / SINGLE).write_bytes(content)
     assert refusal(tmp_path).startswith(("model.safetensors cannot be read", "model.safetensors is cut"))
 
@@ -116,7 +116,7 @@ def test_pickled_weights_are_refused_with_a_hint(tmp_path: Path) -> None:
     assert "safetensors" in caught.value.hint
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path) == "model.safetensors is missing"
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt
 from safetensors.torch import save_file
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
@@ -17,6 +16,7 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.runner.runner import ModelRunner
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt
 
 SIZE = 64
 SHORT = [torch.bfloat16, torch.float16]

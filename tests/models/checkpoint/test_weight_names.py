@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, MAX_LEN, Pair
 from safetensors.torch import load_file, save_file
 
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
 
 OLDER = {
     "model.language_model.": "language_model.model.",

@@ -83,20 +83,20 @@ def test_defaults_of_a_small_file(tmp_path: Path) -> None:
         ({"architectures": ["Gpt2LMHeadModel"]}, "config.json: architecture Gpt2LMHeadModel is not supported"),
     ],
 )
-def test_refusals(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_a_config_that_is_not_supported_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         describe(tmp_path, **changes)
     assert caught.value.message == message
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff"])
-def test_a_damaged_file(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelLoadError, match=r"^config\.json"):
         describe_model(tmp_path)
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"^config\.json is missing"):
         describe_model(tmp_path)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_encoder
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +14,7 @@ from troupellm.models.config.pooling_config import classifier_activation, read_l
 from troupellm.models.worker.load_encoder import LoadedEncoder
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import tiny_encoder
 
 
 def load(folder: Path) -> LoadedEncoder:
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
         ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 1, "sigmoid"),
     ],
 )
-def test_activations(values: dict[str, Any], labels: int, expected: str) -> None:
+def test_a_classifiers_activation_follows_from_its_labels(values: dict[str, Any], labels: int, expected: str) -> None:
     assert classifier_activation(ConfigReader(values), labels) == expected
 
 
@@ -48,7 +48,7 @@ def test_an_activation_is_never_imported() -> None:
         classifier_activation(reader, 1)
 
 
-def test_labels() -> None:
+def test_labels_have_the_names_of_the_config() -> None:
     assert read_labels(ConfigReader({})) == ("LABEL_0", "LABEL_1")
     assert read_labels(ConfigReader({"num_labels": 1})) == ("LABEL_0",)
     names = {str(number): f"name {number}" for number in range(12)}

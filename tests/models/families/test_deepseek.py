@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, MAX_LEN, Pair
 from safetensors.torch import save_file
 
 from troupellm.kernels.fused_moe import route
@@ -19,6 +18,7 @@ from troupellm.models.layers import experts
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.memory.plan import block_bytes
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair
 
 LITE = {
     "architectures": ["DeepseekV2ForCausalLM"], "vocab_size": 102400, "hidden_size": 2048, "intermediate_size": 10944,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.decoder_pairs import FAMILIES, Pair
-from tests.support.pretended_gpu import pretend_gpu
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair
+from troupellm.tests.support.gpu.pretended_gpu import pretend_gpu
 
 
 @pytest.fixture

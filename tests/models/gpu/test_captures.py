@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.decoder_pairs import Pair, make_prompt
-from tests.support.device_runner import check, device_runner, replay, script
-from tests.support.plan_script import plain
 from troupellm.models.gpu.device import CpuDevice, CpuEvent, Event, Graph
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.gpu.sampling_columns import CUT, DRAWN
 from troupellm.protocol.errors import GraphCaptureError
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair, make_prompt
+from troupellm.tests.support.gpu.device_runner import check, device_runner, replay, script
+from troupellm.tests.support.workers.plan_script import plain
 
 
 def used_graphs(runner: CudaRunner, monkeypatch: pytest.MonkeyPatch) -> list[GraphKey]:

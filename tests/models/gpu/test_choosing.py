@@ -6,11 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
-from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
-from tests.support.plan_script import Script, plain
-from tests.support.pretended_gpu import LateEvent
-from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.adjust import penalize, tally, unpacked
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.gpu.device import CpuDevice
@@ -20,6 +15,11 @@ from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.gpu.sampling_columns import ELSEWHERE, SamplingColumns, kind_of
 from troupellm.models.sampling.row_options import RowOptions
 from troupellm.protocol.messages.worker import RowChange, SamplingState, StepPlan
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
+from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
+from troupellm.tests.support.gpu.pretended_gpu import LateEvent
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
+from troupellm.tests.support.workers.plan_script import Script, plain
 
 LOOKING_BACK: dict[int, dict[str, Any]] = {
     0: {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2},

@@ -6,9 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, PLAIN, VARIED
-from tests.support.plan_script import plain
-from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels import act_quant, linear
 from troupellm.kernels.quantized_linear.gpu import EightBitProduct
 from troupellm.models.batch.kv_cache import KVCache
@@ -20,6 +17,9 @@ from troupellm.models.layers import attention, feed_forward
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.gpu.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, PLAIN, VARIED
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
+from troupellm.tests.support.workers.plan_script import plain
 
 TOKENS = 20
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.faked_gpu import CUDA, AbsentGpu, AbsentWeights, Launch, absent_gpu
 from troupellm.kernels.kv_quant import cache_dtype
 from troupellm.load_tests.gpu.models import config_of
 from troupellm.models.batch.kv_cache import KVCache
@@ -27,6 +26,8 @@ from troupellm.models.memory.plan import MemoryBudget
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import NewRow, SamplingState
+from troupellm.tests.support.engines.inside import possible_graphs_of, warm_up_graph
+from troupellm.tests.support.gpu.faked_gpu import CUDA, AbsentGpu, AbsentWeights, Launch, absent_gpu
 
 pytest.importorskip("triton")
 MANY, LENGTH, TOKENS, BLOCK = 70, 600, 1100, 16
@@ -185,8 +186,8 @@ def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
     runner, launches, _ = serve(name)
     before = {key for found in keys(launches).values() for key in found}
     launches.clear()
-    for key in runner.graphs.dispatcher._possible:
-        runner.graphs._warm_up(key)
+    for key in possible_graphs_of(runner):
+        warm_up_graph(runner, key)
     runner.graphs.prepare = lambda wanted: None  # type: ignore[method-assign]
     steps = Serving(runner, BLOCK)
     steps._rows = ()

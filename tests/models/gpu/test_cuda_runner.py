@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.decoder_pairs import FAMILIES, Pair, make_prompt
-from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
-from tests.support.plan_script import Script, plain
-from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from troupellm.models.batch.row_drafts import DraftError, Drafts
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.gpu.graph_dispatch import GraphKey
@@ -20,6 +16,10 @@ from troupellm.models.proposers.base import ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair, make_prompt
+from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
+from troupellm.tests.support.speculation.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.tests.support.workers.plan_script import Script, plain
 
 
 def mixed(script: Script) -> None:
@@ -46,7 +46,7 @@ def mixed(script: Script) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(), (1, 2, 4), (2, 8)], ids=["eager", "graphs", "padded"])
-def test_mixed_plans(llama: Pair, sizes: tuple[int, ...]) -> None:
+def test_mixed_plans_give_the_tokens_of_a_cpu(llama: Pair, sizes: tuple[int, ...]) -> None:
     told = script(llama)
     mixed(told)
     check(replay(device_runner(llama, sizes), told.plans), told.results)
@@ -93,7 +93,9 @@ DEMANDING: dict[int, dict[str, Any]] = {
     "options", [OPTIONS, {**OPTIONS, **CUTTING}, {**CUTTING, **DEMANDING, 0: OPTIONS[0], 1: {}}],
     ids=["drawn", "cut", "demanding"],
 )  # fmt: skip
-def test_sampling(llama: Pair, options: dict[int, dict[str, Any]], sizes: tuple[int, ...]) -> None:
+def test_sampled_tokens_are_those_of_a_cpu(
+    llama: Pair, options: dict[int, dict[str, Any]], sizes: tuple[int, ...]
+) -> None:
     told = script(llama)
     for row, sampling in options.items():
         told.add(row, make_prompt(6 + row, row), **sampling)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, META, PLAIN, VOCAB, AbsentGpu
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import RandomWeights
 from troupellm.models.gpu.host_transfer import Staging
@@ -28,6 +27,7 @@ from troupellm.models.proposers.paged_attention import Paging
 from troupellm.models.proposers.paged_base import Network
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.messages.worker import NewRow, SamplingState
+from troupellm.tests.support.gpu.absent_gpu import BLOCK_SIZE, BLOCKS, LENGTH, META, PLAIN, VOCAB, AbsentGpu
 
 ONE = msgspec.structs.replace(PLAIN, num_layers=1, windows=(None,))
 ROWS = 3

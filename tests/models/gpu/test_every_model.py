@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from compressed_formats import SCHEMES, Writer
-from decoder_pairs import FAMILIES
-from float_formats import FORMATS
-from gguf_llama import SIZES, Kind, Written
-from packed_words import AWQ, GPTQ, GptqWriter, awq_writer
-from quantized_llama import tiny_llama, write_model
 
-from tests.support.gpu_worker import Gpu, absent_gpu_worker
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
+from troupellm.tests.support.gpu.gpu_worker import Gpu, absent_gpu_worker
+from troupellm.tests.support.quantized.compressed_formats import SCHEMES, Writer
+from troupellm.tests.support.quantized.float_formats import FORMATS
+from troupellm.tests.support.quantized.packed_words import AWQ, GPTQ, GptqWriter, awq_writer
+from troupellm.tests.support.quantized.quantized_llama import tiny_llama, write_model
 
 pytest.importorskip("triton")
 BLOCK, PER_ROW = 16, 4
@@ -85,7 +85,7 @@ QUICK = ("gpt_oss", "deepseek_v2_lite")
 
 
 @pytest.mark.parametrize("name", cases(FAMILIES, QUICK))
-def test_every_family(tmp_path: Path, gpu: Gpu, name: str) -> None:
+def test_every_family_serves_on_a_gpu(tmp_path: Path, gpu: Gpu, name: str) -> None:
     serve(write_family(tmp_path, name))
 
 
@@ -125,7 +125,7 @@ FAST = ("gptq_ordered", "fp8_channel", "compressed_w4a16")
 
 
 @pytest.mark.parametrize("name", cases((*PACKED, *FORMATS, *COMPRESSED), FAST))
-def test_every_format(tmp_path: Path, gpu: Gpu, name: str) -> None:
+def test_every_quantized_format_serves_on_a_gpu(tmp_path: Path, gpu: Gpu, name: str) -> None:
     serve(write_format(tmp_path, name))
 
 

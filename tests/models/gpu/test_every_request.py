@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from decoder_pairs import SIZES, write_tokenizer
-from deepseek_mtp import write_deepseek
-from plain_heads import write_drafters
 
-from tests.support.engines import SETTINGS
-from tests.support.gpu_worker import Gpu, absent_gpu_worker
-from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
+from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling_checks import ThinkingMarks
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.checkpoints.decoder_pairs import SIZES, write_tokenizer
+from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.gpu.gpu_worker import Gpu, absent_gpu_worker
+from troupellm.tests.support.speculation.plain_heads import write_drafters
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
+from troupellm.tests.support.workers.plug_ins import MODULE as PLUG_IN_MODULE
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.anyio
@@ -63,6 +66,7 @@ DEMANDING: dict[str, dict[str, Any]] = {
     "beams": {"use_beam_search": True, "n": 2, "temperature": 0.0},
 }  # fmt: skip
 REQUESTS = PLAIN | DEMANDING
+PENALTIES = {"repetition_penalty", "frequency_penalty", "presence_penalty"}
 
 
 @pytest.fixture
@@ -98,13 +102,42 @@ def prompts(count: int) -> list[list[int]]:
     return [kinds[number % len(kinds)] for number in range(count)]
 
 
+def check(answer: Completion, prompt: list[int], wanted: dict[str, Any]) -> None:
+    """An answer has all that its request asked for; the numbers of a device that is not there mean nothing."""
+    assert len(answer.choices) == wanted.get("n", 1)
+    count, listed = wanted.get("logprobs"), wanted.get("logprob_token_ids")
+    for choice in answer.choices:
+        assert len(choice.token_ids) == wanted["max_tokens"]
+        if count is None:
+            assert choice.logprobs is None
+            continue
+        assert choice.logprobs is not None
+        assert [entry.token_id for entry in choice.logprobs] == list(choice.token_ids)
+        for entry in choice.logprobs:
+            assert len(entry.top) == (count if listed is None else len(listed))
+            assert listed is None or [top.token_id for top in entry.top] == listed
+    if "prompt_logprobs" in wanted:
+        assert answer.prompt_logprobs is not None
+        first, *others = answer.prompt_logprobs
+        assert first is None
+        assert [entry.token_id for entry in others if entry is not None] == prompt[1:]
+
+
+def option_kernels(request: dict[str, Any]) -> dict[str, bool]:
+    """The kernels that steps launch for some options of a request, and only for these."""
+    return {
+        "penalize_kernel": not PENALTIES.isdisjoint(request),
+        "keep_bits_kernel": "guide" in request,
+        "survey_kernel": not {"top_k", "top_p"}.isdisjoint(request),
+        "describe_kernel": request.get("logprobs") == 0,
+    }
+
+
 async def ask(engine: Engine, requests: Iterable[dict[str, Any]], times: int = 2) -> None:
     """All of them at once; from the second time on prompts are in the prefix cache."""
 
     async def one(prompt: list[int], request: dict[str, Any]) -> None:
-        wanted = LONG | request
-        answer = await engine.generate(prompt, **wanted)
-        assert all(len(choice.token_ids) == wanted["max_tokens"] for choice in answer.choices)
+        check(await engine.generate(prompt, **(LONG | request)), prompt, LONG | request)
 
     asked = list(requests)
     for _ in range(times):
@@ -114,15 +147,18 @@ async def ask(engine: Engine, requests: Iterable[dict[str, Any]], times: int = 2
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    return SETTINGS | SMALL | {"logits_processors": ("plug_ins:OnlyToken",)} | more
+    return SETTINGS | SMALL | {"logits_processors": (f"{PLUG_IN_MODULE}:OnlyToken",)} | more
 
 
 async def test_plain_steps_do_not_wait(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings()) as engine:
         gpu.waits.clear()
         for name, request in PLAIN.items():
+            gpu.launches.clear()
             await ask(engine, [request], times=1)
             assert not gpu.waits, name
+            launched, wanted = {launch.kernel.__name__ for launch in gpu.launches}, option_kernels(request)
+            assert {kernel: kernel in launched for kernel in wanted} == wanted, name
         await ask(engine, PLAIN.values(), times=1)
     assert not gpu.waits
 
@@ -151,7 +187,7 @@ async def test_prompts_with_latent_attention_do_not_wait(drafters: Path, gpu: Gp
     assert not gpu.waits
 
 
-async def test_every_request(folder: Path, gpu: Gpu) -> None:
+async def test_every_kind_of_request_is_answered_in_full(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings(max_num_seqs=40, num_gpu_blocks_override=100)) as engine:
         for request in DEMANDING.values():
             await ask(engine, [request], times=1)
@@ -197,7 +233,7 @@ def cases(names: Iterable[str], quick: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", cases(SERVED, ("graphs", "fp8_cache")))
-async def test_together(folder: Path, gpu: Gpu, name: str) -> None:
+async def test_mixed_requests_are_answered_with_each_setting(folder: Path, gpu: Gpu, name: str) -> None:
     async with Engine(str(folder), **settings(**SERVED[name])) as engine:
         await ask(engine, MIXED)
         if name in PREEMPTED:
@@ -218,14 +254,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"model": "medusa"},
     "medusa_tree": {"model": "medusa", "tree_widths": [3, 4]},
     "mtp": {},
-    "custom": {"custom_class": "scripted_drafts:Guessing"},
-    "custom_tree": {"custom_class": "scripted_drafts:GuessingTrees"},
+    "custom": {"custom_class": f"{DRAFTS}:Guessing"},
+    "custom_tree": {"custom_class": f"{DRAFTS}:GuessingTrees"},
 }
 KINDS = ("ngram", "suffix", "draft_model", "eagle3", "eagle", "medusa", "mtp", "custom")
 
 
 @pytest.mark.parametrize("name", cases(METHODS, ("eagle_tree",)))
-async def test_drafts(drafters: Path, gpu: Gpu, name: str) -> None:
+async def test_drafts_of_every_method_are_verified(drafters: Path, gpu: Gpu, name: str) -> None:
     method = next(kind for kind in KINDS if name.startswith(kind))
     target = drafters / ("deepseek" if method == "mtp" else "target")
     wanted = {"method": method, "num_speculative_tokens": 3, "adaptive": False} | METHODS[name]
@@ -242,7 +278,7 @@ async def test_drafts(drafters: Path, gpu: Gpu, name: str) -> None:
         assert engine.snapshot().scheduler.draft_tokens > 0 or wanted["adaptive"]
 
 
-async def test_vectors(folder: Path, gpu: Gpu) -> None:
+async def test_vectors_are_computed_beside_answers(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings()) as engine, anyio.create_task_group() as group:
         group.start_soon(ask, engine, MIXED)
         vectors = await engine.embed(["a fox", "x y z", "0123456789 " * 9])
@@ -250,7 +286,7 @@ async def test_vectors(folder: Path, gpu: Gpu) -> None:
 
 
 @pytest.mark.slow
-async def test_sleep_and_abort(folder: Path, gpu: Gpu) -> None:
+async def test_requests_are_answered_after_sleep_and_abort(folder: Path, gpu: Gpu) -> None:
     async with Engine(str(folder), **settings(kv_offloading_size="1MiB")) as engine:
         await ask(engine, MIXED)
         for level in (1, 2):
@@ -262,7 +298,7 @@ async def test_sleep_and_abort(folder: Path, gpu: Gpu) -> None:
         await ask(engine, MIXED)
 
 
-async def test_scores(tmp_path: Path, gpu: Gpu) -> None:
+async def test_a_classifier_gives_each_label_a_score(tmp_path: Path, gpu: Gpu) -> None:
     torch.manual_seed(5)
     config = transformers.LlamaConfig(**SIZES, num_labels=3)
     transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
@@ -272,7 +308,7 @@ async def test_scores(tmp_path: Path, gpu: Gpu) -> None:
     assert [len(found) for found in labels] == [3, 3]
 
 
-async def test_input_embeddings(folder: Path, gpu: Gpu) -> None:
+async def test_a_prompt_of_embeddings_is_answered(folder: Path, gpu: Gpu) -> None:
     given = torch.zeros(70, 32)
     async with Engine(str(folder), **settings()) as engine:
         answer = await engine.generate(prompt_embeds=given, **LONG)

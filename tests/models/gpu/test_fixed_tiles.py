@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tests.support.absent_gpu import PLAIN
-from tests.support.faked_gpu import CUDA, AbsentGpu, AbsentWeights, absent_gpu
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.linear import batch_invariant as fixed_tiles, linear, pack
@@ -22,6 +20,9 @@ from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.load.to_device import moved
+from troupellm.tests.support.engines.inside import warm_up_graph
+from troupellm.tests.support.gpu.absent_gpu import PLAIN
+from troupellm.tests.support.gpu.faked_gpu import CUDA, AbsentGpu, AbsentWeights, absent_gpu
 
 TILE = fixed_tiles.TILE_ROWS["cuda"]
 
@@ -94,7 +95,7 @@ def test_a_step_is_filled_up_once_for_all_layers(products: list[int], monkeypatc
             capture_sizes=(32,),
         )  # fmt: skip
         monkeypatch.setattr(linear_kernel, "in_fixed_tiles", lambda x, run: given.append(x.shape[0]) or cut(x, run))
-        runner.graphs._warm_up(GraphKey(32))
+        warm_up_graph(runner, GraphKey(32))
     in_layers = 4 * PLAIN.num_layers
     assert products == [TILE] * (in_layers + 1)
     assert given == [TILE] * in_layers + [32]  # the head is given those that count

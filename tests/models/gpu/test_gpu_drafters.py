@@ -6,13 +6,13 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from plain_heads import write_drafters
 
-from tests.support.engines import SETTINGS
 from troupellm import Engine
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.speculation.plain_heads import write_drafters
 
 pytestmark = pytest.mark.anyio
 

@@ -9,14 +9,15 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from tests.support.engines import SETTINGS
-from tests.support.pretended_gpu import pretend_gpu
-from tests.support.tiny_model import write_tiny_model
 from troupellm import Engine
 from troupellm.actors.runtime import ports
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.fixtures import SETTINGS
+from troupellm.tests.support.gpu.pretended_gpu import pretend_gpu
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +55,7 @@ async def answers(folder: Path, **settings: Any) -> tuple[list[Any], list[list[f
 
 
 DRAFTS = {
-    "method": "custom", "custom_class": "scripted_drafts:Guessing", "num_speculative_tokens": 4, "adaptive": False,
+    "method": "custom", "custom_class": f"{DRAFTS}:Guessing", "num_speculative_tokens": 4, "adaptive": False,
 }  # fmt: skip
 
 

@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from deepseek_mtp import write_deepseek
 
-from tests.support.tiny_model import write_tiny_model
 from troupellm.models.gpu import placement
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.kv_offload.gpu_mover import MOST_BLOCKS
@@ -15,6 +13,8 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 
 def load(folder: Path, **settings: Any) -> tuple[ModelWorker, WorkerReady]:

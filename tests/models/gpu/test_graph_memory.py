@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from plain_heads import write_drafters
 
-from tests.support.faked_gpu import CUDA, absent_gpu
-from tests.support.tensor_attention import plan_tensors
 from troupellm.models.gpu import placement
 from troupellm.models.gpu.graph_dispatch import useful_sizes
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.tests.support.engines.inside import possible_graphs_of, static_logits_of, static_taps_of
+from troupellm.tests.support.gpu.faked_gpu import CUDA, absent_gpu
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
+from troupellm.tests.support.speculation.plain_heads import write_drafters
 
 pytest.importorskip("triton")
 from troupellm.kernels.sampling.triton_truncate import row_bytes, truncated_triton
@@ -56,9 +57,9 @@ def test_what_graphs_write_to_is_planned(home: Path, method: str) -> None:
     _, eager = loaded(home, **settings, enforce_eager=True)
     graphs, angles = runner.graphs, runner.decoder.angle_table
     assert angles is not None
-    assert graphs._logits.shape[0] == (8 if not method else 32)
-    assert (graphs._tapped.nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
-    kept = sum(part.nbytes for part in (graphs._logits, graphs._tapped, graphs.columns, angles))
+    assert static_logits_of(graphs).shape[0] == (8 if not method else 32)
+    assert (static_taps_of(graphs).nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
+    kept = sum(part.nbytes for part in (static_logits_of(graphs), static_taps_of(graphs), graphs.columns, angles))
     drawing = 0 if method else 8 * row_bytes(runner.decoder.config.vocab_size)
     assert planned - eager == kept + drawing
 
@@ -75,13 +76,13 @@ def test_what_drawing_from_the_likeliest_tokens_takes_is_no_more_than_planned(vo
 
 def test_no_graph_has_more_rows_than_there_are(home: Path) -> None:
     runner, _ = loaded(home, cudagraph_capture_sizes=(2, 100_000))
-    assert runner.graphs._logits.shape[0] == 6
-    assert {key.requests for key in runner.graphs.dispatcher._possible} == {2, 6}
+    assert static_logits_of(runner.graphs).shape[0] == 6
+    assert {key.requests for key in possible_graphs_of(runner)} == {2, 6}
 
 
 @pytest.mark.parametrize(
     ("wanted", "most", "sizes"),
     [((), 4, ()), ((1, 8), 8, (1, 8)), ((64, 2), 8, (2, 8)), ((16, 100, 12), 12, (12,)), ((2,), 8, (2,))],
 )
-def test_useful_sizes(wanted: tuple[int, ...], most: int, sizes: tuple[int, ...]) -> None:
+def test_useful_graph_sizes_end_at_the_most_rows(wanted: tuple[int, ...], most: int, sizes: tuple[int, ...]) -> None:
     assert useful_sizes(wanted, most) == sizes

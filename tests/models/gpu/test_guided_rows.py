@@ -6,10 +6,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.decoder_pairs import Pair, make_prompt
-from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
-from tests.support.plan_script import Script, plain
-from tests.support.tiny_model import write_tiny_model
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.structured_outputs.backends import program_text
@@ -17,6 +13,11 @@ from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair, make_prompt
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay
+from troupellm.tests.support.workers.plan_script import Script, plain
 
 SIZES = (1, 2, 4)
 
@@ -171,7 +172,7 @@ def test_a_guide_that_breaks_fails_its_row_alone(told: Script, runner: CudaRunne
 def broken(runner: ModelRunner) -> None:
     """The first row's guide finds no token any more."""
     assert runner.guides is not None
-    runner.guides._rows[0].error = "broken"
+    guided_rows_of(runner.guides)[0].error = "broken"
 
 
 def test_logits_that_are_no_numbers_are_not_blamed_on_a_guide(told: Script, runner: CudaRunner) -> None:

@@ -5,14 +5,14 @@ import msgspec
 import pytest
 import torch
 
-from tests.support.absent_gpu import BLOCK_SIZE, LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
-from tests.support.launches import launches
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.batch import triton_planner
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.sampling_columns import CUT, DRAWN, WIDTH, choose
 from troupellm.models.layers.taps import Taps
+from troupellm.tests.support.gpu.absent_gpu import BLOCK_SIZE, LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
+from troupellm.tests.support.gpu.launches import launches
 
 QWEN3 = msgspec.structs.replace(PLAIN, qk_norm="head")
 GREEDY, DRAWING, CUTTING = GraphKey(ROWS), GraphKey(ROWS, kind=DRAWN), GraphKey(ROWS, kind=CUT)
@@ -46,7 +46,9 @@ def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:
         pytest.param(VARIED, DRAWING, 20, 14, id="varied-draws"),
     ],
 )
-def test_a_step(config: DecoderConfig, key: GraphKey, a_pair: int, outside: int) -> None:
+def test_a_step_launches_a_known_number_of_kernels(
+    config: DecoderConfig, key: GraphKey, a_pair: int, outside: int
+) -> None:
     small, large = launched(config, 1, key), launched(config, 2, key)
     assert (len(large) - len(small), 2 * len(small) - len(large)) == (a_pair, outside), small
 

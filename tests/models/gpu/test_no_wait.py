@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from tests.support.absent_gpu import LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
-from tests.support.tensor_attention import plan_tensors
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.batch import DeviceSpans
@@ -13,6 +11,8 @@ from troupellm.models.gpu.logprobs import pairs
 from troupellm.models.gpu.penalties import FACTORS, penalize_rows
 from troupellm.models.gpu.sampling_columns import CUT, DRAWN, GREEDY, WIDTH, choose
 from troupellm.models.layers.taps import Taps
+from troupellm.tests.support.gpu.absent_gpu import LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
 
 
 @pytest.fixture(params=[PLAIN, VARIED], ids=["plain", "varied"])
@@ -21,19 +21,19 @@ def config(request: pytest.FixtureRequest) -> DecoderConfig:
 
 
 @pytest.mark.parametrize("kind", [GREEDY, DRAWN, CUT])
-def test_a_decode_step(config: DecoderConfig, kind: int) -> None:
+def test_a_decode_step_does_not_wait_for_the_device(config: DecoderConfig, kind: int) -> None:
     graphs = absent(config, plan_tensors).graphs
     logits, tokens = graphs.decode(GraphKey(ROWS, kind=kind), numbers(WIDTH, ROWS))
     assert (logits.device.type, tokens.device.type) == ("meta", "meta")
     assert (logits.shape, tokens.shape) == ((ROWS, VOCAB), (ROWS,))
 
 
-def test_a_step_that_verifies(config: DecoderConfig) -> None:
+def test_a_step_that_verifies_does_not_wait_for_the_device(config: DecoderConfig) -> None:
     taps = Taps(last=True)
     absent(config, plan_tensors, taps).graphs.verified(GraphKey(1, queries=ROWS), numbers(WIDTH, 1), taps)
 
 
-def test_a_mixed_step(config: DecoderConfig) -> None:
+def test_a_mixed_step_does_not_wait_for_the_device(config: DecoderConfig) -> None:
     gpu = absent(config, plan_tensors)
     spans = DeviceSpans(*(numbers(3, dtype=torch.int32) for _ in range(3)), num_tokens=20, decode_rows=1)
     batch = gpu.maker.make(spans, numbers(3), numbers(20), numbers(20), gpu.rows, numbers(2))

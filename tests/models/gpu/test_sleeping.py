@@ -9,10 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.decoder_pairs import Pair
-from tests.support.device_runner import device_runner
-from tests.support.pretended_gpu import pretend_gpu
-from tests.support.tiny_model import write_tiny_model
 from troupellm.models.gpu import device
 from troupellm.models.gpu.device import CpuDevice, Graph
 from troupellm.models.gpu.runner import CudaRunner
@@ -20,6 +16,10 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.messages.sleep import SleepWorker
+from troupellm.tests.support.checkpoints.decoder_pairs import Pair
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.gpu.device_runner import device_runner
+from troupellm.tests.support.gpu.pretended_gpu import pretend_gpu
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.tensor_attention import plan_tensors
-from tests.support.tiny_model import write_tiny_model
 from troupellm.actors.scheduler.step_budget import PrefillBudget
 from troupellm.models.gpu import placement, warm_up
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
@@ -18,6 +16,8 @@ from troupellm.models.gpu.sampling_columns import CUT, DRAWN
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.gpu.tensor_attention import plan_tensors
 
 SIZE, LENGTH, TOKENS = 16, 64, 1024
 Load = Callable[..., tuple[WorkerReady, list[StepPlan]]]
@@ -114,7 +114,7 @@ def test_graphs_are_captured_by_nobody_but_who_replays_them(load: Load, monkeypa
     assert len(warmed) == 3
 
 
-def test_kinds_of_graphs() -> None:
+def test_the_kinds_of_graphs_follow_from_the_queries() -> None:
     drafting = Dispatcher((2, 8), queries=(1, 4), draws=False)
     assert set(drafting.kinds) == {GraphKey(2), GraphKey(2, 4)}
     assert not Dispatcher(()).kinds
@@ -123,5 +123,5 @@ def test_kinds_of_graphs() -> None:
 @pytest.mark.parametrize(
     ("most", "sizes"), [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8])]
 )  # fmt: skip
-def test_powers_of_two(most: int, sizes: list[int]) -> None:
+def test_powers_of_two_end_at_the_most(most: int, sizes: list[int]) -> None:
     assert warm_up.powers_of_two(most) == sizes

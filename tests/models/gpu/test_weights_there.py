@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.faked_gpu import CUDA, absent_gpu
-from tests.support.quantized_weights import COLUMNS, ROWS, gguf, kinds
 from troupellm.kernels.fused_moe import pack_experts
 from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
@@ -15,6 +13,8 @@ from troupellm.kernels.quantized_linear import Fp8, GgufBlocks, GgufMixture, Int
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS
 from troupellm.kernels.quantized_linear.packed_codes import Coded
 from troupellm.models.load.to_device import moved
+from troupellm.tests.support.gpu.faked_gpu import CUDA, absent_gpu
+from troupellm.tests.support.quantized.quantized_weights import COLUMNS, ROWS, gguf, kinds
 
 pytest.importorskip("triton")
 CODES, EXPONENTS = torch.zeros(ROWS, COLUMNS, dtype=torch.uint8), torch.ones(ROWS, COLUMNS // 32, dtype=torch.uint8)
@@ -56,7 +56,7 @@ def test_what_a_kind_stands_for(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.usefixtures("counting")
-def test_products(name: str) -> None:
+def test_a_product_keeps_its_weight_on_the_device(name: str) -> None:
     with absent_gpu(answer=False) as launches:
         bias = torch.zeros(ROWS, dtype=torch.bfloat16, device=CUDA)
         packed = pack(moved(ALL[name], CUDA), bias)
@@ -101,7 +101,7 @@ def test_mixtures_and_groups_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8", "mxfp4", "mxfp6"])
-def test_experts(name: str) -> None:
+def test_experts_keep_their_weights_on_the_device(name: str) -> None:
     with absent_gpu(answer=False):
         weight = moved(ALL[name], CUDA)
         halves = [merge([weight, weight])] * 2

@@ -3,7 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_processes import LoopbackHub, Outcome, Resolver, loopback_hub
+
+from troupellm.tests.support.hub.hub_processes import LoopbackHub, Outcome, Resolver, loopback_hub
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hub_processes import LoopbackHub, Resolver, until_written
 
 from troupellm.models.hub.source import resolve_model
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.hub.hub_processes import LoopbackHub, Resolver, until_written
 
 REPO = "acme/tiny"
 WEIGHTS = bytes(range(256)) * 1000

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hub_processes import LoopbackHub
 
 import troupellm
 from troupellm.models.hub.source import BUILTIN_FOLDER
@@ -13,6 +12,7 @@ from troupellm.models.tokenizer.served import tokenizer_folder
 from troupellm.models.worker.local_names import with_local_names
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import LoadProgress
+from troupellm.tests.support.hub.hub_processes import LoopbackHub
 
 TOKEN = "hf_secret"
 DRAFTER, WORDS = "acme/drafter", "acme/words"

@@ -2,8 +2,9 @@ import json
 import socket
 
 import pytest
-from hub_processes import Resolver
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.hub.hub_processes import Resolver
 
 REPO = "acme/tiny"
 FILES = {

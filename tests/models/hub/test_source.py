@@ -187,7 +187,7 @@ def test_a_projector_is_no_model(ggufs):
         ("someone/tiny", ("a", "b"), ("a", "b")),
     ],
 )
-def test_served_names(model, names, expected):
+def test_a_model_is_served_under_its_configured_names(model, names, expected):
     assert served_names(ModelConfig(model=model, served_model_name=names)) == expected
 
 

@@ -209,7 +209,7 @@ def test_wrong_numbers_are_an_error_beside_the_step(
     assert store.use() == before
 
 
-def test_it_is_closed(store: PlugInStore, kept: Kept) -> None:
+def test_closing_a_store_closes_its_plug_in(store: PlugInStore, kept: Kept) -> None:
     store.close()
     assert kept.closed
 

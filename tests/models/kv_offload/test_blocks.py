@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from tiny_model import write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig
@@ -14,6 +13,7 @@ from troupellm.models.families.registry import describe_decoder
 from troupellm.models.kv_offload.block_copy import MemoryMover, Move, block_views, bytes_of_block
 from troupellm.models.kv_offload.host_memory import HostArena
 from troupellm.models.memory.plan import block_bytes
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 BLOCKS, SIZE = 9, 4
 

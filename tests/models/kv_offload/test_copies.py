@@ -4,9 +4,9 @@ import weakref
 from collections.abc import Sequence
 
 import pytest
-from transfers import move
 
 from tests.models.kv_offload.test_tier import Bench, bench, quick
+from troupellm.tests.support.kv.transfers import move
 
 __all__ = ["bench", "quick"]
 

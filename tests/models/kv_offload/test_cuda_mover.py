@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_model import write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.config.hf_config import ConfigReader
@@ -16,6 +15,7 @@ from troupellm.models.kv_offload.gpu_mover import MOST_BLOCKS, PIECE, CudaMover
 from troupellm.models.kv_offload.host_memory import HostArena
 from troupellm.models.kv_offload.host_tier import BATCH
 from troupellm.protocol.messages.kv_transfers import STORES
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 BLOCKS, SIZE = STORES + 1, 4
 

@@ -13,6 +13,7 @@ import pytest
 from troupellm.models.kv_offload import disk_store
 from troupellm.models.kv_offload.disk_store import LOCK_NAME, DiskStore
 from troupellm.models.kv_offload.store import StoreContext, StoreCorrupt, StoreError, StoreMiss
+from troupellm.tests.support.engines.inside import folder_of
 
 SIZE = 10_000
 SPACE = 12_288
@@ -48,7 +49,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def file_of(store: DiskStore, number: int) -> Path:
-    (found,) = [path for path in files(store._path) if path.name.startswith(KEYS[number].hex())]
+    (found,) = [path for path in files(folder_of(store)) if path.name.startswith(KEYS[number].hex())]
     return found
 
 
@@ -73,9 +74,9 @@ def test_what_was_put_is_there(store: DiskStore) -> None:
 
 def test_files_are_of_the_owner_alone(store: DiskStore) -> None:
     fill(store, 0)
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in store._path.iterdir()}
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in folder_of(store).iterdir()}
     assert modes == {0o600}
-    assert stat.S_IMODE(store._path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder_of(store).stat().st_mode) == 0o700
 
 
 def test_a_new_process_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_a_flipped_bit_anywhere_is_a_miss(store: DiskStore) -> None:
         path.write_bytes(content)
         with pytest.raises(StoreCorrupt):
             read(store, 0)
-        assert files(store._path) == []
+        assert files(folder_of(store)) == []
         assert store.contains(KEYS[:1]) == 0
     assert store.use().used_bytes == 0
 
@@ -225,9 +226,9 @@ def test_a_folder_belongs_to_one_engine_at_a_time(tmp_path: Path, monkeypatch: p
 
 def test_a_folder_that_goes_away_is_an_error_and_comes_again(store: DiskStore) -> None:
     fill(store, 0)
-    for path in store._path.iterdir():
+    for path in folder_of(store).iterdir():
         path.unlink()
-    store._path.rmdir()
+    folder_of(store).rmdir()
     with pytest.raises(OSError, match="No such file"):
         fill(store, 1)
     store.probe()
@@ -248,7 +249,7 @@ def test_no_room_is_an_error_and_leaves_nothing(store: DiskStore) -> None:
             store.probe()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert len(list(store._path.iterdir())) == 2  # the block and the lock
+    assert len(list(folder_of(store).iterdir())) == 2  # the block and the lock
     assert store.use().used_bytes == SPACE
     store.probe()
     fill(store, 1)

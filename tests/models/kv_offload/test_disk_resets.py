@@ -9,6 +9,7 @@ from tests.models.kv_offload.test_disk import CONTEXT, KEYS, SIZE, SPACE, block,
 from troupellm.models.kv_offload import disk_store
 from troupellm.models.kv_offload.disk_store import LOCK_NAME, DiskStore
 from troupellm.models.kv_offload.store import StoreContext, StoreError, StoreMiss
+from troupellm.tests.support.engines.inside import folder_of
 
 __all__ = ["store"]
 
@@ -17,13 +18,13 @@ def test_after_a_reset_nothing_older_is_found_in_this_life_or_the_next(store: Di
     fill(store, 0, 1, 2)
     store.reset()
     assert store.contains(KEYS) == 0
-    assert files(store._path) == []
+    assert files(folder_of(store)) == []
     assert store.use().used_bytes == store.use().evicted == 0
     fill(store, 1)
     with pytest.raises(StoreMiss):
         read(store, 0)
     store.close()
-    again = open_store(store._path)
+    again = open_store(folder_of(store))
     assert (again.contains(KEYS), again.contains(KEYS[1:])) == (0, 1)
     again.close()
 
@@ -101,12 +102,12 @@ def test_a_generation_that_nobody_can_read_is_no_generation(tmp_path: Path) -> N
 
 
 def test_a_reset_touches_no_file_but_its_own(store: DiskStore) -> None:
-    mine = store._path / "generation"
+    mine = folder_of(store) / "generation"
     mine.write_bytes(b"of another program")
     store.probe()
     store.reset()
     store.close()
-    open_store(store._path).close()
+    open_store(folder_of(store)).close()
     assert mine.read_bytes() == b"of another program"
 
 
@@ -122,6 +123,6 @@ def test_half_a_generation_is_none(store: DiskStore, monkeypatch: pytest.MonkeyP
         full.setattr(os, "write", lambda file, data: len(data) // 2)
         with pytest.raises(OSError, match="No space left"):
             store.reset()
-    assert not list(store._path.glob("*.generation"))
+    assert not list(folder_of(store).glob("*.generation"))
     store.reset()
     assert store.contains(KEYS) == 0

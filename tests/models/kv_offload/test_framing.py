@@ -58,7 +58,7 @@ def test_keys_have_a_length(key: bytes) -> None:
         FRAMING.header(key, DATA)
 
 
-def test_sizes_are_checked() -> None:
+def test_a_block_of_another_size_is_refused() -> None:
     with pytest.raises(ValueError, match="a block has 1024 bytes"):
         FRAMING.header(KEY, DATA[1:])
     with pytest.raises(ValueError, match="32 bytes"):

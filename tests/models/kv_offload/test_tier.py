@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 import torch
-from transfers import Driver, move
 
 from troupellm.models.kv_offload import operations, store_tier
 from troupellm.models.kv_offload.block_copy import BlockMover
 from troupellm.models.kv_offload.host_memory import HostArena
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss
 from troupellm.models.kv_offload.transfers import TransferEngine
+from troupellm.tests.support.kv.transfers import Driver, move
 
 SIZE, PLACES, BLOCKS = 256, 16, 8
 
@@ -132,7 +132,7 @@ def bench() -> Iterator[Bench]:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("troupellm-kv")]
 
 
-def test_out_and_back(bench: Bench) -> None:
+def test_blocks_come_back_from_an_outer_tier(bench: Bench) -> None:
     for number in range(6):
         bench.keep(b"key%d" % number, number + 1)
     assert bench.driver.count(b"key0", b"key1", b"key9", b"key2") == 2
@@ -365,7 +365,7 @@ def test_many_reads_may_take_longer_than_one_may(monkeypatch: pytest.MonkeyPatch
     bench.engine.close()
 
 
-def test_resting_answers_everything(bench: Bench) -> None:
+def test_a_sleeping_tier_answers_all_its_transfers(bench: Bench) -> None:
     bench.keep(b"k", 7)
     gate, inside = bench.hang()
     asked = [move("fetch", place=place, key=b"k", tier=1) for place in range(1, 9)]

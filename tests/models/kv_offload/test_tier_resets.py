@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-from transfers import move
 
 from tests.models.kv_offload.test_tier import Bench, bench, quick
 from troupellm.models.kv_offload.store import StoreError
+from troupellm.tests.support.kv.transfers import move
 
 __all__ = ["bench", "quick"]
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_model import write_tiny_model
-from transfers import Driver, move
 
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.kv_offload.block_copy import bytes_of_block
@@ -16,6 +14,9 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.sleep import EMPTY, WITHOUT_CACHE, SleepWorker, WakeWorker
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan, StepResult, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import arena_of, transfers_of
+from troupellm.tests.support.kv.transfers import Driver, move
 
 PROMPT = tuple(range(40, 56))
 SIZE = 4
@@ -128,7 +129,7 @@ def test_a_damaged_place_is_not_loaded(folder: Path) -> None:
     driver = Driver(worker)
     generate(worker, 0, tuple(range(6)))
     driver.ok(move("store", block=0, place=3))
-    worker._loaded.moves._arena[3][17] ^= 4
+    arena_of(worker)[3][17] ^= 4
     storage = worker.runner.cache.storage.view(torch.uint8)
     before = storage.clone()
     assert driver.error(move("load", block=9, place=3)) == "corrupt"
@@ -147,7 +148,7 @@ def test_the_host_tier_outlives_a_light_sleep_only(folder: Path) -> None:
     driver.ok(*(move("load", block=6 + index, place=index) for index in range(FULL)))
     assert generate(worker, 1, tuple(range(6, 12)), start=len(PROMPT) - 1) == expected
     worker.command(SleepWorker(EMPTY), lambda progress: None)
-    assert worker._loaded.moves._arena._memory is None
+    assert arena_of(worker)._memory is None
     worker.command(WakeWorker(), lambda progress: None)
     expected = generate(worker, 2, tuple(range(6)))
     driver.ok(*(move("store", block=block, place=block) for block in range(FULL)))
@@ -159,12 +160,12 @@ def test_the_host_tier_outlives_a_light_sleep_only(folder: Path) -> None:
 def test_after_a_fault_nothing_old_is_answered(folder: Path) -> None:
     worker, _ = load(folder)
     generate(worker, 0, tuple(range(6)))
-    worker._loaded.moves.begin(StepPlan(
+    transfers_of(worker).begin(StepPlan(
         step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(),
         transfers=tuple(move("store", block=block % 24, place=block) for block in range(100)),
     ))  # fmt: skip
     worker.reset()
-    assert worker._loaded.moves.collect(idle=True).transfers == ()
+    assert transfers_of(worker).collect(idle=True).transfers == ()
     driver = Driver(worker)
     expected = generate(worker, 0, tuple(range(6)))
     driver.ok(*(move("store", block=block, place=block) for block in range(FULL)))

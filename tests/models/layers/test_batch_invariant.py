@@ -9,11 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
-from compiled_code import needs_compiled_code, torch_alone
-from decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
-from quantized_llama import load, tiny_llama, tokens_of
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from watched_logits import watched_logits
 
 from troupellm.kernels import linear as linear_kernel
 from troupellm.kernels.common.batch_invariance import batch_invariant
@@ -26,6 +22,11 @@ from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner import runner as runner_module
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.protocol.config.setting_types import OnLoad
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, make_prompt
+from troupellm.tests.support.checkpoints.watched_logits import watched_logits
+from troupellm.tests.support.engines.inside import runner_of
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code, torch_alone
+from troupellm.tests.support.quantized.quantized_llama import load, tiny_llama, tokens_of
 
 NEW_TOKENS = 4
 PROMPTS = {row: make_prompt(length, seed=row) for row, length in enumerate((3, 41, 17, 70, 1, 9, 30, 2, 55))}
@@ -187,8 +188,8 @@ def test_the_number_of_threads_changes_where_compiled_code_adds_up_every_sum(
     with computing(case):
         tiny_llama().save_pretrained(tmp_path)
         worker, _ = load(tmp_path, batch_invariant=True, num_threads=2)
-        used, run = set(), worker._runner.run
-        monkeypatch.setattr(worker._runner, "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
+        used, run = set(), runner_of(worker).run
+        monkeypatch.setattr(runner_of(worker), "run", lambda *given: used.add(torch.get_num_threads()) or run(*given))
         tokens_of(worker)
         worker.close()
     assert used == ({1, 2} if compiled else {2})

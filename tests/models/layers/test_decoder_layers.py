@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt
 
 from troupellm.kernels import cpp
 from troupellm.kernels.fused_decoder import layers as decoder_layers
@@ -19,6 +18,7 @@ from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.taps import NO_TAPS, Taps
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import ModelRunner
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from held_memory import held_by
-from quantized_llama import load, write_model
 from torch import Tensor
 
 from troupellm.models.config.hf_config import ConfigReader
@@ -15,6 +13,9 @@ from troupellm.models.families.registry import describe_decoder
 from troupellm.models.layers.mla import LatentAttention
 from troupellm.models.memory.stored_size import stored_size
 from troupellm.models.quantization.formats import read_format
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.quantized_llama import load, write_model
 
 KEPT = 2 * 8 * (64 + 64) * 256
 """Numbers in `kv_b_proj` of all layers: by far the most of the model."""
@@ -38,13 +39,13 @@ def tiny() -> transformers.DeepseekV3ForCausalLM:
 
 
 def latents(worker: object) -> list[LatentAttention]:
-    return [layer.attention for layer in worker.runner.decoder.layers]
+    return [layer.attention for layer in parts_of(worker).decoder.layers]
 
 
 def taken(worker: object) -> int:
     """Bytes of all weights; of those, what latent attention holds is whole."""
     assert sum(layer.key_weight.nbytes + layer.value_weight.nbytes for layer in latents(worker)) == 4 * KEPT
-    return held_by(worker.runner.decoder)
+    return held_by(parts_of(worker).decoder)
 
 
 @pytest.mark.parametrize("mode", ["int8", "int8-weight-only", "int4", "fp8"])

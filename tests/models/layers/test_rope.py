@@ -28,7 +28,7 @@ SCALINGS = {
 
 @pytest.mark.parametrize("length", [64, 256, 512])
 @pytest.mark.parametrize("name", list(SCALINGS))
-def test_frequencies(name: str, length: int) -> None:
+def test_frequencies_are_those_of_transformers(name: str, length: int) -> None:
     scaling = SCALINGS[name]
     reference = transformers.LlamaConfig(
         hidden_size=64, num_attention_heads=4, max_position_embeddings=256, rope_parameters=dict(scaling)

@@ -9,16 +9,9 @@ import re
 from pathlib import Path
 
 import pytest
-import tiny_encoder
 import torch
 import transformers
-from convention_refusals import REFUSED
-from convention_rows import LOADS
-from deepseek_mtp import write_deepseek
-from packed_words import GPTQ
-from quantized_llama import check_tokens, load, tokens_of
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import FAMILIES, SINGLE, SIZES, Files
 
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import is_encoder
@@ -28,6 +21,13 @@ from troupellm.models.quantization.formats import read_format
 from troupellm.models.worker.load_encoder import LoadedEncoder
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import tiny_encoder
+from troupellm.tests.support.checkpoints.convention_refusals import REFUSED
+from troupellm.tests.support.checkpoints.convention_rows import LOADS
+from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
+from troupellm.tests.support.checkpoints.tiny_checkpoints import FAMILIES, SINGLE, SIZES, Files
+from troupellm.tests.support.quantized.packed_words import GPTQ
+from troupellm.tests.support.quantized.quantized_llama import check_tokens, load, tokens_of
 
 NEW_TOKENS = 4
 

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from decoder_pairs import FAMILIES, Pair, make_prompt
 
 from troupellm.kernels.sampling.cases import CASES, VOCAB, make_logits
 from troupellm.models.batch.kv_cache import KVCache
@@ -18,6 +17,7 @@ from troupellm.models.quantization.fp8 import numbers
 from troupellm.models.runner.pooler import pool_whole
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.protocol.messages.worker import RowLogprobs, SamplingState
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair, make_prompt
 
 CPU = torch.device("cpu")
 PROMPT, TOKENS = [3, 8, 20], [3, 8, 20, 8, 9]

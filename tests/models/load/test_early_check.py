@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 LOADED = """
 import sys, troupellm

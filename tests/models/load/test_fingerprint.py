@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_model import write_tiny_model
 from troupellm.models.load import fingerprint
 from troupellm.models.load.fingerprint import SameModel, files_digest
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ModelLoadError
 from troupellm.protocol.messages.sleep import EMPTY, SleepWorker, WakeWorker
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import fingerprint_of
 
 
 def loaded(folder: Path, secret: Path | None, **settings: object) -> ModelWorker:
@@ -28,7 +29,7 @@ def loaded(folder: Path, secret: Path | None, **settings: object) -> ModelWorker
 def told(folder: Path, secret: Path | None, **settings: object) -> str:
     worker = loaded(folder, secret, **settings)
     try:
-        return worker._ready.fingerprint if worker._ready is not None else ""
+        return fingerprint_of(worker)
     finally:
         worker.close()
 

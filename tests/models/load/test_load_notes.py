@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from quantized_llama import load
 
 from troupellm.kernels.common.triton import installed
 from troupellm.kernels.paged_attention.backends import Needs, Planner, choose
 from troupellm.models.load.notes import attention_note
+from troupellm.tests.support.quantized.quantized_llama import load
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from typing import get_args
 import pytest
 import torch
 import transformers
-from held_memory import held_by
-from quantized_llama import load
 
 from troupellm.kernels.quantized_linear import QuantizedWeight
 from troupellm.models.load.architecture import describe_model
@@ -15,6 +13,9 @@ from troupellm.models.memory.weight_bytes import weight_bytes
 from troupellm.models.memory.weight_count import weight_count
 from troupellm.models.quantization.on_load import QUANTIZE, outline_on_load
 from troupellm.protocol.config.setting_types import OnLoad
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.quantized_llama import load
 
 MODES: tuple[OnLoad, ...] = get_args(OnLoad)
 SIZES = {
@@ -39,7 +40,7 @@ def write(folder: Path, name: str) -> Path:
 def test_what_is_planned_is_what_is_held(tmp_path: Path, name: str, mode: OnLoad | None, dtype: str) -> None:
     worker, seen = load(write(tmp_path, name), quantization=mode, dtype=dtype)
     planned = next(progress.total for progress in seen if progress.phase == "weights")
-    held = held_by(worker.runner.decoder)
+    held = held_by(parts_of(worker).decoder)
     assert held * 0.96 <= planned <= held * 1.05  # a router of four experts is padded to as many as it likes
     assert name == "experts" or held <= planned
     worker.close()

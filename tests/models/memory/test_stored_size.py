@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from gguf_llama import SIZES, Kind, Written
-from held_memory import held_by
-from packed_words import GPTQ, GptqWriter
-from quantized_llama import load, tiny_llama, write_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig
@@ -26,6 +22,11 @@ from troupellm.models.memory.weight_count import weight_count
 from troupellm.models.quantization.formats import read_format
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.engines.inside import parts_of
+from troupellm.tests.support.gguf.gguf_llama import SIZES, Kind, Written
+from troupellm.tests.support.kernels.held_memory import held_by
+from troupellm.tests.support.quantized.packed_words import GPTQ, GptqWriter
+from troupellm.tests.support.quantized.quantized_llama import load, tiny_llama, write_model
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SHAPES = {"vocab_size": 320, "hidden_size": 256, "intermediate_size": 512}
@@ -101,7 +102,7 @@ def test_what_is_planned_is_what_is_held(tmp_path: Path, name: str, dtype: str) 
     planned = next(progress for progress in seen if progress.phase == "weights")
     assert planned.total == size.nbytes
     assert size.method in planned.detail
-    held = held_by(worker.runner.decoder)
+    held = held_by(parts_of(worker).decoder)
     assert held <= size.nbytes < 1.12 * held
     worker.close()
 

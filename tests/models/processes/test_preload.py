@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_model import write_tiny_model
+
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 SCRIPT = """
 import gc

@@ -15,10 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from exact_draws import next_token
 from numpy.typing import NDArray
-from scripted_drafts import ElasticHost, Forgetful
-from tiny_model import write_tiny_model
 from torch import Tensor
 
 from troupellm.kernels.sampling.noise import token_codes
@@ -34,6 +31,9 @@ from troupellm.models.proposers.suffix import SuffixProposer
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.protocol.config.engine import ModelConfig
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.kernels.exact_draws import next_token
+from troupellm.tests.support.speculation.scripted_drafts import ElasticHost, Forgetful
 
 VOCAB, ROWS, TOKENS, FEWER, DRAFTS = 9, 500, 200, 60, 6
 PROMPT = [4, 2, 2, 7]

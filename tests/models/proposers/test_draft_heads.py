@@ -4,15 +4,23 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import plain_heads
 import pytest
 import torch
-from draft_bench import DraftBench, Row, behind_a_block, crowd
-from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, SIZE, eagle3_weights, eagle_weights, medusa_weights
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.speculation import plain_heads
+from troupellm.tests.support.speculation.draft_bench import DraftBench, Row, behind_a_block, crowd
+from troupellm.tests.support.speculation.plain_heads import (
+    CONFIG,
+    CONFIG3,
+    DRAFT_VOCABULARY,
+    SIZE,
+    eagle3_weights,
+    eagle_weights,
+    medusa_weights,
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +46,7 @@ def drafts_of(step: Callable[[torch.Tensor, list[int]], torch.Tensor], first: to
 
 
 @pytest.mark.parametrize(("layers", "bias"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)])
-def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
+def test_eagle_drafts_what_its_definition_gives(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     weights = eagle_weights(layers, bias=bias)
     folder = plain_heads.write_head(tmp_path / "head", weights, CONFIG | {"num_hidden_layers": layers, "bias": bias})
     bench = DraftBench(target, SpeculativeConfig(model=str(folder)))
@@ -58,7 +66,7 @@ def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
     behind_a_block(bench, check)
 
 
-def test_eagle3(target: Path, tmp_path: Path) -> None:
+def test_eagle3_drafts_what_its_definition_gives(target: Path, tmp_path: Path) -> None:
     weights = eagle3_weights()
     folder = plain_heads.write_head(tmp_path / "head", weights, CONFIG3)
     bench = DraftBench(target, SpeculativeConfig(model=str(folder)))
@@ -83,7 +91,7 @@ def test_eagle3(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_medusa(target: Path, tmp_path: Path, outputs: bool) -> None:
+def test_medusa_drafts_what_its_definition_gives(target: Path, tmp_path: Path, outputs: bool) -> None:
     weights = medusa_weights(4, 2, outputs=outputs)
     config: dict[str, object] = {"medusa_num_heads": 4, "medusa_num_layers": 2, "base_model_name_or_path": "x"}
     file = "medusa_lm_head.safetensors" if outputs else "model.safetensors"
@@ -101,7 +109,7 @@ def test_medusa(target: Path, tmp_path: Path, outputs: bool) -> None:
     assert len(crowd(bench, check, most=4)) > 40
 
 
-def test_names_of_vllm(target: Path, tmp_path: Path) -> None:
+def test_medusa_heads_with_the_names_of_vllm_load(target: Path, tmp_path: Path) -> None:
     weights = medusa_weights(2, 1, outputs=True)
     renamed = {}
     for name, weight in weights.items():

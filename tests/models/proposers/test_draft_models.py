@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from draft_bench import DraftBench, Row, crowd, read_target
-from tiny_model import write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.layers.taps import Taps
 from troupellm.models.memory.plan import block_bytes
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.speculation.draft_bench import DraftBench, Row, crowd, read_target
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_drafts_are_what_the_draft_model_writes(folders: tuple[Path, Path]) -> N
     assert min(kept) == 0, "nothing was refused"
 
 
-def test_tokenizers_must_agree(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_draft_model_with_another_tokenizer_is_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other")
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]

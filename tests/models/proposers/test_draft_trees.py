@@ -3,18 +3,18 @@
 from pathlib import Path
 
 import numpy as np
-import plain_heads
 import pytest
 import torch
-from draft_bench import DraftBench
-from plain_heads import CONFIG, eagle_weights, medusa_weights
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
 from troupellm.models.batch.row_drafts import ROOT, Drafts
 from troupellm.models.layers.taps import Taps
 from troupellm.models.proposers.draft_trees import Trees
 from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.speculation import plain_heads
+from troupellm.tests.support.speculation.draft_bench import DraftBench
+from troupellm.tests.support.speculation.plain_heads import CONFIG, eagle_weights, medusa_weights
 
 TEXT = [7, 80, 33, 120, 200, 9, 41]
 
@@ -71,7 +71,7 @@ def test_levels_hold_the_jointly_likeliest_and_a_cut_tree_keeps_its_parents() ->
     assert {tuple(path) for path in paths(drafts, 1).values()} == set(best)
 
 
-def test_medusa_draws_trees(target: Path, tmp_path: Path) -> None:
+def test_medusa_drafts_the_likeliest_nodes_of_each_level(target: Path, tmp_path: Path) -> None:
     weights = medusa_weights(3, 1, outputs=True)
     said: dict[str, object] = {"medusa_num_heads": 3, "medusa_num_layers": 1}
     folder = plain_heads.write_head(tmp_path / "heads", weights, said)

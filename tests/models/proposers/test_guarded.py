@@ -4,7 +4,9 @@ import logging
 from typing import Any
 
 import pytest
-from engines import anyio_backend, checkpoint, tiny_engine
+
+from troupellm.tests.support.engines.fixtures import anyio_backend, checkpoint, tiny_engine
+from troupellm.tests.support.speculation.scripted_drafts import MODULE as DRAFTS
 
 __all__ = ["anyio_backend", "checkpoint", "tiny_engine"]
 pytestmark = pytest.mark.anyio
@@ -41,7 +43,7 @@ async def test_a_plug_in_that_fails_is_not_asked_again(
 
 async def test_failures_are_counted_over_sleeps_and_one_that_works_has_none(tiny_engine: Any) -> None:
     wanted = {
-        "method": "custom", "custom_class": "scripted_drafts:Failing", "num_speculative_tokens": 3, "adaptive": False,
+        "method": "custom", "custom_class": f"{DRAFTS}:Failing", "num_speculative_tokens": 3, "adaptive": False,
     }  # fmt: skip
     async with tiny_engine(speculative_config=wanted) as engine:
         assert engine.snapshot().scheduler.proposer.failures == 0
@@ -51,7 +53,7 @@ async def test_failures_are_counted_over_sleeps_and_one_that_works_has_none(tiny
             assert engine.snapshot().scheduler.proposer.failures == failures
             await engine.sleep(level=1)
             await engine.wake()
-    async with tiny_engine(speculative_config=wanted | {"custom_class": "scripted_drafts:Guessing"}) as engine:
+    async with tiny_engine(speculative_config=wanted | {"custom_class": f"{DRAFTS}:Guessing"}) as engine:
         await tokens_of(engine)
         assert engine.snapshot().scheduler.proposer.failures == 0
 

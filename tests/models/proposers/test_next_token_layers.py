@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from deepseek_mtp import LAYERS, write_deepseek
-from draft_bench import DraftBench, Row, crowd
-from tiny_model import write_tiny_model
 
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints.deepseek_mtp import LAYERS, write_deepseek
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.speculation.draft_bench import DraftBench, Row, crowd
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from troupellm.models.proposers.ngram import NgramProposer, make, of_device, of_host
 from troupellm.models.proposers.suffix import SuffixProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
-from troupellm.tests.support.proposals import batch_of, drafted, guess, new_row
+from troupellm.tests.support.speculation.proposals import batch_of, drafted, guess, new_row
 
 
 def proposer(low: int, high: int) -> NgramProposer:

@@ -7,17 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import plain_heads
 import pytest
 import torch
-from draft_bench import BLOCK, DraftBench, Row
-from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle_weights
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.batch.row_drafts import ROOT
 from troupellm.models.proposers.paged_gaps import Gaps
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.engines.inside import hidden_states_of, marks_of
+from troupellm.tests.support.speculation import plain_heads
+from troupellm.tests.support.speculation.draft_bench import BLOCK, DraftBench, Row
+from troupellm.tests.support.speculation.plain_heads import (
+    CONFIG,
+    CONFIG3,
+    DRAFT_VOCABULARY,
+    eagle3_weights,
+    eagle_weights,
+)
 
 MOST = 3
 States = Callable[[torch.Tensor], torch.Tensor]
@@ -197,9 +204,10 @@ def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
         bench.step(MOST, 8, check)
     assert checked == [1, 1, 1]
     assert isinstance(bench.proposer, PagedProposer)
-    assert bool(bench.proposer._states[1].isfinite().all())
-    assert bench.proposer._marks is not None
-    _, trail = bench.proposer._marks.runs(bench.blocks, np.array([1]), np.array([8]))
+    assert bool(hidden_states_of(bench.proposer)[1].isfinite().all())
+    marks = marks_of(bench.proposer)
+    assert marks is not None
+    _, trail = marks.runs(bench.blocks, np.array([1]), np.array([8]))
     assert trail.tolist() == [begin // BLOCK], "what it wrote may be read by others"
 
 

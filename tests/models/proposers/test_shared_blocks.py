@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from draft_bench import BLOCK, DraftBench, Row
-from tiny_model import write_tiny_model
 from torch import Tensor
 
 from troupellm.models.layers.attention import KVPair
@@ -17,6 +15,9 @@ from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.proposers import paged_marks
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import hidden_states_of
+from troupellm.tests.support.speculation.draft_bench import BLOCK, DraftBench, Row
 
 MOST, CHUNK = 3, 8
 WORDS: list[int] = np.random.default_rng(6).integers(0, 250, 60).tolist()
@@ -114,7 +115,7 @@ def test_of_many_blocks_without_entries_the_last_ones_are_read(
     assert len(kept(bench, 2, WORDS[:16], [0, 1, 2, 3])) == 4
     assert min(read) == 16
     assert isinstance(bench.proposer, PagedProposer)
-    assert bool(bench.proposer._states[1:3].isfinite().all())
+    assert bool(hidden_states_of(bench.proposer)[1:3].isfinite().all())
 
 
 def test_where_blocks_are_read_again_and_what_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

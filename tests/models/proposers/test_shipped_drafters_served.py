@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import pytest
-from draft_bench import LONGEST, DraftBench
 
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.proposers.checkpoint_folder import SHIPPED_METHODS
 from troupellm.protocol.config.speculation import Method, SpeculativeConfig
+from troupellm.tests.support.speculation.draft_bench import LONGEST, DraftBench
 from troupellm.training import evaluate
 from troupellm.training.drafters_evaluate import answers, load_drafters, measure, prompts
 from troupellm.training.drafters_tally import Tally

@@ -6,7 +6,7 @@ import pytest
 from troupellm.models.proposers import suffix_index
 from troupellm.models.proposers.suffix import SuffixProposer
 from troupellm.models.proposers.suffix_history import MOST_PAST_TOKENS, PastOutputs
-from troupellm.tests.support.proposals import guess, new_row
+from troupellm.tests.support.speculation.proposals import guess, new_row
 
 PROMPT = [100, 101, 102, 103]
 OUTPUT = list(range(200, 230))

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from troupellm.models.proposers import suffix
 from troupellm.models.proposers.suffix import SuffixProposer
-from troupellm.tests.support.proposals import batch_of, drafted, guess, new_row
+from troupellm.tests.support.speculation.proposals import batch_of, drafted, guess, new_row
 
 WITHOUT_BOUND = 1_000_000
 FORM = list(range(900, 906))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_table import PlanError
@@ -16,6 +15,7 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import CompiledDecode, ModelRunner
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-import tiny_encoder
 import torch
 
 from troupellm.models.batch.row_table import PlanError
@@ -22,6 +21,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.worker import BlockCopy, NewRow, SamplingState, StepPlan
 from troupellm.protocol.params.pooling import PoolingState
+from troupellm.tests.support.checkpoints import tiny_encoder
 
 STATE = PoolingState(task="embed", pooling_type="CLS")
 TEXT = [2, 5, 6, 7, 3]

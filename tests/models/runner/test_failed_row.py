@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiny_model import write_tiny_model
 
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig, ModelConfig
 from troupellm.protocol.messages.worker import NewRow, SamplingState, StepPlan
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 
 def new_row(row: int, first: int) -> NewRow:

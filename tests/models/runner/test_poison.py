@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_model import write_tiny_model
 
 from troupellm.models.runner.poison import Poison
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import BlockCopy, NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
+from troupellm.tests.support.engines.inside import runner_of
 
 PROMPT = (5, 17, 120, 3, 44, 9, 201, 8, 77, 30)
 SIZE = 4
@@ -47,7 +48,7 @@ def step(worker: ModelWorker, spans: dict[int, tuple[int, int]], **parts: object
 
 def poisoned(worker: ModelWorker) -> set[tuple[int, int]]:
     """(block, place) of the positions that are NaN in every layer."""
-    storage = worker._runner.cache.storage
+    storage = runner_of(worker).cache.storage
     where = storage.isnan().all(dim=-1).all(dim=3).all(dim=0).all(dim=0)
     return {(block, place) for block, place in where.nonzero().tolist()}
 
@@ -58,7 +59,7 @@ def positions(*blocks: int) -> set[tuple[int, int]]:
 
 def test_all_memory_is_poisoned_at_start(folder: Path) -> None:
     assert poisoned(load(folder)) == positions(*range(12))
-    bytes_of_it = load(folder, "0x7f")._runner.cache.storage.view(torch.uint8)
+    bytes_of_it = runner_of(load(folder, "0x7f")).cache.storage.view(torch.uint8)
     assert bytes_of_it.unique().tolist() == [0x7F]
 
 
@@ -108,9 +109,9 @@ def test_a_read_of_what_was_not_written_shows(folder: Path, poison: str) -> None
 def test_tokens_of_forgotten_rows_are_poisoned(folder: Path) -> None:
     worker = load(folder)
     step(worker, {0: (0, 10)}, new_rows=(new_row(0, (1, 2, 3)),))
-    slot = worker._runner.rows.slot(0)
+    slot = runner_of(worker).rows.slot(0)
     step(worker, {}, retired=(0,))
-    assert worker._runner.rows.tokens[slot].unique().tolist() == [0x7F7F7F7F]
+    assert runner_of(worker).rows.tokens[slot].unique().tolist() == [0x7F7F7F7F]
 
 
 class OnGpu(torch.Tensor):

@@ -15,7 +15,7 @@ from troupellm.protocol.messages.worker import (
     StepPlan,
     StepResult,
 )
-from troupellm.tests.support.tiny_model import write_tiny_model
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)  # two blocks of four and a half
 

@@ -1,15 +1,15 @@
 import msgspec
 import pytest
 import torch
-from plug_ins import Broken, OnlyToken
 
 from troupellm.models.sampling.logits_processors import GROUP, describe, load_processors
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.protocol.errors import REFUSED, ModelLoadError
 from troupellm.protocol.messages.worker import RowError, SamplingState
+from troupellm.tests.support.workers.plug_ins import MODULE as PLUG_IN_MODULE, Broken, OnlyToken
 
 VOCAB, CPU = 40, torch.device("cpu")
-NAMED = ("only=plug_ins:OnlyToken", "broken=plug_ins:Broken")
+NAMED = (f"only={PLUG_IN_MODULE}:OnlyToken", f"broken={PLUG_IN_MODULE}:Broken")
 
 
 def make_sampler(*asked):
@@ -63,7 +63,7 @@ def test_scores_that_nothing_can_be_drawn_from_fail_the_row(how):
 def test_they_are_told_of_with_the_arguments_that_turn_them_on():
     told = {info.name: info.arguments for info in describe(load_processors(NAMED, VOCAB, CPU))}
     assert told == {"only": ("token",), "broken": ()}
-    assert set(load_processors(("plug_ins:OnlyToken",), VOCAB, CPU)) == {"OnlyToken"}
+    assert set(load_processors((f"{PLUG_IN_MODULE}:OnlyToken",), VOCAB, CPU)) == {"OnlyToken"}
 
 
 def test_a_default_is_told_of_with_its_arguments():
@@ -83,13 +83,14 @@ def test_installed_ones_are_found_by_their_entry_point(tmp_path, monkeypatch):
     folder = tmp_path / "somebody-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody\nVersion: 1.0\n")
-    (folder / "entry_points.txt").write_text(f"[{GROUP}]\ninstalled = plug_ins:OnlyToken\n")
+    (folder / "entry_points.txt").write_text(f"[{GROUP}]\ninstalled = {PLUG_IN_MODULE}:OnlyToken\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert isinstance(load_processors((), VOCAB, CPU)["installed"], OnlyToken)
 
 
 @pytest.mark.parametrize(
-    "path", ["nowhere:Class", "plug_ins:Missing", "plug_ins", "builtins:dict", "plug_ins:NoPlugIn"]
+    "path",
+    ["nowhere:Class", f"{PLUG_IN_MODULE}:Missing", PLUG_IN_MODULE, "builtins:dict", f"{PLUG_IN_MODULE}:NoPlugIn"],
 )
 def test_what_cannot_be_loaded_is_named(path):
     with pytest.raises(ModelLoadError, match="logits processor mine"):

@@ -5,7 +5,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from compiled_code import needs_compiled_code
 
 from troupellm.kernels.sampling import cpu, reference
 from troupellm.kernels.sampling.cases import CASES, VOCAB, make_logits
@@ -15,6 +14,7 @@ from troupellm.models.sampling.row_options import RowOptions
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.models.sampling.sampling_batch import SamplingBatch
 from troupellm.protocol.messages.worker import RowError, SamplingState
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 CPU = torch.device("cpu")
 PROMPT = [3, 8, 20, 20, 31]
@@ -281,7 +281,7 @@ def test_ids_beyond_the_logits_touch_no_other_row():
         assert int(found.tokens[1]) == 7
 
 
-def test_half_precision_logits():
+def test_logits_in_half_precision_give_the_likeliest_token():
     logits = make_logits(3, VOCAB, 2.0, seed=14).bfloat16()
     found = sample(make_sampler(*[SamplingState(temperature=0.0)] * 3), logits)
     assert found.tokens.tolist() == logits.float().argmax(-1).tolist()
@@ -311,7 +311,7 @@ def test_logprobs_are_raw_and_describe_each_row_by_itself():
     assert int(np.frombuffer(parts[0].token_ids, dtype="<i4")[0]) == 5
 
 
-def test_prompt_logprobs():
+def test_prompt_logprobs_are_those_of_the_softmax():
     logits = make_logits(3, VOCAB, 2.0, seed=16)
     found = prompt_logprobs(logits.clone(), 9, 1, [4, 5, 6], 2)
     full = logits.double().log_softmax(-1)

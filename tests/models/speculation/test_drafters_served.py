@@ -7,9 +7,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from decoder_pairs import write_tokenizer
-from deepseek_mtp import write_deepseek
-from plain_heads import write_drafters
 
 import troupellm
 from troupellm.models.runner.runner import ModelRunner
@@ -17,6 +14,9 @@ from troupellm.models.speculation import drafter
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
+from troupellm.tests.support.checkpoints.decoder_pairs import write_tokenizer
+from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
+from troupellm.tests.support.speculation.plain_heads import write_drafters
 
 TOKENS = 40
 SETTINGS: dict[str, Any] = {"device": "cpu", "num_threads": 1, "flush_interval": 0.0, "block_size": 8}

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tiny_model import write_tiny_model
 
 from troupellm.models.config.decoder_config import MlaConfig
 from troupellm.models.load.architecture import describe_model
@@ -21,6 +20,7 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.protocol.messages.proposer_report import ProposerReport
 from troupellm.protocol.messages.sleep import SleepWorker, WakeWorker
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 

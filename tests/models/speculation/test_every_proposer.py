@@ -14,10 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exact_draws import next_token, p_value
 from numpy.typing import NDArray
-from scripted_drafts import ElasticHost
-from toy_models import PROMPT, TOKENS, VOCAB, Toy, histories, toy_deepseek, toy_llama
 
 from troupellm.models.batch.row_drafts import RowDrafts
 from troupellm.models.runner.runner import ModelRunner
@@ -26,6 +23,17 @@ from troupellm.models.speculation.verify_batch import Acceptance
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import StepPlan, StepResult
+from troupellm.tests.support.checkpoints.toy_models import (
+    PROMPT,
+    TOKENS,
+    VOCAB,
+    Toy,
+    histories,
+    toy_deepseek,
+    toy_llama,
+)
+from troupellm.tests.support.kernels.exact_draws import next_token, p_value
+from troupellm.tests.support.speculation.scripted_drafts import ElasticHost
 
 ROWS, FEWER, FEWEST = 34_000, 3_000, 1_000
 """Three tokens of each have drafts to judge."""

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scripted_drafts import ElasticHost, Key, ScriptedProposer
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_drafts import DraftError, Drafts, RowDrafts, read_drafts
@@ -21,6 +19,8 @@ from troupellm.models.speculation.synthetic_acceptance import SyntheticAcceptanc
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig, ModelConfig
 from troupellm.protocol.messages.worker import StepPlan, ThinkingState
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
+from troupellm.tests.support.speculation.scripted_drafts import ElasticHost, Key, ScriptedProposer
 
 TOKENS, LENGTH = 24, 96
 PROMPTS = [np.random.default_rng(seed).integers(0, 256, 3 + 7 * seed).tolist() for seed in range(4)]

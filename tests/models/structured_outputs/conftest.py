@@ -3,12 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engines import anyio_backend, builtin_engine, checkpoint, tiny_engine
-from guide_crowd import VOCAB
 
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.tokenizer.tokenizer import Tokenizer
+from troupellm.tests.support.engines.fixtures import anyio_backend, builtin_engine, checkpoint, tiny_engine
+from troupellm.tests.support.guides.guide_crowd import VOCAB
 
 __all__ = ["anyio_backend", "builtin_engine", "checkpoint", "tiny_engine"]
 

@@ -11,6 +11,7 @@ from troupellm.models.structured_outputs.llguidance_backend import LLGuidance
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import guided_rows_of
 
 PROGRAM = GuideProgram(
     backend="llguidance",
@@ -91,9 +92,9 @@ def test_a_row_that_waits_long_for_its_step_keeps_no_masks_of_others(library, he
     advance(rows, [0, *others], a)
     for token in (c, e, *[g] * (KEPT_AHEAD - 2)):
         advance(rows, others, token)
-        assert rows._rows[0].ahead is not None
+        assert guided_rows_of(rows)[0].ahead is not None
     advance(rows, others, g)
-    assert rows._rows[0].ahead is None
+    assert guided_rows_of(rows)[0].ahead is None
     bits = rows.filled(rows.begin([0])).bits.numpy()
     assert (bits[0] == mask_behind(library, [a])).all()
 
@@ -102,7 +103,7 @@ def test_a_handful_of_rows_waits_for_its_step(library, helper, letters):
     rows = begun(library, helper, LEAST_AHEAD - 1)
     advance(rows, list(range(LEAST_AHEAD - 1)), letters[0])
     helper.submit(int).result()
-    assert all(row.ahead is None for row in rows._rows.values())
+    assert all(row.ahead is None for row in guided_rows_of(rows).values())
 
 
 def test_a_row_that_cannot_go_on_says_so_when_its_step_comes(library, helper, letters, monkeypatch):
@@ -120,7 +121,7 @@ def test_a_row_that_cannot_go_on_says_so_when_its_step_comes(library, helper, le
     monkeypatch.undo()
     bits = rows.filled(rows.begin(list(range(count)))).bits.numpy()
     assert [bool(mask.any()) for mask in bits] == [True, True, False, True, True]
-    assert rows._rows[2].error is not None
+    assert guided_rows_of(rows)[2].error is not None
 
 
 def test_masks_that_no_row_wants_any_more_are_let_go(library, helper, letters, monkeypatch):

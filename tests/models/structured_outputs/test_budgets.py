@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from canary import resident_bytes
-from guide_crowd import VOCAB, Crowd
 from llguidance import LLMatcher
 
 from troupellm.models.structured_outputs import llguidance_backend
@@ -16,6 +14,9 @@ from troupellm.models.structured_outputs.llguidance_backend import FEW_MATCHERS,
 from troupellm.models.structured_outputs.matcher_cache import MOST_PROGRAMS, GuideLibrary
 from troupellm.protocol.errors import GUIDE_SPENT
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
+from troupellm.tests.support.servers.canary import resident_bytes
 
 AMBIGUOUS = "start: e\ne: e e | e e e | /[a-z ]/"
 """Tiny, compiled at once, its first masks are cheap; each token multiplies the ways to read the text."""
@@ -142,7 +143,7 @@ def test_a_row_whose_masks_take_long_ends_alone(tokenizer, helper, monkeypatch, 
     for row in range(num_rows):
         crowd.add(row, program("regex", "[a-z]{200,}"))
     crowd.guides.filled(crowd.guides.begin([0]))
-    slow.add(id(crowd.guides._rows[0].matcher))
+    slow.add(id(guided_rows_of(crowd.guides)[0].matcher))
     filled = 0
     for _ in range(int(MOST_DEBT / 0.02) - 1):
         crowd.step(0)
@@ -184,7 +185,7 @@ def test_what_a_row_owes_shrinks_with_masks_that_nobody_timed(library, helper, t
     for row in range(FEW_MATCHERS + 2):
         crowd.add(row, program("regex", "[a-z]{80,90}"))
     crowd.step(0)
-    guided = crowd.guides._rows[0]
+    guided = guided_rows_of(crowd.guides)[0]
     guided.debt = 2.5 * MASK_SECONDS
     for _ in range(3):
         crowd.step(0)
@@ -215,7 +216,7 @@ def test_a_slow_row_is_found_among_others_whose_masks_are_filled_with_its_own(to
         crowd.add(row, program("regex", "[a-z]{200,}"))
     crowd.step(0)
     helper.submit(int).result()  # which comes behind what is filled ahead
-    matcher = crowd.guides._rows[3].matcher
+    matcher = guided_rows_of(crowd.guides)[3].matcher
     matcher.inner = SlowMatcher(matcher.inner, clock)
     for _ in range(int(MOST_DEBT / 0.02)):
         crowd.step(0)

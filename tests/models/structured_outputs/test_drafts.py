@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from guide_crowd import VOCAB
 
 from troupellm.models.batch.row_drafts import RowDrafts
 from troupellm.models.structured_outputs.backends import program_text
@@ -13,6 +12,8 @@ from troupellm.models.structured_outputs.llguidance_backend import LLGuidance
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.guides.guide_crowd import VOCAB
 
 PROGRAM = program_text(GuideSpec(kind="regex", source="[ab]{1,60}"), "llguidance", 64, {})
 
@@ -22,7 +23,7 @@ def guided(tokenizer, helper) -> GuidedRows:
     rows = GuidedRows(GuideLibrary(lambda: tokenizer, VOCAB, 1), helper)
     guide = GuideProgram(backend="llguidance", text=PROGRAM, field="structured_outputs.regex")
     rows.add(0, SamplingState(guide=guide), [])
-    rows._rows[0].wait()
+    guided_rows_of(rows)[0].wait()
     return rows
 
 
@@ -42,7 +43,7 @@ def test_a_grammar_that_fails_behind_drafts_goes_on(
     drafts = RowDrafts([a, b, b, a], parents)
     fine = forbidden(guided, drafts)
     assert not fine.all(axis=1).any()
-    fill, fits, calls = LLGuidance.fill, type(guided._rows[0].matcher).fits, [0]
+    fill, fits, calls = LLGuidance.fill, type(guided_rows_of(guided)[0].matcher).fits, [0]
 
     def breaking(call: Callable, matcher) -> None:
         calls[0] += 1
@@ -61,13 +62,13 @@ def test_a_grammar_that_fails_behind_drafts_goes_on(
     if broken == "fill":
         monkeypatch.setattr(LLGuidance, "fill", filling)
     else:
-        monkeypatch.setattr(type(guided._rows[0].matcher), "fits", fitting)
+        monkeypatch.setattr(type(guided_rows_of(guided)[0].matcher), "fits", fitting)
     hurt = forbidden(guided, drafts)
     assert calls[0] > 1
     assert hurt.all(axis=1).any(), "nothing may follow where it failed"
     assert (hurt[0] == fine[0]).all()
     monkeypatch.undo()
-    assert guided._rows[0].error is None
+    assert guided_rows_of(guided)[0].error is None
     assert (forbidden(guided, drafts) == fine).all()
 
 
@@ -87,6 +88,6 @@ def test_masks_that_are_slow_behind_drafts_end_the_drafts(
     guided.trim(0, drafts)
     assert len(drafts) == 2
     forbidden(guided, drafts)
-    assert guided._rows[0].error is None
+    assert guided_rows_of(guided)[0].error is None
     guided.trim(0, drafts)
     assert not len(drafts)

@@ -11,10 +11,6 @@ import anyio.lowlevel
 import jsonschema
 import msgspec
 import pytest
-from front_pair import front_pair
-from meddler import Seats
-from serving import eventually, with_spare
-from tiny_model import VOCABULARY
 
 from troupellm import Engine, SamplingParams
 from troupellm.actors.worker.thread_host import WorkerGone
@@ -22,6 +18,10 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
+from troupellm.tests.support.checkpoints.tiny_model import VOCABULARY
+from troupellm.tests.support.servers.front_pair import front_pair
+from troupellm.tests.support.servers.serving import eventually, with_spare
+from troupellm.tests.support.workers.meddler import Seats
 
 pytestmark = pytest.mark.anyio
 
@@ -179,7 +179,7 @@ async def test_an_answer_cut_off_is_said_to_be(tiny_engine):
         assert answer.choices[0].finish_reason == "length"
 
 
-async def test_after_thinking(builtin_engine):
+async def test_a_schema_holds_from_the_end_of_thinking_on(builtin_engine):
     guide = StructuredOutputsParams(json=SCHEMA).spec(after="</think>")
     async with builtin_engine() as engine:
         end = engine.tokenizer.encode("</think>", add_special_tokens=False)

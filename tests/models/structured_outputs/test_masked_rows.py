@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from compiled_code import needs_compiled_code
 
 from troupellm.kernels.sampling import cpu
 from troupellm.kernels.sampling.adjust import unpacked
@@ -10,6 +9,7 @@ from troupellm.kernels.sampling.cases import VOCAB, make_logits
 from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.protocol.messages.worker import RowError, SamplingState
+from troupellm.tests.support.kernels.compiled_code import needs_compiled_code
 
 ROWS = (30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 39, 39)
 """The last one has drafts."""

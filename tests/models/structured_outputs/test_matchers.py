@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import text_models
-from guide_crowd import VOCAB, Crowd
 
 from troupellm.models.batch.row_drafts import RowDrafts
 from troupellm.models.structured_outputs.after_thinking import Mark, Sleep, allows
@@ -25,6 +23,8 @@ from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import EarlyEnd, GuideProgram, GuideSpec
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
 
 EARLY = EarlyEnd(
     token="<|im_end|>", starts=("<s>",), opens="<m>", ends=("<e>", "<|im_end|>"), recipient="to=functions."
@@ -287,7 +287,7 @@ TAGS = [
 
 
 @pytest.mark.parametrize(("tag", "pattern"), TAGS)
-def test_structural_tags(library, tokenizer, helper, tag, pattern):
+def test_texts_follow_their_structural_tag(library, tokenizer, helper, tag, pattern):
     wanted = program("structural_tag", json.dumps({"type": "structural_tag", "format": tag}))
     crowd = Crowd(library, tokenizer, helper)
     for row in range(6):
@@ -328,7 +328,7 @@ def test_patterns_of_more_than_white_space_are_refused(pattern):
         program_text(spec, "llguidance", 64, {})
 
 
-def test_ten_thousand_choices(library, tokenizer, helper):
+def test_one_of_ten_thousand_choices_is_made(library, tokenizer, helper):
     choices = [f"item-{number:05d}" for number in range(10_000)]
     crowd = Crowd(library, tokenizer, helper)
     for row in range(4):

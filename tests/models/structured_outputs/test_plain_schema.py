@@ -6,8 +6,6 @@ from itertools import product
 
 import jsonschema
 import pytest
-from guide_corpus import REFUSED, corpus, idle_corpus
-from idle_schemas import DECIMAL, DIGIT, refer
 
 from troupellm.models.structured_outputs.backend import GuideError
 from troupellm.models.structured_outputs.backends import check_start, mask_words, program_text
@@ -17,6 +15,8 @@ from troupellm.models.structured_outputs.schema_normalise import ENFORCED_FORMAT
 from troupellm.models.structured_outputs.schema_regex import without_look_ahead
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.guide import GuideSpec
+from troupellm.tests.support.guides.guide_corpus import REFUSED, corpus, idle_corpus
+from troupellm.tests.support.guides.idle_schemas import DECIMAL, DIGIT, refer
 from troupellm_xgrammar.backend import xgrammar_text
 
 SCALARS = [None, True, 0, 1, 3, 9, 10, -1, 2.5, "", "a", "abc", "abcdef", "ABCDEF", "2024-02-29", "#", "."]
@@ -181,7 +181,7 @@ def test_look_aheads_become_patterns_that_say_the_same(pattern):
 
 
 @pytest.mark.parametrize("pattern", [r"^(?!\.)a|b", r"^(?!a)b", r"(?!\.)a", r"^(?!\.)(?=a)a", "^a$"])
-def test_other_patterns_stay(pattern):
+def test_a_pattern_without_look_ahead_stays_as_it_is(pattern):
     assert without_look_ahead({"pattern": pattern}) == {"pattern": pattern}
 
 

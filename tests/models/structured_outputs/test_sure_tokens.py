@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from guide_crowd import VOCAB, Crowd
 
 from troupellm.models.structured_outputs.backends import program_text
 from troupellm.models.structured_outputs.guided_row import GuidedRow
 from troupellm.models.structured_outputs.llguidance_backend import LLGuidance
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
 
 SCHEMA = {
     "type": "array",

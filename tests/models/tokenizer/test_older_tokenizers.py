@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import text_models
-from awkward_texts import TEXTS
-from older_tokenizers import STORED, ranks, write
 
 from troupellm.models.tokenizer.sentencepiece_model import read_model
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.checkpoints.awkward_texts import TEXTS
+from troupellm.tests.support.checkpoints.older_tokenizers import STORED, ranks, write
 
 CASES = json.loads(STORED.read_text())
 BY_SENTENCEPIECE = "<s>a</s>"

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-import tiny_encoder
 from tokenizers import Tokenizer as Backend
 
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import InvalidRequest
+from troupellm.tests.support.checkpoints import tiny_encoder
 
 PAIRS = [("ab", "c"), ("abcdefghij", "xy"), ("xy", "abcdefghij"), ("abcdefgh", "ijklmnop"), ("", "abc"), ("a", "")]
 

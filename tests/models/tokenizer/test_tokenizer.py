@@ -2,14 +2,14 @@ import json
 import threading
 
 import pytest
-import text_models
 from hypothesis import given, settings, strategies as st
 from tokenizers import decoders
-from without_package import run_without
 
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.environment.without_package import run_without
 
 
 def write_json(folder, name, value):
@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_converted_is_a_load_error(tmp_path):
         Tokenizer.load(tmp_path)
 
 
-def test_the_builtin_tokenizer():
+def test_the_builtin_tokenizer_decodes_what_it_encodes():
     tokenizer = Tokenizer.load(BUILTIN_FOLDER)
     text = "What is 17 + 25? naïve 日本 🎉"
     assert tokenizer.form == "byte_level"

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import text_models
 
 from troupellm.models.tokenizer.gguf_pre_tokenizers import PRE_TOKENIZERS
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.models.tokenizer.tokenizer_bombs import MOST_STEPS
 from troupellm.models.tokenizer.tokenizer_probe import complaint
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
 
 
 def split(pattern: str) -> dict[str, Any]:
@@ -68,7 +68,7 @@ BOMBS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("rules", "message"), BOMBS.values(), ids=BOMBS)
-def test_bombs_are_refused(tmp_path: Path, rules: dict[str, Any], message: str) -> None:
+def test_rules_that_blow_up_texts_are_refused(tmp_path: Path, rules: dict[str, Any], message: str) -> None:
     folder = text_models.byte_level(tmp_path)
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | rules))

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import text_models
-from awkward_texts import TEXTS
 from transformers import AutoTokenizer
 
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.errors import ModelLoadError
+from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.checkpoints.awkward_texts import TEXTS
 
 Files = dict[str, Any]
 FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
@@ -101,12 +101,12 @@ def check(folder: Path, files: Files) -> None:
 
 
 @pytest.mark.parametrize("files", BYTES.values(), ids=BYTES)
-def test_byte_level_files(tmp_path: Path, files: Files) -> None:
+def test_byte_level_tokenizers_load_from_their_files(tmp_path: Path, files: Files) -> None:
     check(text_models.byte_level(tmp_path), files)
 
 
 @pytest.mark.parametrize("files", PIECES.values(), ids=PIECES)
-def test_files_of_pieces(tmp_path: Path, files: Files) -> None:
+def test_byte_fallback_tokenizers_load_from_their_files(tmp_path: Path, files: Files) -> None:
     check(text_models.byte_fallback(tmp_path), files)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import write_tiny_model
 
 from troupellm.models.worker.memory_use import give_back, resident_bytes
 from troupellm.models.worker.worker import ModelWorker
@@ -14,6 +13,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import InvalidRequest, ModelLoadError
 from troupellm.protocol.messages.sleep import SleepWorker, StartProfile, StopProfile, WakeWorker
 from troupellm.protocol.messages.worker import LoadProgress, NewRow, SamplingState, StepPlan, WorkerReady
+from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 MIB = 2**20
 CACHE = 96 * MIB

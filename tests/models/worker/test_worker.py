@@ -23,6 +23,7 @@ from troupellm.protocol.messages.worker import (
     StepResult,
     WorkerReady,
 )
+from troupellm.tests.support.engines.inside import runner_of
 
 GREEDY = SamplingState(temperature=0.0)
 PROMPT = (5, 17, 120, 3, 44, 9, 201, 8, 77, 30)
@@ -182,7 +183,7 @@ def test_logprobs_of_tokens_and_prompts(
 
 def test_nan_fails_its_own_row_only(worker: ModelWorker) -> None:
     expected = answer(worker, 0, 2)
-    worker._runner.cache.storage[:, :, 11] = float("nan")
+    runner_of(worker).cache.storage[:, :, 11] = float("nan")
     rows = (new_row(1, blocks=(7, 2, 5)), new_row(2, blocks=(11, 3, 4)), new_row(3, blocks=(7, 2, 6)))
     result = step(worker, {1: (8, 2), 2: (4, 6), 3: (8, 2)}, new_rows=rows)
     assert result.token_counts == (1, 0, 1)
@@ -225,7 +226,7 @@ def test_many_rows_at_once(worker: ModelWorker) -> None:
     result = step(worker, dict.fromkeys(rows, (8, 2)), new_rows=tuple(new_row(row) for row in rows))
     assert result.tokens == tuple(expected * 40)
     step(worker, {}, retired=tuple(rows))
-    assert len(worker._runner.rows) == 1
+    assert len(runner_of(worker).rows) == 1
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -248,7 +249,7 @@ def test_dummy_weights_need_only_a_config(folder: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_threads_are_restored(folder: Path) -> None:
+def test_a_closed_worker_restores_the_number_of_threads(folder: Path) -> None:
     before = torch.get_num_threads()
     worker, _, _ = load(folder, num_threads=before + 1)
     assert torch.get_num_threads() == before + 1
@@ -286,10 +287,10 @@ def test_attention_that_cannot_is_refused_at_load(folder: Path) -> None:
 
 def test_batch_invariance_reaches_the_weights(folder: Path) -> None:
     invariant, _, _ = load(folder, batch_invariant=True)
-    runner_of = invariant._runner
-    assert isinstance(runner_of, runner.ModelRunner)
-    assert runner_of.decoder.batch_invariant
-    assert runner_of.decoder.layers[0].attention.qkv.invariant
+    made = runner_of(invariant)
+    assert isinstance(made, runner.ModelRunner)
+    assert made.decoder.batch_invariant
+    assert made.decoder.layers[0].attention.qkv.invariant
     plain, _, _ = load(folder)
-    assert not plain._runner.decoder.batch_invariant
+    assert not runner_of(plain).decoder.batch_invariant
     assert answer(invariant, 0, 3) == answer(plain, 0, 3)

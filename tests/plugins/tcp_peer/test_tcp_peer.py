@@ -14,6 +14,7 @@ from troupellm.models.hub.secret import derived_key
 from troupellm.models.kv_connectors.sealed_block import Seal
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
+from troupellm.tests.support.engines.inside import wires_of
 from troupellm_tcp_peer import wire as tcp_wire
 from troupellm_tcp_peer.connector import NAME, TcpPeer
 
@@ -169,7 +170,9 @@ def test_the_shelf_is_bounded_and_keeps_what_is_used(connect: Open) -> None:
         ({"block_bytes": 2 * BLOCK}, "another model"),
     ],
 )
-def test_strangers_get_nothing(connect: Open, producer: TcpPeer, other: dict[str, Any], said: str) -> None:
+def test_a_peer_with_another_secret_or_model_gets_nothing(
+    connect: Open, producer: TcpPeer, other: dict[str, Any], said: str
+) -> None:
     consumer = connect(NAME, {"peers": peer_of(producer)}, "kv_consumer", **other)
     for ask in (consumer.probe, lambda: consumer.contains([key(0)]), lambda: consumer.get(key(0), memoryview(b""))):
         with pytest.raises(StoreError, match=said):
@@ -239,7 +242,7 @@ def test_a_connection_that_was_closed_meanwhile_is_opened_again(connect: Open, p
     consumer, server = connect(NAME, {"peers": peer_of(producer)}, "kv_consumer"), producer.server
     assert server is not None
     assert read(consumer, 0) == content(0)
-    (connected,) = server._wires
+    (connected,) = wires_of(server)
     connected.shut()
     assert read(consumer, 1) == content(1)
 

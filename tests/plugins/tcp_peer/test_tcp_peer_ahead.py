@@ -7,6 +7,15 @@ import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.kv_offload.store import StoreMiss
+from troupellm.tests.support.engines.inside import (
+    busy_connections_of,
+    clients_of,
+    idle_connections_of,
+    runs_by_key_of,
+    runs_of,
+    shelf_of,
+    wires_of,
+)
 from troupellm_tcp_peer import client as tcp_client, server as tcp_server, wire as tcp_wire
 from troupellm_tcp_peer.client import AHEAD, MOST_IDLE, MOST_RUNS
 from troupellm_tcp_peer.connector import NAME, TcpPeer
@@ -62,10 +71,10 @@ def test_a_second_reading_asks_again(consumer: TcpPeer, monkeypatch: pytest.Monk
     for _ in range(2):
         for number in range(COUNT):
             assert read(consumer, number) == content(number)
-    (peer,) = consumer._clients
-    assert not peer._runs
-    assert not peer._run_of
-    assert not peer._busy
+    (peer,) = clients_of(consumer)
+    assert not runs_of(peer)
+    assert not runs_by_key_of(peer)
+    assert not busy_connections_of(peer)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -85,34 +94,34 @@ def test_any_order_in_any_thread(consumer: TcpPeer, producer: TcpPeer, seed: int
     for thread in threads:
         thread.join()
     assert not wrong
-    (peer,) = consumer._clients
-    assert len(peer._runs) <= MOST_RUNS
-    assert len(peer._idle) <= MOST_IDLE
-    held = {run.connected for run in peer._runs if run.connected is not None}
-    assert peer._busy == held
-    assert set(peer._run_of.values()) <= set(peer._runs)
+    (peer,) = clients_of(consumer)
+    assert len(runs_of(peer)) <= MOST_RUNS
+    assert len(idle_connections_of(peer)) <= MOST_IDLE
+    held = {run.connected for run in runs_of(peer) if run.connected is not None}
+    assert busy_connections_of(peer) == held
+    assert set(runs_by_key_of(peer).values()) <= set(runs_of(peer))
 
 
 def test_what_nobody_reads_on_gives_way(consumer: TcpPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp_client, "MOST_RUNS", 2)
     for number in range(0, COUNT, AHEAD):
         assert read(consumer, number) == content(number)
-    (peer,) = consumer._clients
-    assert len(peer._runs) == 2
+    (peer,) = clients_of(consumer)
+    assert len(runs_of(peer)) == 2
     assert [read(consumer, number) for number in range(COUNT)] == [content(number) for number in range(COUNT)]
 
 
 def test_a_connection_that_ends_meanwhile_costs_another_question(consumer: TcpPeer, producer: TcpPeer) -> None:
     assert read(consumer, 0) == content(0)
     assert producer.server is not None
-    for connected in list(producer.server._wires):
+    for connected in list(wires_of(producer.server)):
         connected.shut()
     assert [read(consumer, number) for number in range(1, COUNT)] == [content(number) for number in range(1, COUNT)]
 
 
 def test_a_block_that_has_gone_meanwhile_is_a_miss_and_the_next_ones_come(consumer: TcpPeer, producer: TcpPeer) -> None:
-    assert producer._shelf is not None
-    del producer._shelf._blocks[key(2)]
+    assert shelf_of(producer) is not None
+    del shelf_of(producer)._blocks[key(2)]
     assert read(consumer, 1) == content(1)
     with pytest.raises(StoreMiss):
         read(consumer, 2)

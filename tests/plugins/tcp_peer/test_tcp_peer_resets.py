@@ -7,6 +7,7 @@ import pytest
 from tests.models.kv_connectors.conftest import Open, content, key
 from tests.plugins.tcp_peer.test_tcp_peer import NAME, TcpPeer, peer_of, producer, read
 from troupellm.models.kv_offload.store import StoreError, StoreMiss
+from troupellm.tests.support.engines.inside import clients_of, seal_of, shelf_of
 
 __all__ = ["producer"]
 
@@ -29,7 +30,7 @@ def test_a_peer_that_was_away_is_reset_before_it_is_asked(
     connect: Open, producer: TcpPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = connect(NAME, {"peers": [peer_of(producer)]}, "kv_consumer")
-    (client,) = consumer._clients
+    (client,) = clients_of(consumer)
     reset = client.reset
 
     def away() -> None:
@@ -50,14 +51,14 @@ def test_a_peer_that_was_away_is_reset_before_it_is_asked(
 def test_what_is_being_put_while_the_shelf_is_cleared_is_forgotten(
     producer: TcpPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = producer._shelf
+    shelf = shelf_of(producer)
     assert shelf is not None
-    header = shelf._seal.header
+    header = seal_of(shelf).header
 
     def late(*what: Any) -> bytes:
         shelf.clear()
         return header(*what)
 
-    monkeypatch.setattr(shelf._seal, "header", late)
+    monkeypatch.setattr(seal_of(shelf), "header", late)
     producer.put(key(20), memoryview(content(20)))
     assert producer.use().blocks == 0

@@ -6,14 +6,14 @@ from importlib.util import find_spec
 
 import jsonschema
 import pytest
-from absence import need_xgrammar
-from guide_corpus import corpus
-from guide_crowd import Crowd
 
 from troupellm.models.structured_outputs.backend import GuideError
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
+from troupellm.tests.support.environment.absence import need_xgrammar
+from troupellm.tests.support.guides.guide_corpus import corpus
+from troupellm.tests.support.guides.guide_crowd import Crowd
 from troupellm_xgrammar import backend as xgrammar_backend
 from troupellm_xgrammar.backend import MOST_GRAMMAR_CHARACTERS, xgrammar_text
 from troupellm_xgrammar.schema import check_schema
@@ -130,7 +130,7 @@ def test_the_corpus_as_far_as_it_goes(library: GuideLibrary, tokenizer, helper):
         ("json_object", "", r"\{.*\}"),
     ],
 )
-def test_every_kind(library: GuideLibrary, tokenizer, helper, kind, source, pattern):
+def test_texts_follow_every_kind_of_guide(library: GuideLibrary, tokenizer, helper, kind, source, pattern):
     crowd = Crowd(library, tokenizer, helper)
     for row in range(4):
         crowd.add(row, program(kind, source))

@@ -6,12 +6,13 @@ By a clock that says so; the package need not be there.
 from typing import Any
 
 import pytest
-from guide_crowd import VOCAB, Crowd
 
 from troupellm.models.structured_outputs.backend import MASK_SECONDS
 from troupellm.models.structured_outputs.guided_row import MOST_DEBT
 from troupellm.models.structured_outputs.matcher_cache import GuideLibrary
 from troupellm.protocol.params.guide import GuideProgram
+from troupellm.tests.support.engines.inside import guided_rows_of
+from troupellm.tests.support.guides.guide_crowd import VOCAB, Crowd
 from troupellm_xgrammar import backend as xgrammar_backend
 from troupellm_xgrammar.backend import (
     ACCEPT_SECONDS,
@@ -84,7 +85,7 @@ def taking(seconds: float) -> GuideProgram:
 
 
 def inner(crowd: Crowd, row: int) -> Inner:
-    made = crowd.guides._rows[row].matcher
+    made = guided_rows_of(crowd.guides)[row].matcher
     assert isinstance(made, XGrammarMatcher)
     return made.inner
 

@@ -20,7 +20,7 @@ def test_an_object_a_list_and_their_json_are_the_same() -> None:
     assert read_transfer_configs(None) == read_transfer_configs([]) == ()
 
 
-def test_roles() -> None:
+def test_a_role_says_which_way_blocks_go() -> None:
     roles = {"kv_producer": (True, False), "kv_consumer": (False, True), "kv_both": (True, True)}
     for role, (produces, consumes) in roles.items():
         (config,) = read_transfer_configs({"kv_connector": "x", "kv_role": role})
@@ -47,6 +47,16 @@ def test_what_is_wrong_is_named(given: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named) as raised:
         read_transfer_configs(given)
     assert (raised.value.param or "").startswith("kv_transfer_config")
+
+
+@pytest.mark.parametrize(("role", "loads"), [("kv_producer", False), ("kv_consumer", True), ("kv_both", True)])
+def test_only_a_connector_that_loads_blocks_may_fail_their_requests(role: str, loads: bool) -> None:
+    given = {"kv_connector": "x", "kv_role": role, "kv_load_failure_policy": "fail"}
+    if loads:
+        assert read_transfer_configs(given)[0].kv_load_failure_policy == "fail"
+    else:
+        with pytest.raises(ConfigError, match="of no use to a kv_producer"):
+            read_transfer_configs(given)
 
 
 def test_it_needs_host_memory() -> None:

@@ -25,7 +25,7 @@ def parse(*argv: str) -> OffloadConfig:
     ("given", "size"),
     [(None, 0), (0, 0), (4, 4 * GIB), (0.5, GIB // 2), ("2", 2 * GIB), ("512MiB", 2**29), ("1GB", 10**9)],
 )
-def test_sizes(given: float | str | None, size: int) -> None:
+def test_an_offloading_size_counts_in_gib_or_as_written(given: float | str | None, size: int) -> None:
     config = EngineConfig.from_flat({"kv_offloading_size": given}).offload
     assert config.host_bytes == size
     assert config.on is (size > 0)
@@ -108,7 +108,7 @@ def test_without_a_prefix_cache_nothing_would_be_found_again() -> None:
     assert raised.value.param == "kv_offloading_size"
 
 
-def test_flags_and_tables(tmp_path: Path) -> None:
+def test_offload_settings_come_from_flags_and_tables(tmp_path: Path) -> None:
     assert not parse().on
     assert parse("--kv-offloading-size", "4").host_bytes == 4 * GIB
     given = parse(

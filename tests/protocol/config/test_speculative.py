@@ -37,7 +37,7 @@ def test_it_crosses_a_process_border() -> None:
         ({"model": "some/head"}, None),
     ],
 )  # fmt: skip
-def test_vllms_spellings(given: dict[str, Any], method: str | None) -> None:
+def test_a_spelling_of_vllm_names_its_method(given: dict[str, Any], method: str | None) -> None:
     assert read(**given).method == method
 
 
@@ -53,7 +53,7 @@ def test_keys_with_one_meaning_only_may_be_given() -> None:
         ({"method": "medusa", "tree_widths": [4, 3, 2]}, 9),
     ],
 )  # fmt: skip
-def test_most_drafts(keys: dict[str, Any], drafts: int) -> None:
+def test_the_most_drafts_follow_from_the_method(keys: dict[str, Any], drafts: int) -> None:
     assert read(**keys).most_drafts == drafts
 
 

@@ -60,7 +60,7 @@ def test_min_tokens_beyond_max_tokens() -> None:
     assert SamplingParams(min_tokens=5, max_tokens=None).min_tokens == 5
 
 
-def test_stop_needs_text() -> None:
+def test_stop_strings_are_refused_without_detokenizing() -> None:
     with pytest.raises(InvalidRequest, match="detokenize"):
         SamplingParams(stop="x", detokenize=False)
 
@@ -101,3 +101,11 @@ def test_numbers_are_shown_as_they_were_written(field: str, value: float, shown:
     with pytest.raises(InvalidRequest) as caught:
         SamplingParams(**{field: value})
     assert caught.value.message.endswith(shown)
+
+
+def test_best_of_is_at_least_n() -> None:
+    assert SamplingParams(n=2, best_of=2).num_sequences == 2
+    assert SamplingParams(n=2, best_of=5).num_sequences == 5
+    with pytest.raises(InvalidRequest, match=r"best_of must be at least n \(2\), got 1") as caught:
+        SamplingParams(n=2, best_of=1)
+    assert caught.value.param == "best_of"

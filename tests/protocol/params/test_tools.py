@@ -19,7 +19,7 @@ def test_tools_have_the_form_that_templates_know():
     assert check_tools([tool()])[0]["function"]["parameters"] == {"type": "object", "properties": {}}
 
 
-def test_choices():
+def test_a_tool_choice_says_which_tools_may_be_called():
     tools = [tool("f", strict=True), tool("g")]
     assert tool_use(None).tools == ()
     assert [t["function"]["name"] for t in tool_use(tools).tools] == ["f", "g"]
@@ -70,7 +70,7 @@ def test_tools_are_ordered_by_their_names():
     assert [one["function"]["name"] for one in by_name(tools)] == ["B", "a", "b"]
 
 
-def test_sizes_are_bounded():
+def test_too_many_or_too_large_tools_are_refused():
     assert len(check_tools([tool(f"f{i}") for i in range(MAX_TOOLS)])) == MAX_TOOLS
     with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOLS} entries, got 2000"):
         check_tools([tool(f"f{i}") for i in range(2_000)])

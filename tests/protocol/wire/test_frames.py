@@ -167,7 +167,7 @@ def ends() -> Iterator[Ends]:
     far.close()
 
 
-def test_the_blocking_end(ends: Ends) -> None:
+def test_a_blocking_end_sends_and_receives_messages(ends: Ends) -> None:
     near, far = ends
     other: FrameSocket[Message, Message] = FrameSocket(far, Message, HELLO)
     other.greet()

@@ -12,9 +12,6 @@ import httpx
 import psutil
 import pytest
 from anyio.abc import TaskStatus
-from meddler import MARKER, Seats
-from plain_http import NO_TLS
-from serving import server_config
 
 from troupellm.actors.runtime.supervise import Child, Supervisor
 from troupellm.protocol.config.engine import ServerConfig
@@ -22,6 +19,10 @@ from troupellm.server.api_processes import fleet as fleets, member as members
 from troupellm.server.api_processes.fleet import FrontFleet, FrontsFailed
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import CLOSE_SECONDS
+from troupellm.tests.support.clients.plain_http import NO_TLS
+from troupellm.tests.support.engines.inside import members_of, worker_host_of
+from troupellm.tests.support.servers.serving import server_config
+from troupellm.tests.support.workers.meddler import MARKER, Seats
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +41,7 @@ async def running_fleet(config: ServerConfig) -> AsyncIterator[tuple[FrontFleet,
 
 
 def pids_of(fleet: FrontFleet) -> set[int]:
-    return {member.pid for member in fleet._members.values() if member.pid is not None}
+    return {member.pid for member in members_of(fleet).values() if member.pid is not None}
 
 
 async def until(holds: Callable[[], object], timeout: float = 20.0) -> None:
@@ -59,7 +60,7 @@ async def test_a_front_that_hangs_is_replaced(tiny_engine: Any, monkeypatch: pyt
         os.kill(hung, signal.SIGSTOP)
         await until(lambda: hung not in pids_of(fleet))
         assert not psutil.pid_exists(hung)
-        await until(lambda: all(member.ready for member in fleet._members.values()))
+        await until(lambda: all(member.ready for member in members_of(fleet).values()))
         async with httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS) as client:
             request = {"model": "tiny", "prompt": "x", "max_tokens": 2, "ignore_eos": True}
             answer = await client.post("/v1/completions", json=request)
@@ -84,7 +85,9 @@ async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine:
             assert (await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})).status_code == 503
         victim = min(children)
         os.kill(victim, signal.SIGKILL)  # another one starts and has nothing to serve either
-        await until(lambda: victim not in pids_of(fleet) and all(member.linked for member in fleet._members.values()))
+        await until(
+            lambda: victim not in pids_of(fleet) and all(member.linked for member in members_of(fleet).values())
+        )
         assert len(pids_of(fleet) & children) == 1
 
 
@@ -95,7 +98,7 @@ async def test_fronts_tell_that_the_worker_restarts(tiny_engine: Any, monkeypatc
     async with tiny_engine(worker=seats) as engine, running_fleet(config) as (fleet, url):
         await fleet.open(engine)
         gate, left = anyio.Event(), [True]
-        seat = engine._running.system._worker._seat
+        seat = worker_host_of(engine)
         restart = seat.restart
 
         async def slow_restart() -> Any:

@@ -190,7 +190,7 @@ async def test_body_of_exactly_the_cap_is_read(make_wire, make_exchange):
 
 async def test_slow_body_is_answered_408(make_wire, make_exchange):
     wire = make_wire([b"x"])
-    wire._messages.pop()
+    wire.messages.pop()
     with pytest.raises(HttpError) as caught:
         await read_body(make_exchange(wire), limit=100, timeout=0.01)
     assert caught.value.status == 408
@@ -198,7 +198,7 @@ async def test_slow_body_is_answered_408(make_wire, make_exchange):
 
 async def test_what_has_come_buys_time_for_the_rest(make_wire, make_exchange):
     wire = make_wire([b"x" * 30])
-    wire._messages.pop()
+    wire.messages.pop()
     reader = BodyReader(make_exchange(wire), limit=100, timeout=0.01, slowest=1000.0)
     assert await reader.read() == b"x" * 30
     with pytest.raises(HttpError, match=r"within 0\.04 seconds"):
@@ -207,7 +207,7 @@ async def test_what_has_come_buys_time_for_the_rest(make_wire, make_exchange):
 
 async def test_client_that_leaves_during_its_body_is_gone(make_wire, make_exchange):
     wire = make_wire([b"x"])
-    wire._messages[-1] = {"type": "http.disconnect"}
+    wire.messages[-1] = {"type": "http.disconnect"}
     exchange = make_exchange(wire)
     with pytest.raises(ClientGone):
         await read_body(exchange, limit=100, timeout=1)

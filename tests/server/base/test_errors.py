@@ -79,7 +79,7 @@ def test_retry_after_is_whole_seconds_and_small():
     assert {int(wait) for wait in waits} <= {1, 2, 3, 4, 60}
 
 
-def test_groups_are_unwrapped():
+def test_the_error_inside_a_group_is_answered():
     group = BaseExceptionGroup("outer", [ExceptionGroup("inner", [InvalidRequest("no", param="n")])])
     assert errors.answer(group).status == 400
 

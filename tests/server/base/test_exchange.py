@@ -29,7 +29,7 @@ async def test_path_is_as_sent_and_that_of_an_absolute_form(make_wire, make_exch
 
 async def test_watch_cancels_when_the_client_leaves(make_wire, make_exchange):
     wire = make_wire()
-    wire._messages = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
+    wire.messages = [{"type": "http.request", "body": b""}, {"type": "http.disconnect"}]
     exchange = make_exchange(wire)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
@@ -42,7 +42,7 @@ async def test_disconnect_after_the_answer_is_not_a_lost_client(make_wire, make_
     wire = make_wire()
     exchange = make_exchange(wire)
     await exchange.respond(200, b"{}")
-    wire._messages = [{"type": "http.disconnect"}]
+    wire.messages = [{"type": "http.disconnect"}]
     await exchange.watch(anyio.CancelScope())
     assert not exchange.gone
 

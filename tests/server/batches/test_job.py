@@ -1,4 +1,4 @@
-"""A batch whose lines are told to come later, and a folder that another process writes to."""
+"""A batch whose lines are told to come later, and a folder that is full or that another process writes to."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -9,16 +9,16 @@ import anyio
 import msgspec
 import pytest
 from anyio.lowlevel import checkpoint
-from serving import server_config
 
-from troupellm.protocol.api.batches import Batch, FileObject
+from troupellm.protocol.api.batches import Batch, BatchResult, FileObject, LineResponse
 from troupellm.protocol.api.caller import Caller
 from troupellm.server.batches.concurrency import Share
 from troupellm.server.batches.job import Job
-from troupellm.server.batches.progress import unfinished
+from troupellm.server.batches.progress import Progress, unfinished
 from troupellm.server.host.internal_requests import Answered
 from troupellm.server.storage.batches import Store
 from troupellm.server.storage.batches_schema import STATE
+from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
 
@@ -106,3 +106,27 @@ async def test_who_only_reads_waits_for_no_other_process(store: Store, tmp_path:
         assert [batch.id for batch in page.data] == ["batch_0"]
     finally:
         other.close()
+
+
+async def test_results_that_come_together_share_what_the_storage_limit_leaves(store: Store, tmp_path: Path) -> None:
+    def result(number: int) -> BatchResult:
+        body = msgspec.Raw(b'"' + b"x" * 1_000 + b'"')
+        return BatchResult(
+            id=f"r{number}", custom_id=None, response=LineResponse(status_code=200, request_id="q", body=body)
+        )
+
+    size = len(msgspec.json.encode(result(0)))
+    (entry,) = await unfinished(store)
+    store.config = server_config(files_dir=str(tmp_path), max_stored_bytes=1 + 2 * size)
+    progress = Progress(store, entry)
+    await progress.set_status("in_progress", total=3)
+    await progress.put_all([(number, result(number)) for number in (1, 2, 3)])
+    batch = await store.batch("name:alice", "batch_0")
+    assert batch is not None
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (2, 1)
+    assert await progress.answered() == {1, 2, 3}
+    await progress.finish("completed")
+    batch = await store.batch("name:alice", "batch_0")
+    assert batch is not None
+    assert batch.error_file_id is not None
+    assert b"storage_full" in store.content(batch.error_file_id).read_bytes()

@@ -103,7 +103,7 @@ async def test_a_pause_ends_by_itself() -> None:
     assert governor.inside == 1
 
 
-async def test_owners_take_turns() -> None:
+async def test_an_owners_only_line_waits_for_one_of_a_crowd() -> None:
     """One with many lines in line comes before another one's only line once, not many times."""
 
     engine: Any = FakeEngine()

@@ -91,7 +91,7 @@ def test_quick_chat_with_all_flags(server: FakeServer, capsys: pytest.CaptureFix
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("mine", 9, 0.0)
 
 
-def test_a_conversation_remembers(
+def test_the_chat_command_sends_the_conversation_so_far(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\ntwo\n"))
@@ -106,7 +106,9 @@ def test_a_conversation_remembers(
     assert server.requests[0][1]["model"] == "fake"
 
 
-def test_complete(server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_complete_command_streams_a_completion(
+    server: FakeServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TROUPE_API_KEY", "from-environment")
     assert main(["complete", "--url", server.url, "--quick", "once upon", "--max_tokens", "4"]) == 0
     assert capsys.readouterr().out == "once upon \n"

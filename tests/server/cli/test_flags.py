@@ -31,7 +31,7 @@ def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[Engine
         ("1.5K", 1536), ("512MiB", 512 * 2**20), ("2gib", 2 * 2**30),
     ],
 )  # fmt: skip
-def test_human_sizes(text: str, value: int) -> None:
+def test_a_size_with_a_unit_is_read_as_its_bytes(text: str, value: int) -> None:
     assert human_int(text) == value
 
 

@@ -33,7 +33,7 @@ def parse(*argv: str) -> GuideConfig:
         (("--guide-timeout", "2.5", "--guide-cache-bytes", "1MiB"), {"guide_timeout": 2.5, "guide_cache_bytes": 2**20}),
     ],
 )
-def test_vllms_spelling(argv, settings):
+def test_a_guide_flag_of_vllm_sets_our_guide_config(argv, settings):
     assert parse(*argv) == GuideConfig(**settings)
 
 

@@ -11,11 +11,11 @@ import h2.config
 import h2.connection
 import pytest
 from anyio.lowlevel import checkpoint
-from serving import eventually
 
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import HttpFront
+from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
 

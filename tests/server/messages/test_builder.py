@@ -97,7 +97,7 @@ def test_thinking_text_and_tools():
         (Finished("length"), 6, "model_context_window_exceeded", None),
     ],
 )
-def test_stop_reasons(finished, max_tokens, reason, sequence):
+def test_a_message_ends_with_the_stop_reason_of_anthropic(finished, max_tokens, reason, sequence):
     _, message = events_of([Content("x"), finished], max_tokens=max_tokens)
     assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
 

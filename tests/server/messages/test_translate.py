@@ -149,7 +149,7 @@ def test_blocks_of_the_vendors_own_tools_are_told_of():
         ({"type": "tool", "name": "get"}, {"type": "function", "function": {"name": "get"}}),
     ],
 )
-def test_tool_choice(choice, wanted):
+def test_a_tool_choice_of_anthropic_becomes_that_of_openai(choice, wanted):
     assert without_nulls(msgspec.to_builtins(chat(tools=[TOOL], tool_choice=choice).tool_choice)) == wanted
 
 
@@ -160,7 +160,7 @@ def test_whether_tools_are_called_that_nobody_chose_is_left_to_the_server():
     assert len(tool_use_of(quiet).tools) == 1
 
 
-def test_sampling_and_limits():
+def test_sampling_fields_of_anthropic_become_those_of_openai():
     request = chat(temperature=0.5, top_p=0.9, top_k=4, stop_sequences=["END"], max_tokens=77)
     assert (request.temperature, request.top_p, request.top_k) == (0.5, 0.9, 4)
     assert (request.stop, request.max_completion_tokens) == (["END"], 77)

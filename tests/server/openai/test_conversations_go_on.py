@@ -2,10 +2,10 @@
 next one have a prompt, and the next turn's begins with this one's."""
 
 import pytest
-from template_kinds import KINDS
-from transcripts import ALL_KINDS, answer, prompt_of, random_transcript, user
 
 from troupellm.models.chat_template.template import ChatTemplate
+from troupellm.tests.support.chat.template_kinds import KINDS
+from troupellm.tests.support.chat.transcripts import ALL_KINDS, answer, prompt_of, random_transcript, user
 
 TEMPLATES = {name: ChatTemplate({"default": source}, {}) for name, source in KINDS.items()}
 CASES = [(api, kind) for api, kinds in ALL_KINDS.items() for kind in kinds]
@@ -28,9 +28,12 @@ def test_this_turn_and_the_next_have_a_prompt_and_the_same_beginning(api: str, k
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize(("api", "kind"), ENDINGS)
 def test_a_turn_that_ends_with_it_has_a_prompt(api: str, kind: str, name: str):
-    this = [user(), *ALL_KINDS[api][kind]]
-    prompt_of(TEMPLATES[name], api, this)
-    prompt_of(TEMPLATES[name], api, [*this, answer(), user()])
+    this = [user("What is it?"), *ALL_KINDS[api][kind]]
+    shown, _ = prompt_of(TEMPLATES[name], api, this)
+    assert "What is it?" in shown
+    following, _ = prompt_of(TEMPLATES[name], api, [*this, answer(), user("And now?")])
+    assert "What is it?" in following
+    assert "And now?" in following
 
 
 @pytest.mark.parametrize("api", ALL_KINDS)

@@ -18,7 +18,7 @@ def wanted(**fields) -> GuideSpec | None:
     return guide_of(msgspec.convert({"prompt": "x"} | fields, CompletionRequest))
 
 
-def test_nothing_asked_for():
+def test_a_request_without_a_format_has_no_guide():
     assert wanted() is None
     assert wanted(response_format={"type": "text"}, guided_json_object=False) is None
 
@@ -56,7 +56,7 @@ def test_nothing_asked_for():
         ({"guided_json_object": True}, "json_object", "", "guided_json_object"),
     ],
 )
-def test_every_spelling(fields, kind, source, field):
+def test_every_spelling_of_a_guide_is_read(fields, kind, source, field):
     guide = wanted(**fields)
     assert guide is not None
     assert (guide.kind, guide.field) == (kind, field)
@@ -64,14 +64,14 @@ def test_every_spelling(fields, kind, source, field):
 
 
 @pytest.mark.parametrize("tag", [{"type": "structural_tag", "format": {"type": "any_text"}}])
-def test_structural_tags(tag):
+def test_a_structural_tag_is_read_from_both_fields(tag):
     for guide in (wanted(response_format=tag), wanted(structured_outputs={"structural_tag": tag})):
         assert guide is not None
         assert guide.kind == "structural_tag"
         assert json.loads(guide.source) == tag
 
 
-def test_options():
+def test_options_of_a_guide_are_read_from_both_fields():
     guide = wanted(
         structured_outputs={"json": SCHEMA, "disable_any_whitespace": True, "disable_additional_properties": True},
         guided_decoding_backend="guidance:disable-any-whitespace",
@@ -149,7 +149,7 @@ def test_bodies_of_wrong_types_are_not_read(fields):
         wanted(**fields)
 
 
-def test_in_python():
+def test_structured_outputs_params_become_a_guide():
     guide = StructuredOutputsParams(choice=("yes", "no")).spec()
     assert guide.kind == "choice"
     assert json.loads(guide.source) == ["yes", "no"]

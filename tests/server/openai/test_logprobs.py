@@ -1,13 +1,13 @@
 """Log-probabilities of the completions API: names of tokens, and where they begin in the text."""
 
 import pytest
-from text_models import byte_fallback, byte_level
 
 from troupellm.actors.output.detokenizer import TextTables
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.outputs import TokenLogprob, TopLogprob
 from troupellm.server.openai.logprobs import echo_logprobs, text_logprobs, token_name
 from troupellm.server.openai.text_offsets import TextOffsets, prompt_offsets
+from troupellm.tests.support.checkpoints.text_models import byte_fallback, byte_level
 
 
 @pytest.fixture(scope="module")

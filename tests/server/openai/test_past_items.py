@@ -1,11 +1,11 @@
 """Past items of each API as messages, the names of the skipped ones, and the refused faults of the newest turn."""
 
 import pytest
-from transcripts import CHAT_KINDS, MESSAGES_KINDS, RESPONSES_KINDS, answer, chat_of, user
 
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.openai.messages import tool_use_of
 from troupellm.server.openai.past_messages import plain_messages
+from troupellm.tests.support.chat.transcripts import CHAT_KINDS, MESSAGES_KINDS, RESPONSES_KINDS, answer, chat_of, user
 
 IMAGE = "[image omitted: this model reads text only]"
 
@@ -56,7 +56,7 @@ def short(message):
         ("reasoning as a part", [("assistant", ["so"], "(why)")], []),
     ],
 )
-def test_chat_messages(kind, shown, skipped):
+def test_past_chat_messages_are_shown_or_skipped_by_name(kind, shown, skipped):
     assert read("chat", [*CHAT_KINDS[kind], user()]) == ([*shown, ("user", "question")], skipped)
 
 
@@ -104,7 +104,7 @@ def test_chat_messages(kind, shown, skipped):
         ("reference to nothing", [], ["item item_reference"]),
     ],
 )
-def test_items_of_responses(kind, shown, skipped):
+def test_past_response_items_are_shown_or_skipped_by_name(kind, shown, skipped):
     assert read("responses", [*RESPONSES_KINDS[kind], user()]) == ([*shown, ("user", "question")], skipped)
 
 
@@ -147,7 +147,7 @@ def test_items_of_responses(kind, shown, skipped):
         ("hosted tool", [("assistant", ""), ("user", "question")], ["block server_tool_use"]),
     ],
 )
-def test_blocks_of_messages(kind, shown, skipped):
+def test_past_message_blocks_are_shown_or_skipped_by_name(kind, shown, skipped):
     found = read("messages", [*MESSAGES_KINDS[kind], user()])
     assert (found[0], found[1][: len(skipped)]) == (shown, skipped)
 

@@ -43,7 +43,7 @@ def test_what_came_of_drafts_stands_beside_thoughts():
     }
 
 
-def test_text():
+def test_a_text_becomes_the_events_of_a_response():
     bodies, response = events_of([Content("He"), Content("llo"), Finished("stop")])
     assert [body["type"] for body in bodies] == [
         "response.created",

@@ -134,7 +134,7 @@ async def test_what_was_used_last_stays(stores, place):
     assert await store.get("a", "resp_1") is not None
 
 
-async def test_they_expire(stores, place, monkeypatch):
+async def test_a_stored_response_expires_after_its_time(stores, place, monkeypatch):
     store = stores(responses_ttl=60.0, **place)
     await store.put("a", response("resp_1"))
     now = module.time.time()

@@ -29,6 +29,7 @@ from troupellm.protocol.wire.api_process import (
     ToFront,
 )
 from troupellm.protocol.wire.frames import FrameError
+from troupellm.tests.support.engines.inside import requests_of
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -87,7 +88,7 @@ class SimFront:
     @property
     def num_open(self) -> int:
         """Requests and questions that one of its ends has not seen the end of."""
-        return len(self.session) + len(self.remote._requests) + len(self.remote._queries._open)
+        return len(self.session) + len(requests_of(self.remote)) + len(self.remote._queries._open)
 
     async def run(self) -> None:
         async with anyio.create_task_group() as group:

@@ -19,6 +19,7 @@ from troupellm.actors.sequences.sequence import Request, State
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.snapshot import SchedulerSnapshot
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.engines.inside import block_tables_of, ledger_of, offload_of, residents_of, shares_of
 
 
 def check_core(core: SchedulerCore) -> list[str]:
@@ -38,19 +39,19 @@ def check_core(core: SchedulerCore) -> list[str]:
 
 def _check_tiers(core: SchedulerCore) -> list[str]:
     """1, as far as places of host memory and credits go; `assert_invariants` counts them one by one."""
-    offload, wrong = core._offload, []
+    offload, wrong = offload_of(core), []
     if offload is None:
         return []
-    host, traffic = offload._host, offload._traffic
+    host, traffic, fetches = offload._host, offload._traffic, offload._fetches
     if not 0 <= host.num_used <= host.num_places:
         wrong.append(f"1: {host.num_used} of {host.num_places} places of host memory are used")
     tiers = range(1 + len(core._ready.tiers))
     left = [traffic.credits(kind, tier) for tier in tiers for kind in (("fetch",) if tier else ("store", "load"))]
     if min(left) < 0:
         wrong.append(f"4: credits are {left}")
-    if traffic.num_lookups > LOOKUPS or len(offload._fetches) > LOOKUPS:
-        wrong.append(f"4: {traffic.num_lookups} look-ups, {len(offload._fetches)} sequences ask")
-    for row, sequence in core._residents.loading.items():
+    if traffic.num_lookups > LOOKUPS or len(fetches) > LOOKUPS:
+        wrong.append(f"4: {traffic.num_lookups} look-ups, {len(fetches)} sequences ask")
+    for row, sequence in residents_of(core).loading.items():
         if sequence.ended or sequence.state is not State.LOADING:
             wrong.append(f"2: row {row} is among those that load, and {sequence.state.value}")
     return wrong
@@ -60,7 +61,7 @@ def check_loading(core: SchedulerCore, blocks: Iterable[int]) -> list[str]:
     """1: the worker is writing to these blocks, which no other sequence may be given."""
     if core._replay.reason is not None:  # that worker is gone
         return []
-    pool = core._tables.pool
+    pool = block_tables_of(core).pool
     return [f"1: block {block} is free, and a load writes it" for block in blocks if not pool.references(block)]
 
 
@@ -103,15 +104,15 @@ class Turns:
     def arrived(self, message: SubmitRequest, core: SchedulerCore) -> None:
         turn, tenant = next(self._turns), message.tenant
         newcomer = tenant not in self._busy_since
-        residents, room = core._residents, core._room
+        residents, room = residents_of(core), core._room
         loading = {sequence.request.tenant for sequence in residents.loading.values()}
-        if newcomer or not (residents._shares.rows(tenant) or tenant in room._lines or tenant in loading):
+        if newcomer or not (shares_of(core).rows(tenant) or tenant in room._lines or tenant in loading):
             self._busy_since[tenant] = turn
         self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
         held = [] if core.guides is None else core.guides.held
-        for sequence in (*core._residents.loading.values(), *held):  # its turn has come: it waits for what it needs
+        for sequence in (*residents_of(core).loading.values(), *held):  # its turn has come: it waits for what it needs
             self._waiting.pop(sequence.request.number, None)
         for new in plan.new_rows:
             turn = self._waiting.pop(owners[new.row], None)
@@ -121,7 +122,7 @@ class Turns:
         return self._starved(plan, core)
 
     def _waits(self, number: int, core: SchedulerCore) -> bool:
-        request = core._ledger.requests.get(number)
+        request = ledger_of(core).requests.get(number)
         return request is not None and not request.paused
 
     def _overtaken(self, turn: "_Turn", core: SchedulerCore) -> int | None:
@@ -153,7 +154,7 @@ class Turns:
             return None
         turn = self._waiting[waiting[0]]
         turn.steps += 1
-        most = _STEPS_PER_TOKEN * sum(_work(request) for request in core._ledger.requests.values()) + _SPARE_STEPS
+        most = _STEPS_PER_TOKEN * sum(_work(request) for request in ledger_of(core).requests.values()) + _SPARE_STEPS
         turn.most = max(turn.most, most)  # what those before it had to compute when it became the first counts too
         if turn.steps > turn.most:
             return f"6: request {waiting[0]} was first in line for {turn.steps} steps"
@@ -197,11 +198,11 @@ def check_baseline(snapshot: SchedulerSnapshot) -> list[str]:
 
 def waiting_for(core: SchedulerCore | None, transfer: int) -> list[int]:
     """Requests of which a sequence is LOADING and waits for a transfer."""
-    if core is None or core._offload is None:
+    if core is None or offload_of(core) is None:
         return []
-    fetching = core._offload._fetches._fetching
+    fetching = offload_of(core)._fetches._fetching
     found = []
-    for sequence in core._residents.loading.values():
+    for sequence in residents_of(core).loading.values():
         loading = sequence.tiers.loading
         if isinstance(loading, Loading):
             waits = transfer in loading.pending
@@ -215,9 +216,10 @@ def waiting_for(core: SchedulerCore | None, transfer: int) -> list[int]:
 
 def check_admission(admission: Admission) -> list[str]:
     """9, at the door."""
+    tokens = admission._tokens
     left = {
         "sequences": admission._sequences.used,
-        "tokens": 0 if admission._tokens is None else admission._tokens.used,
+        "tokens": 0 if tokens is None else tokens.used,
         "in line": admission.waiting,
         "parties": len(admission._parties),
     }

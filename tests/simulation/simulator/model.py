@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
-from plain_beams import beams_of
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
 from troupellm.actors.output.detokenizer import TextTables
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.scheduler.plain_beams import beams_of
 
 EOS = 0
 PIECES = ("</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "the", "Ã", "©", "zz")

@@ -13,7 +13,6 @@ from random import Random
 from typing import Any
 
 import msgspec
-from toy_tiers import Content
 
 from simulator.model import ToyGuide, draw_key, extend, token_after
 from simulator.oracle_ready import describe
@@ -30,6 +29,7 @@ from troupellm.protocol.messages.worker import (
     StepTimings,
     WorkerReady,
 )
+from troupellm.tests.support.kv.toy_tiers import Content
 
 Report = Callable[[str], None]
 _RUBBISH = -1

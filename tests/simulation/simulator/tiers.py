@@ -6,12 +6,11 @@ Time is counted in plans, because that is when a worker tells of its transfers.
 from random import Random
 from typing import Protocol
 
-from toy_tiers import Cache, ToyTiers
-
 from simulator.faults import HOST, Injector
 from troupellm.actors.worker.thread_host import WorkerGone
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, LookupDone, TierLookup, TierReport, TransferDone
 from troupellm.protocol.messages.worker import StepPlan
+from troupellm.tests.support.kv.toy_tiers import Cache, ToyTiers
 
 _INWARD = ("load", "fetch")
 _FULL = "no space left on device"

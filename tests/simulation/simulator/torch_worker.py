@@ -10,7 +10,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
-from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from simulator.model import Language
 from troupellm.actors.output.detokenizer import TextTables
@@ -21,6 +20,7 @@ from troupellm.models.worker.worker import LaunchedStep, ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import NewRow, ProgressSink, SamplingState, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
 
 _SOLO_BLOCK = 16
 _SOLO_TOKENS = 1024

@@ -31,6 +31,7 @@ from troupellm.protocol.messages.scheduler import (
 )
 from troupellm.protocol.messages.worker import StepPlan
 from troupellm.protocol.params.outputs import Usage
+from troupellm.tests.support.engines.inside import block_tables_of, ledger_of
 
 MOST_MESSAGES = 50_000
 MOST_PREEMPTIONS = 12
@@ -190,7 +191,7 @@ class Watch:
         outer tiers aside: of these each brings blocks, and there are only so many."""
         for new in plan.new_rows:
             self.epochs[new.row] = new.epoch
-            rounds = min(self.core._ledger.sequences[new.row].tiers.rounds, MOST_ROUNDS)
+            rounds = min(ledger_of(self.core).sequences[new.row].tiers.rounds, MOST_ROUNDS)
             spared = self._naps + _STARTS_PER_LOSS * self._losses + _STARTS_PER_ROUND * rounds
             if new.epoch - spared > MOST_PREEMPTIONS:
                 self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
@@ -284,7 +285,7 @@ class Watch:
         """8: equal keys mean equal content, and all of it is computed."""
         if self.scenario.pressure.torch:
             return
-        if self.core._tables.pool is not pool:
+        if block_tables_of(self.core).pool is not pool:
             return
         held = self.worker.held(block)
         if None in held:

@@ -58,7 +58,7 @@ def tokens(folder: Path, backend: str) -> list[list[int]]:
 
 
 @pytest.mark.skipif(not interpreting(), reason="the model is on the CPU")
-def test_the_same_tokens(folder: Path) -> None:
+def test_a_model_with_triton_attention_gives_the_same_tokens(folder: Path) -> None:
     expected = tokens(folder, "reference")
     assert sum(map(len, expected)) == 1 + 2 + 3 + 3
     assert tokens(folder, "triton") == expected

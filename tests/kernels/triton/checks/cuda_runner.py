@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
-from tests.support.plan_script import Script
-from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
 from troupellm.kernels import cpp
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.common.triton import as_on_a_gpu, check_device
@@ -32,6 +29,9 @@ from troupellm.models.load.to_device import OnDevice
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
+from troupellm.tests.support.speculation.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.tests.support.workers.plan_script import Script
 
 DEVICE = check_device()
 ON_GPU = DEVICE.type == "cuda"
@@ -106,7 +106,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v2"])
-def test_plans(tmp_path: Path, family: str) -> None:
+def test_replayed_plans_give_the_same_tokens(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
     script = told(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]

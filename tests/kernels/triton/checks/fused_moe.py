@@ -130,7 +130,7 @@ def on_paths(argument: str, **names: str) -> pytest.MarkDecorator:
 
 
 @on_paths("name", odd_sizes="few", clamped_with_biases="sorted", bfloat16="sorted")
-def test_equals_the_reference(name: str, few: bool) -> None:
+def test_the_experts_sum_equals_the_reference(name: str, few: bool) -> None:
     check(replace(BY_NAME[name], tokens=3, size=17), few=few)
 
 
@@ -165,7 +165,7 @@ def test_quantized_experts_with_half_inputs(kind: str, dtype: torch.dtype) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [40, 80, 160])
-def test_larger_blocks(tokens: int) -> None:
+def test_larger_blocks_equal_the_reference(tokens: int) -> None:
     check(replace(SMALL, tokens=tokens, experts=2, hidden=72, size=40), few=False)
 
 
@@ -181,7 +181,7 @@ def test_results_repeat_bit_for_bit_whatever_else_is_in_the_batch() -> None:
 
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", list(ROUTINGS))
-def test_routing(name: str, biased: bool) -> None:
+def test_routing_equals_the_reference(name: str, biased: bool) -> None:
     routing = ROUTINGS[name]
     experts = 8 if routing.groups == 1 else 12
     generator = torch.Generator().manual_seed(4)

@@ -63,14 +63,14 @@ def check_product(name: Kind, rows: int, group: int | None = None) -> None:
         assert report.buffers(int(tile)) >= 2, "the loads are not pipelined"
 
 
-def test_products() -> None:
+def test_a_product_compiles_without_spills() -> None:
     check_product("plain", 16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("name", list(KINDS))
-def test_all_products(name: Kind, rows: int) -> None:
+def test_all_products_compile_without_spills(name: Kind, rows: int) -> None:
     check_product(name, rows)
     for group in (32, 64) if name in ("int8", "int4") else ():
         check_product(name, rows, group)
@@ -79,12 +79,12 @@ def test_all_products(name: Kind, rows: int) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "plain" else pytest.mark.slow) for name in KINDS]
 )
-def test_few_tokens(name: Kind) -> None:
+def test_kernels_for_few_tokens_compile_without_spills(name: Kind) -> None:
     check(compiled(name, few_gate_up_kernel, FEW, {"CLAMPED": name == "mx", "TOP_K": 8}))
     check(compiled(name, few_down_kernel, FEW, {"TOP_K": 8}))
 
 
-def test_the_small_ones() -> None:
+def test_sum_and_align_compile_without_spills() -> None:
     arguments = {"results": "*bf16", "out": "*bf16", "hidden": "i32"}
     check(compile_for(sum_kernel, arguments, SUM, {"TOP_K": 8}))
     arguments = {
@@ -95,7 +95,7 @@ def test_the_small_ones() -> None:
 
 
 @pytest.mark.parametrize(("routing", "experts"), [(QWEN, 128), (GPT_OSS, 32), (DEEPSEEK, 256)])
-def test_routing(routing: Any, experts: int) -> None:
+def test_routing_compiles_without_spills(routing: Any, experts: int) -> None:
     arguments = {
         "logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32", "ids_ptr": "*i32", "row_stride": "i32",
         "experts": "i32", "scale": "fp32",

@@ -12,7 +12,7 @@ DEVICE = str(check_device())
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
-def test_equals_the_reference(case: Case) -> None:
+def test_grouped_products_equal_the_reference(case: Case) -> None:
     x, weights, rows, starts, out, scales = make_inputs(case, DEVICE, 1)
     expected = out.clone()
     grouped_linear_reference(x, weights, rows, starts, expected, scales=scales)

@@ -7,7 +7,7 @@ from troupellm.kernels.grouped_linear.triton_grouped import grouped_kernel, grou
 
 
 @pytest.mark.parametrize(("depth", "width"), [(4096, 16), (16, 4096), (4096, 4096)])
-def test_shapes(depth: int, width: int) -> None:
+def test_grouped_products_of_each_shape_compile_without_spills(depth: int, width: int) -> None:
     arguments = {
         **dict.fromkeys(("x", "weights", "out"), "*bf16"), **dict.fromkeys(("rows", "starts"), "*i32"),
         "scales": "*fp32", "groups": "i32:1",

@@ -43,7 +43,7 @@ def check(case: Case, *, programs: int | None = None, dtype: torch.dtype | None 
     torch.testing.assert_close(got.cpu().float(), expected.float(), atol=tolerance, rtol=tolerance)
 
 
-def test_equals_the_reference() -> None:
+def test_latent_attention_equals_the_reference() -> None:
     check(BY_NAME["odd_sizes"], programs=5)
 
 

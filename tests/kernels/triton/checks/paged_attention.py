@@ -67,7 +67,7 @@ def check(case: Case, *, tolerance: float | None = None, **options: object) -> N
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sorted(BY_NAME)]
 )
-def test_equals_the_reference(name: str) -> None:
+def test_paged_attention_equals_the_reference(name: str) -> None:
     check(BY_NAME[name])
 
 

@@ -67,33 +67,33 @@ def test_decode_of_8_bit_caches() -> None:
     assert decode(AttentionShape(64, 8, 128, 16, kv_dtype=torch.float8_e4m3fn)).count("mma.sync") > 0
 
 
-def test_extend() -> None:
+def test_attention_of_prompts_uses_matrix_instructions() -> None:
     report = extend(AttentionShape(32, 8, 128, 16))
     assert report.buffers(64 * 128 * 2) >= 4
     assert report.count("wgmma.mma_async") > 0
 
 
 @pytest.mark.parametrize("window", [None, pytest.param(4096, marks=pytest.mark.slow)])
-def test_trees_of_drafts(window: int | None) -> None:
+def test_attention_with_trees_of_drafts_compiles(window: int | None) -> None:
     extend(AttentionShape(32, 8, 128, 16, window), tree=True)
 
 
 @pytest.mark.parametrize("block_size", [16, *(pytest.param(size, marks=pytest.mark.slow) for size in (32, 64))])
 @pytest.mark.parametrize("heads", [32, pytest.param(64, marks=pytest.mark.slow)])
-def test_decode(heads: int, block_size: int) -> None:
+def test_attention_of_single_tokens_compiles(heads: int, block_size: int) -> None:
     decode(AttentionShape(heads, 8, 128, block_size))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 256])
-def test_other_head_dims(head_dim: int) -> None:
+def test_attention_with_other_head_dims_compiles(head_dim: int) -> None:
     decode(AttentionShape(32, 8, head_dim, 16))
     extend(AttentionShape(32, 8, head_dim, 16))
 
 
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow), torch.int8])
 @pytest.mark.parametrize("heads", [32, pytest.param(64, marks=pytest.mark.slow)])
-def test_8_bit_caches(heads: int, dtype: torch.dtype) -> None:
+def test_attention_over_8_bit_caches_compiles(heads: int, dtype: torch.dtype) -> None:
     decode(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
     extend(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
 
@@ -106,12 +106,12 @@ def test_a_window_a_cap_and_sinks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("heads", "queries"), [(32, 4), (32, 5), (64, 5), (64, 8)])
-def test_verification_of_drafts(heads: int, queries: int) -> None:
+def test_attention_that_verifies_drafts_compiles(heads: int, queries: int) -> None:
     decode(AttentionShape(heads, 8, 128, 16), queries=queries)
 
 
 @pytest.mark.slow
-def test_float32() -> None:
+def test_attention_in_float32_compiles() -> None:
     shape = AttentionShape(16, 8, 128, 16, kv_dtype=torch.float32)
     decode(shape, io="fp32")
     extend(shape, io="fp32")
@@ -131,7 +131,7 @@ def test_what_goes_with_decode() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("heads", [16, pytest.param(128, marks=pytest.mark.slow)])
-def test_latent_vectors(heads: int, dtype: torch.dtype) -> None:
+def test_attention_to_latent_vectors_fits_the_registers(heads: int, dtype: torch.dtype) -> None:
     shape = AttentionShape(heads, 1, 576, 16, kv_dtype=dtype, latent=512)
     launch = decode_launch(shape, 1)
     sizes = {"HEADS": heads, "KV_HEADS": shape.task_heads, "LATENT": 512, "LATENT_DIM": 512}

@@ -95,7 +95,7 @@ KINDS = ("int4 groups of 128", "int4 groups of 32", "int4 without zeros", "int4 
 
 @pytest.mark.parametrize("rows", [3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_weights_in_codes(kind: str, rows: int) -> None:
+def test_products_of_weights_in_codes_equal_the_reference(kind: str, rows: int) -> None:
     x, plain, bias = inputs(rows, 1280 if "128" in kind else 640, 70)
     weight = made(kind, plain)
     product = gpu_product(weight, bias)

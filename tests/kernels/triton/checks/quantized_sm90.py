@@ -44,13 +44,13 @@ def test_four_bits_of_few_rows() -> None:
 
 @pytest.mark.parametrize("rows", [16, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (32, 64, 128))])
 @pytest.mark.parametrize("kind", ["*i8", "*fp8e4nv"])
-def test_eight_bits(kind: str, rows: int) -> None:
+def test_eight_bit_products_compile_without_spills(kind: str, rows: int) -> None:
     eight_bits(kind, rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
-def test_codes(rows: int) -> None:
+def test_products_of_codes_compile_without_spills(rows: int) -> None:
     for group in (16, 32, 64, 128, 256):
         codes("table", rows, group)
     for group in (16, 4096):
@@ -59,7 +59,7 @@ def test_codes(rows: int) -> None:
     codes("fp8", rows, 128, offsets=None)
 
 
-def test_pieces() -> None:
+def test_pieces_of_a_product_and_their_sum_compile() -> None:
     launch = coded_launch(1, "table", 128)
     check(coded_kernel, launch, {"KIND": KINDS["table"], "GROUP": 128, "bias": None}, inputs="*bf16")
     check(sum_kernel, SUM, {})

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.support.poisoned_rows import between_nan, keys_of
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.sampling import draw
 from troupellm.kernels.sampling.adjust import keep_bits, penalize, tally
@@ -17,6 +16,7 @@ from troupellm.kernels.sampling.triton_adjust import (
     tally_triton,
 )
 from troupellm.kernels.sampling.triton_draw import best_triton
+from troupellm.tests.support.kernels.poisoned_rows import between_nan, keys_of
 
 DEVICE = check_device()
 VOCAB = 3001
@@ -83,7 +83,7 @@ def test_what_is_said_is_counted(vocab: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-def test_penalties() -> None:
+def test_penalties_equal_the_reference() -> None:
     generator, logits, rows = torch.Generator().manual_seed(5), make_logits(4, 1500, 1.0, 6), torch.tensor([0, 3])
     logits[3, 5:20] = 3e38
     counts = torch.randint(-3, 4, (2, 1500), generator=generator).clamp(min=0).to(torch.int32)
@@ -96,7 +96,7 @@ def test_penalties() -> None:
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # Triton 3.6's interpreter
 @pytest.mark.parametrize("vocab", [2500, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_log_probabilities(vocab: int) -> None:
+def test_log_probabilities_equal_the_reference(vocab: int) -> None:
     logits, chosen = make_logits(5, vocab, 4.0, 7), torch.tensor([0, 7, 1, vocab - 1, 9])
     logits[1, :2100] = float("-inf")
     logits[1, 7] = 2.0

@@ -36,13 +36,13 @@ def check(kernel: Any, launch: Launch, constants: dict[str, Any] | None = None, 
     assert report.registers * launch.warps * 32 <= 65536
 
 
-def test_whole_rows() -> None:
+def test_draws_from_whole_rows_compile() -> None:
     check(piece_kernel, PIECE, {"NOISE": True, "TILES": TILES_OF_A_PIECE})
     check(piece_kernel, PIECE, {"NOISE": False, "TILES": TILES_OF_A_PIECE, "keys": None, "codes": None})
     check(merge_kernel, MERGE, {"BLOCK": 32})
 
 
-def test_adjustments() -> None:
+def test_adjustments_of_logits_compile() -> None:
     check(keep_bits_kernel, ADJUST)
     check(penalize_kernel, ADJUST)
     check(tally_kernel, TALLY)

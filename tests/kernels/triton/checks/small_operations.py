@@ -69,7 +69,7 @@ def same_codes(got: tuple, expected: tuple) -> None:
 
 @pytest.mark.parametrize("case", named(norm_cases.CASES))
 @pytest.mark.parametrize("offset", [0.0, 1.0])
-def test_rms_norm(case: norm_cases.Case, offset: float) -> None:
+def test_rms_norm_equals_the_reference(case: norm_cases.Case, offset: float) -> None:
     x, weight = norm_cases.make_inputs(case, DEVICE, 1)
     got, _ = rms_norm_triton(between_nan(x), between_nan(weight), 1e-5, offset=offset)
     assert got.dtype == case.dtype
@@ -108,7 +108,7 @@ def test_a_norm_in_eight_bits(codes: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("case", named(code_cases.CASES))
-def test_row_codes(case: code_cases.Case) -> None:
+def test_row_codes_equal_the_reference(case: code_cases.Case) -> None:
     x = code_cases.make_inputs(case, DEVICE, 4)
     values, scale = row_codes_triton(between_nan(x), case.codes)
     expected, expected_scale = row_codes_reference(x, case.codes)
@@ -124,7 +124,7 @@ def test_a_row_of_nan_is_known_by_its_scale() -> None:
 
 @pytest.mark.parametrize("case", named([case for case in gate_cases.CASES if case.tokens < 64]))
 @pytest.mark.parametrize("activation", ["silu", "gelu"])
-def test_gates(case: gate_cases.Case, activation: str) -> None:
+def test_gates_equal_the_reference(case: gate_cases.Case, activation: str) -> None:
     gate_up = gate_cases.make_inputs(case, DEVICE, 5)
     reference = silu_mul_reference if activation == "silu" else gelu_mul_reference
     got = gate_triton(between_nan(gate_up), activation)
@@ -142,7 +142,7 @@ def test_gates_in_eight_bits(activation: str, codes: torch.dtype) -> None:
     )
 
 
-def test_rotation_alone_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_without_writing_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cache row indices are whole numbers even where nothing is written: compiled code adds them to pointers."""
     given: list[tuple] = []
 
@@ -157,7 +157,7 @@ def test_rotation_alone_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("case", named(rope_cases.CASES))
-def test_rope_and_write(case: rope_cases.Case) -> None:
+def test_rotation_and_writing_equal_the_reference(case: rope_cases.Case) -> None:
     qkv, caches, rows, norms, angles = rope_cases.make_inputs(case, DEVICE, 7)
     expected_caches = (caches[0].clone(), caches[1].clone())
     options = {"norms": norms, "angles": angles, "interleaved": case.interleaved}
@@ -201,7 +201,7 @@ def check_cache(case: rope_cases.Case, cache: torch.Tensor, wanted: torch.Tensor
 
 
 @pytest.mark.parametrize("case", named(rotation_cases.CASES[1:2] + rotation_cases.CASES[3:]))
-def test_rotation_alone(case: rotation_cases.Case) -> None:
+def test_rotation_alone_equals_the_reference(case: rotation_cases.Case) -> None:
     x, cos, sin = rotation_cases.make_inputs(case, DEVICE, 8)
     got = rope_triton(x, (cos, sin), interleaved=case.interleaved)
     expected = rope_reference(x, cos, sin, interleaved=case.interleaved)
@@ -209,7 +209,7 @@ def test_rotation_alone(case: rotation_cases.Case) -> None:
 
 
 @pytest.mark.parametrize("case", named([case for case in write_cases.CASES if case.tokens < 64]))
-def test_writing_alone(case: write_cases.Case) -> None:
+def test_writing_alone_equals_the_reference(case: write_cases.Case) -> None:
     key, value, *caches, slots = write_cases.make_inputs(case, DEVICE, 9)
     rows = kv_rows(slots, case.kv_heads, case.block_size)
     expected = [cache.clone() for cache in caches]

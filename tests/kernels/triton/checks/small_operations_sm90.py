@@ -49,17 +49,17 @@ def heads(cache: str = "*bf16", *, half: int = 64, interleaved: bool = False, no
     check(rope_kv_write_kernel, arguments, head_launch(128, half), {**constants, **dict.fromkeys(missing)})
 
 
-def test_norms() -> None:
+def test_a_norm_compiles_without_spills() -> None:
     norm(4096)
 
 
-def test_heads() -> None:
+def test_rotation_and_writing_compile_without_spills() -> None:
     heads("*i8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [128, 1024, 8192, 16384, 32768])
-def test_more_norms(size: int) -> None:
+def test_norms_of_each_size_compile_without_spills(size: int) -> None:
     norm(size)
     norm(size, residual=False, offset=True)
     norm(size, "*fp8e4nv")
@@ -67,7 +67,7 @@ def test_more_norms(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["*bf16", *CODES])
-def test_more_heads(cache: str) -> None:
+def test_rotation_and_writing_of_each_cache_compile(cache: str) -> None:
     heads(cache)
     heads(cache, half=32)
     heads(cache, half=0, normed=False)
@@ -79,7 +79,7 @@ def test_rotation_alone_and_writing_alone() -> None:
     heads(half=0, normed=False, queries=0)
 
 
-def test_gates_and_codes() -> None:
+def test_gates_and_codes_compile_without_spills() -> None:
     for gelu in (False, True):
         check(gate_kernel, {"gate_up": "*bf16", "out": "*bf16", "row_stride": "i32"}, GATE, {"GELU": gelu})
         for out in CODES:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from tests.support.poisoned_rows import poisoned_memory
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.decode_io.cases import CASES, Case, make_inputs
 from troupellm.kernels.decode_io.reference import begin_reference, finish_reference
 from troupellm.kernels.decode_io.triton_inputs import begin_triton
 from troupellm.kernels.decode_io.triton_outputs import finish_triton
+from troupellm.tests.support.kernels.poisoned_rows import poisoned_memory
 
 __all__ = ["poisoned_memory"]
 DEVICE = str(check_device())

@@ -28,12 +28,12 @@ def check(kernel: Any, launch: Launch, constants: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("queries", [1, 4])
-def test_beginning(queries: int) -> None:
+def test_the_beginning_of_a_step_compiles(queries: int) -> None:
     sizes = {"PAGE": 16, "KV_HEADS": 8, "HEADS_BLOCK": 8, "ANGLES": 128, "ANGLES_BLOCK": 128}
     check(begin_kernel, BEGIN, {"QUERIES": queries, **sizes, **({"counts": None} if queries == 1 else {})})
 
 
-def test_end() -> None:
+def test_the_end_of_a_step_compiles() -> None:
     pieces = {"PIECES": 32}
     check(finish_kernel, FINISH, {**pieces, **dict.fromkeys(("drawn_values", "drawn_ids", "scales"))})
     check(finish_kernel, FINISH, pieces)

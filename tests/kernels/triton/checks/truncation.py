@@ -5,13 +5,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.support.poisoned_rows import between_nan, keys_of, poisoned_memory
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.sampling import draw, thresholds, triton_truncate
 from troupellm.kernels.sampling.cases import make_logits
 from troupellm.kernels.sampling.noise import token_codes
 from troupellm.kernels.sampling.triton_truncate import truncated_triton
 from troupellm.kernels.sampling.truncate import Nucleus
+from troupellm.tests.support.kernels.poisoned_rows import between_nan, keys_of, poisoned_memory
 
 __all__ = ["poisoned_memory"]
 DEVICE, CPU = check_device(), torch.device("cpu")
@@ -90,7 +90,7 @@ def test_rows_of_a_batch_ask_for_what_they_like() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 4096, pytest.param(140_001, marks=pytest.mark.slow)])
-def test_widths(vocab: int) -> None:
+def test_truncation_of_each_width_equals_the_reference(vocab: int) -> None:
     logits = make_logits(4, vocab, 3.0, 5)
     check(logits, [Asked(20, 0.95), Asked(0, 0.9), Asked(3), Asked(1000, 0.7)])
 
@@ -103,7 +103,7 @@ def test_lists_that_run_over_are_gone_through_as_rows(monkeypatch: pytest.Monkey
     check(logits, [Asked(7, 0.9), Asked(0, 0.9), Asked(0, 0.6), Asked(300, 0.8), Asked(9)])
 
 
-def test_few_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncation_lists_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which makes it quick, at any temperature and with any masks."""
 
     class Watched:
@@ -147,7 +147,7 @@ def test_rows_that_are_unfit_fail_alone() -> None:
     assert tokens[3:].equal(whole)
 
 
-def test_no_pieces_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thresholds_do_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Masses are summed in whole numbers: rows cut otherwise give the same thresholds to the bit."""
     logits = make_logits(3, VOCAB, 1.5, 9).to(DEVICE)
     k = torch.tensor([4, VOCAB, 200]).to(DEVICE)

@@ -51,7 +51,7 @@ def test_end_of_a_step() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [KEYS, LIMITS], ids=["draws", "limits"])
-def test_scaled_rows(given: dict[str, Any]) -> None:
+def test_truncation_of_scaled_rows_compiles(given: dict[str, Any]) -> None:
     check(survey_kernel, WALK, {**SIZES, **given})
     check(gather_kernel, WALK, {**SIZES, **given})
     check(settle_kernel, SETTLE, {**SIZES, **given})

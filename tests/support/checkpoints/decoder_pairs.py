@@ -1,0 +1,349 @@
+"""Small random checkpoints of every decoder family, in `transformers` and in this engine."""
+
+import copy
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.checkpoint.safetensors import Checkpoint
+from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.decoder import EMBEDDING, Decoder
+from troupellm.models.load.architecture import describe_model
+from troupellm.models.load.tied_head import settle_head
+from troupellm.models.runner.runner import ModelRunner
+from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.tests.support.checkpoints.watched_logits import watched_logits
+
+TOLERANCE = 1e-4
+LIKELIEST = 5
+MAX_LEN = 192
+SIZES = {
+    "vocab_size": 300, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "bos_token_id": None,
+    "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32, "rope_theta": 10000.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}
+GEMMA = {**SIZES, "head_dim": 32, "query_pre_attn_scalar": 64, "tie_word_embeddings": False}
+"""Not tied as the real ones are: random embeddings that are scaled up make such a head repeat its input."""
+EXPERTS = {**SIZES, "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+LATENT = {
+    **SIZES,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 16,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+}
+SINKS = {
+    **SIZES, "num_hidden_layers": 3, "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 96,
+    "head_dim": 32, "sliding_window": 20, "swiglu_alpha": 1.3, "swiglu_limit": 2.0,
+    "rope_parameters": {
+        "rope_type": "yarn", "factor": 8.0, "truncate": False, "original_max_position_embeddings": 32,
+        "rope_theta": 10000.0,
+    },
+}  # fmt: skip
+IMAGES = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+    "patch_size": 14,
+}  # fmt: skip
+
+
+def longrope(rotary_dim: int, **more: float) -> dict[str, object]:
+    """Phi's rotation, of three quarters of a head."""
+    half = rotary_dim // 2
+    return {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "short_factor": [1.0 + 0.2 * index for index in range(half)],
+        "long_factor": [1.5 + 0.5 * index for index in range(half)], **more,
+    }  # fmt: skip
+
+
+FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES),
+    "llama_tied": lambda: transformers.LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=24),
+    "llama_biases": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama_llama3": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama_yarn": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN),
+    "llama_linear": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LINEAR),
+    "llama_one_kv_head": lambda: transformers.LlamaConfig(**{**SIZES, "num_key_value_heads": 1}),
+    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None),
+    "mistral_window": lambda: transformers.MistralConfig(**SIZES, sliding_window=20, head_dim=32),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+    "qwen2_tied_window": lambda: transformers.Qwen2Config(
+        **SIZES, tie_word_embeddings=True, use_sliding_window=True, sliding_window=12, max_window_layers=1
+    ),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=32),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **GEMMA, sliding_window=20, attn_logit_softcapping=3.0, final_logit_softcapping=4.0
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **{**GEMMA, "num_hidden_layers": 3},
+        sliding_window=20,
+        sliding_window_pattern=3,
+        rope_parameters={"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "gemma3_with_images": lambda: transformers.Gemma3Config(
+        text_config={**GEMMA, "sliding_window": 20},
+        vision_config=IMAGES,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    ),
+    "phi3": lambda: transformers.Phi3Config(**SIZES, sliding_window=20),
+    "phi3_long": lambda: transformers.Phi3Config(
+        **SIZES, original_max_position_embeddings=1, rope_parameters=longrope(12, attention_factor=1.3)
+    ),
+    "phi3_short": lambda: transformers.Phi3Config(
+        **{**SIZES, "max_position_embeddings": 512},
+        original_max_position_embeddings=256,
+        tie_word_embeddings=True,
+        rope_parameters=longrope(12),
+    ),
+    "granite": lambda: transformers.GraniteConfig(
+        **SIZES, embedding_multiplier=7.0, residual_multiplier=0.4, attention_multiplier=0.05, logits_scaling=5.0
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**SIZES),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **SIZES | {"num_hidden_layers": 4},
+        sliding_window=20,
+        rope_parameters={"full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}},
+    ),
+    "glm": lambda: transformers.GlmConfig(**SIZES, head_dim=32),
+    "glm4": lambda: transformers.Glm4Config(**SIZES, head_dim=16, attention_bias=False),
+    "smollm3": lambda: transformers.SmolLM3Config(**SIZES, no_rope_layer_interval=2),
+    "smollm3_window": lambda: transformers.SmolLM3Config(
+        **SIZES, no_rope_layers=[0, 1], use_sliding_window=True, sliding_window=20
+    ),
+    "smollm3_listed_windows": lambda: transformers.SmolLM3Config(  # the flag has a say where there is no list
+        **SIZES, no_rope_layers=[0, 1], sliding_window=20, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=8, sliding_window=20),
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(
+        **EXPERTS, shared_expert_intermediate_size=80, mlp_only_layers=[1], use_sliding_window=True, sliding_window=20
+    ),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(
+        **EXPERTS, head_dim=32, norm_topk_prob=True, decoder_sparse_step=2, tie_word_embeddings=True
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(**SINKS),
+    "deepseek_v2_lite": lambda: transformers.DeepseekV2Config(
+        **LATENT,
+        q_lora_rank=None,
+        first_k_dense_replace=1,
+        topk_method="greedy",
+        routed_scaling_factor=1.3,
+        rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.9},
+    ),
+    "deepseek_v2": lambda: transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=40, topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=40,
+        first_k_dense_replace=1,
+        n_group=4,
+        topk_group=2,
+        num_mtp_layers=0,
+        rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+    ),
+    "deepseek_v3_halves": lambda: transformers.DeepseekV3Config(
+        **LATENT,
+        q_lora_rank=None,
+        first_k_dense_replace=2,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_interleave=False,
+    ),
+    "qwen3_tied": lambda: transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+}
+
+
+def assert_close_call(index: int, got: int, reference: torch.Tensor, own: Mapping[int, float]) -> None:
+    """A token may differ from the reference's only where that one hardly decides, and both see the same there.
+
+    Args:
+        index: of the token, for the message.
+        reference: logits [vocabulary] after the tokens before it.
+        own: log-probabilities of the likeliest tokens after the same ones, by this engine.
+    """
+    best = reference.topk(2)
+    gap = float(best.values[0] - best.values[1])
+    assert gap < TOLERANCE, f"token {index} is {got}, not {int(best.indices[0])}; the reference's gap is {gap}"
+    behind = float(best.values[0] - reference[got])
+    assert behind < TOLERANCE, f"token {index} is {got}, which the reference has {behind} behind its best"
+    scores = torch.log_softmax(reference.double(), -1)[list(own)]
+    torch.testing.assert_close(
+        torch.tensor(list(own.values()), dtype=torch.float64), scores, atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+class Pair:
+    """One checkpoint in both engines."""
+
+    def __init__(self, folder: Path, config: transformers.PretrainedConfig) -> None:
+        torch.manual_seed(5)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        for name, parameter in model.named_parameters():
+            # Fresh ones are all 1 or all 0, which hides mistakes.
+            if "norm" in name or "ln_" in name or name.endswith(("bias", "sinks")):
+                torch.nn.init.uniform_(parameter, 0.5, 1.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                torch.nn.init.uniform_(buffer, 0.0, 0.5)
+        model.save_pretrained(folder)
+        self.reference, self.folder = model, folder
+        self.open()
+
+    @classmethod
+    def stored(cls, folder: Path) -> "Pair":
+        """A checkpoint that is there already."""
+        pair = cls.__new__(cls)
+        pair.reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        pair.folder = folder
+        pair.open()
+        return pair
+
+    def open(self) -> None:
+        """Read the checkpoint with the engine's own code."""
+        self.config = settle_head(self.folder, describe_model(self.folder), lambda _: None)
+        self.decoder, checkpoint = self._read()
+        checkpoint.finish()
+
+    def mistaken(self, **changes: Any) -> "Pair":
+        """The same checkpoint, with a description that says something else; `moe` holds changes of its own."""
+        other = copy.copy(self)
+        if "moe" in changes:
+            changes["moe"] = msgspec.structs.replace(self.config.moe, **changes["moe"])
+        other.config = msgspec.structs.replace(self.config, **changes)
+        other.decoder, _ = other._read()
+        return other
+
+    def _read(self) -> tuple[Decoder, Checkpoint]:
+        checkpoint = Checkpoint(self.folder, torch.float32)
+        source = decoder_weights(self.config, checkpoint, EMBEDDING)
+        return Decoder(self.config, source, max_model_len=MAX_LEN), checkpoint
+
+    def runner(self, num_blocks: int = 120, block_size: int = 8, **more: Any) -> ModelRunner:
+        cache = KVCache(self.config, num_blocks, block_size, torch.float32)
+        cache.storage.fill_(float("nan"))  # unwritten entries may not be read
+        return ModelRunner(self.decoder, cache, max_model_len=MAX_LEN, **more)
+
+    @torch.inference_mode()
+    def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:
+        output = self.reference.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
+            max_new_tokens=new_tokens, min_new_tokens=new_tokens, pad_token_id=0,
+        )  # fmt: skip
+        return output[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return self.reference(torch.tensor([tokens])).logits[0]
+
+    def own_logits(self, tokens: list[int]) -> torch.Tensor:
+        """Logits of this engine after `tokens`, independent of its answer."""
+        driver = Driver(self.runner())
+        driver.submit(0, tokens)
+        with watched_logits(driver.runner) as seen:
+            driver.run({0: len(tokens)})
+        return seen[-1][-1]
+
+    def check(self, prompt: list[int], got: list[int]) -> None:
+        expected = self.greedy(prompt, len(got))
+        for index, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
+            if ours != theirs:
+                before = [*prompt, *expected[:index]]
+                likely = self.own_logits(before).log_softmax(-1).topk(LIKELIEST)
+                own = dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+                assert_close_call(index, ours, self.logits(before)[-1], own)
+                return
+
+
+class Driver:
+    """A scheduler by hand: rows with a cursor, blocks handed out in random order."""
+
+    def __init__(self, runner: ModelRunner, seed: int = 3) -> None:
+        self.runner = runner
+        self.free = list(range(runner.cache.num_blocks))
+        random.Random(seed).shuffle(self.free)
+        self.tokens: dict[int, list[int]] = {}
+        self.prompts: dict[int, int] = {}
+        self.done: dict[int, int] = {}
+        self.held: dict[int, int] = {}
+        self.step = 0
+
+    def submit(self, row: int, prompt: list[int]) -> None:
+        self.tokens[row], self.prompts[row], self.done[row], self.held[row] = list(prompt), len(prompt), 0, 0
+
+    def run(self, spans: dict[int, int]) -> StepResult:
+        """Compute so many tokens of each row."""
+        new, changes = [], []
+        for row, count in spans.items():
+            blocks = self._blocks_for(row, self.done[row] + count)
+            if self.done[row] == 0:
+                ids = np.array(self.tokens[row], dtype="<i4").tobytes()
+                state = SamplingState(temperature=0.0)
+                new.append(NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids,
+                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,)))  # fmt: skip
+            elif blocks:
+                changes.append(RowChange(row=row, appended_blocks=(blocks,)))
+        rows = tuple(spans)
+        result = self.runner.run(
+            StepPlan(step=self.step, engine_epoch=0, rows=rows, epochs=(1,) * len(rows), new_rows=tuple(new),
+                     starts=tuple(self.done[row] for row in rows), counts=tuple(spans.values()),
+                     changes=tuple(changes))
+        )  # fmt: skip
+        self.step += 1
+        tokens = iter(result.tokens)
+        for row, count in zip(rows, result.token_counts, strict=True):
+            self.done[row] += spans[row]
+            self.tokens[row] += [next(tokens) for _ in range(count)]
+        assert result.errors == ()
+        return result
+
+    def generate(self, row: int, new_tokens: int) -> None:
+        while self.generated(row) < new_tokens:
+            self.run({row: len(self.tokens[row]) - self.done[row]})
+
+    def generated(self, row: int) -> int:
+        return len(self.tokens[row]) - self.prompts[row]
+
+    def answer(self, row: int) -> list[int]:
+        return self.tokens[row][self.prompts[row] :]
+
+    def _blocks_for(self, row: int, length: int) -> tuple[int, ...]:
+        needed = -(-length // self.runner.cache.block_size) - self.held[row]
+        self.held[row] += max(needed, 0)
+        return tuple(self.free.pop() for _ in range(needed))
+
+
+def make_prompt(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 300, (length,), generator=torch.Generator().manual_seed(seed + length)).tolist()
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """A byte-level tokenizer of exactly `size` tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = ["<pad>", "<s>", "</s>", *alphabet]
+    names += [f"<extra{index}>" for index in range(size - len(names))]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>", "bos_token": "<s>"}))
