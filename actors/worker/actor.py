@@ -218,7 +218,7 @@ class WorkerActor:
                 result = await self._seat.receive()
                 if not self._pending:
                     raise WorkerGone("the worker gave a result without a launched plan")
-                self._check_order(result)
+                check_order(self._pending[0], result)
             except Exception as error:  # the choke point for what a step raises
                 raise _Lost(error) from error
             self._pending.popleft()
@@ -230,12 +230,6 @@ class WorkerActor:
                     raise RuntimeError("the scheduler has no room for the result of a plan that it sent")
             except MailboxClosed:
                 return  # the scheduler has left, so results are not wanted any more
-
-    def _check_order(self, result: StepResult) -> None:
-        """Raises WorkerGone for a result that is not that of the oldest plan. The scheduler checks its columns."""
-        plan = self._pending[0]
-        if result.step != plan.step or result.engine_epoch != plan.engine_epoch:
-            raise WorkerGone(f"the worker's reply to step {plan.step} is that of another step")
 
     async def _watch(self) -> None:
         """A step has its deadline from when it was begun, and a worker that is stopped is not waited for that long.
@@ -315,6 +309,16 @@ class WorkerActor:
             else:
                 self._crashes.charge(self._clock.now() - since)
                 return ready
+
+
+def check_order(plan: StepPlan, result: StepResult) -> None:
+    """Refuse a result that is not that of the oldest plan; the scheduler checks its columns.
+
+    Raises:
+        WorkerGone: it is that of another step, or of another worker.
+    """
+    if result.step != plan.step or result.engine_epoch != plan.engine_epoch:
+        raise WorkerGone(f"the worker's reply to step {plan.step} is that of another step")
 
 
 def _reason(cause: Exception) -> str:

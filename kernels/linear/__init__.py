@@ -13,8 +13,7 @@ from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
 from troupellm.kernels.common.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
-from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_codes
-from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_codes
+from troupellm.kernels.gated_act import gelu_mul, gelu_mul_codes, silu_mul, silu_mul_codes
 from troupellm.kernels.linear.batch_invariant import in_fixed_tiles, whole_tiles
 from troupellm.kernels.linear.cpu import native_weight
 from troupellm.kernels.linear.reference import linear_reference

@@ -15,11 +15,8 @@ from troupellm.kernels.decode_io import begin, cases as step_cases, finish
 from troupellm.kernels.decode_io.reference import begin_reference, finish_reference
 from troupellm.kernels.fused_moe import cases as fused_moe_cases, fused_moe, pack_experts, route
 from troupellm.kernels.fused_moe.reference import fused_moe_reference
-from troupellm.kernels.gated_act import gelu_cases as gelu_mul_cases, silu_cases as silu_mul_cases
-from troupellm.kernels.gated_act.gelu import gelu_mul
-from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
-from troupellm.kernels.gated_act.silu import silu_mul
-from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
+from troupellm.kernels.gated_act import cases as gate_cases, gelu_mul, silu_mul
+from troupellm.kernels.gated_act.reference import gelu_mul_reference, silu_mul_reference
 from troupellm.kernels.grouped_linear import cases as grouped_linear_cases, grouped_linear
 from troupellm.kernels.grouped_linear.reference import grouped_linear_reference
 from troupellm.kernels.kv_quant import decode
@@ -119,14 +116,14 @@ def _rope(device: str) -> Iterator[Outcome]:
 
 
 def _silu_mul(device: str) -> Iterator[Outcome]:
-    for case in silu_mul_cases.CASES:
-        gate_up = silu_mul_cases.make_inputs(case, device, 1)
+    for case in gate_cases.CASES:
+        gate_up = gate_cases.make_inputs(case, device, 1)
         yield Outcome(case.name, silu_mul(gate_up), silu_mul_reference(gate_up), case.tolerance)
 
 
 def _gelu_mul(device: str) -> Iterator[Outcome]:
-    for case in gelu_mul_cases.CASES:
-        gate_up = gelu_mul_cases.make_inputs(case, device, 1)
+    for case in gate_cases.CASES:
+        gate_up = gate_cases.make_inputs(case, device, 1)
         yield Outcome(case.name, gelu_mul(gate_up), gelu_mul_reference(gate_up), case.tolerance)
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.fused_moe import Routing, fused_moe, pack_experts, route
-from troupellm.kernels.gated_act.gelu import gelu_mul
-from troupellm.kernels.gated_act.silu import silu_mul
+from troupellm.kernels.gated_act import gelu_mul, silu_mul
 from troupellm.kernels.kv_quant import encode, row_width
 from troupellm.kernels.linear import PackedLinear, linear, pack
 from troupellm.kernels.paged_attention import paged_attention

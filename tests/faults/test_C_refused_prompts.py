@@ -4,7 +4,8 @@ import gc
 from collections.abc import Iterator
 
 import pytest
-from serving import running_server, server_config
+
+from troupellm.tests.support.servers.serving import running_server, server_config
 
 pytestmark = pytest.mark.anyio
 

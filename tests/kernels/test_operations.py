@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from troupellm.kernels.gated_act import gelu_cases as gelu_mul_cases, silu_cases as silu_mul_cases
-from troupellm.kernels.gated_act.gelu import gelu_mul
-from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
-from troupellm.kernels.gated_act.silu import silu_mul
-from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
+from troupellm.kernels.gated_act import cases as gate_cases, gelu_mul, silu_mul
+from troupellm.kernels.gated_act.reference import gelu_mul_reference, silu_mul_reference
 from troupellm.kernels.linear import PackedLinear, cases as linear_cases, linear, pack
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.rms_norm import add_rms_norm, cases as rms_norm_cases, rms_norm
@@ -50,17 +47,17 @@ def test_rope_equals_the_reference(case: rope_cases.Case) -> None:
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("case", silu_mul_cases.CASES, ids=lambda case: case.name)
-def test_silu_mul_equals_the_reference(case: silu_mul_cases.Case) -> None:
-    gate_up = silu_mul_cases.make_inputs(case, "cpu", 1)
+@pytest.mark.parametrize("case", gate_cases.CASES, ids=lambda case: case.name)
+def test_silu_mul_equals_the_reference(case: gate_cases.Case) -> None:
+    gate_up = gate_cases.make_inputs(case, "cpu", 1)
     before = gate_up.clone()
     close(silu_mul(gate_up), silu_mul_reference(gate_up), case.tolerance)
     assert torch.equal(gate_up, before)
 
 
-@pytest.mark.parametrize("case", gelu_mul_cases.CASES, ids=lambda case: case.name)
-def test_gelu_mul_equals_the_reference(case: gelu_mul_cases.Case) -> None:
-    gate_up = gelu_mul_cases.make_inputs(case, "cpu", 1)
+@pytest.mark.parametrize("case", gate_cases.CASES, ids=lambda case: case.name)
+def test_gelu_mul_equals_the_reference(case: gate_cases.Case) -> None:
+    gate_up = gate_cases.make_inputs(case, "cpu", 1)
     before = gate_up.clone()
     close(gelu_mul(gate_up), gelu_mul_reference(gate_up), case.tolerance)
     assert torch.equal(gate_up, before)

@@ -13,8 +13,8 @@ from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.ports import StepThread, SystemClock
 from troupellm.actors.runtime.restart_intensity import Intensity
 from troupellm.actors.runtime.waiter import new_waiter
-from troupellm.actors.worker.actor import WorkerActor
-from troupellm.actors.worker.thread_host import ThreadSeat, WorkerGone, WorkerStuck, check_reply
+from troupellm.actors.worker.actor import WorkerActor, check_order
+from troupellm.actors.worker.thread_host import ThreadSeat, WorkerGone, WorkerStuck
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
 from troupellm.protocol.messages.scheduler import StepFinished, WorkerBack, WorkerLost
@@ -118,22 +118,12 @@ async def test_a_thread_that_cannot_capture_graphs_is_the_end(
     await bench.thread.close()
 
 
-OTHER_REPLIES: tuple[dict[str, Any], ...] = (
-    {"engine_epoch": 1},
-    {"step": 4},
-    {"rows": (0,)},
-    {"epochs": (0,)},
-    {"token_counts": (1,)},
-    {"tokens": (7,)},
-)
-
-
-@pytest.mark.parametrize("wrong", OTHER_REPLIES, ids=str)
-def test_a_reply_that_does_not_fit_its_plan_is_refused(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", [{"engine_epoch": 1}, {"step": 4}], ids=str)
+def test_a_reply_to_another_plan_is_refused(wrong: dict[str, Any]) -> None:
     right = StepResult(step=3, engine_epoch=0, rows=(), epochs=(), token_counts=(), tokens=())
-    check_reply(plan(3), right)
+    check_order(plan(3), right)
     with pytest.raises(WorkerGone, match="reply to step 3"):
-        check_reply(plan(3), msgspec.structs.replace(right, **wrong))
+        check_order(plan(3), msgspec.structs.replace(right, **wrong))
 
 
 async def test_a_worker_is_replaced_by_order(fake_worker: Any) -> None:

@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional
 
 from troupellm.kernels.act_quant import cases as code_cases, row_codes
-from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_codes
-from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_codes
+from troupellm.kernels.gated_act import gelu_mul, gelu_mul_codes, silu_mul, silu_mul_codes
 from troupellm.kernels.grouped_linear import cases as grouped_cases, grouped_linear
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_codes
 from troupellm.kernels.rope_kv_write import cases as rope_cases, rope_kv_write

@@ -9,9 +9,8 @@ from troupellm.kernels.act_quant import cases as code_cases
 from troupellm.kernels.act_quant.reference import row_codes_reference
 from troupellm.kernels.act_quant.triton_act_quant import row_codes_triton
 from troupellm.kernels.common.triton import check_device
-from troupellm.kernels.gated_act import silu_cases as gate_cases
-from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
-from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
+from troupellm.kernels.gated_act import cases as gate_cases
+from troupellm.kernels.gated_act.reference import gelu_mul_reference, silu_mul_reference
 from troupellm.kernels.gated_act.triton_gate import gate_codes_triton, gate_triton
 from troupellm.kernels.rms_norm import cases as norm_cases
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
