@@ -116,7 +116,7 @@ class Drafting:
 
     def learn(self, period: float, plain: float, tokens: float) -> None:
         """Take in a step that might draft: its seconds, those of one without drafts, and its tokens per row."""
-        if self.off:
+        if self.off or self.looks:  # first steps of a kind take long
             return
         self._since_plain += 1
         self._periods.append(period)
