@@ -170,7 +170,7 @@ async def test_a_thread_and_a_request_are_bounded_together(tiny_engine):
         for field in ("json_schema", "regex", "ebnf")
     ],
 )
-async def test_other_servers_names_of_a_form_are_refused_where_the_api_has_its_own(tiny_engine, path, fields, field):
+async def test_names_of_other_servers_for_a_format_are_refused(tiny_engine, path, fields, field):
     body = {"input": "Hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 4}
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         answer = await client.post(path, json=body | fields)

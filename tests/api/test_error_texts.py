@@ -81,7 +81,7 @@ def failed_response(text: str) -> dict[str, Any]:
     return dict(json.loads(events[-1][2])["response"])
 
 
-async def test_other_faults_of_a_streamed_response_stay_statuses(tiny_engine):
+async def test_a_bad_value_of_a_streamed_response_is_a_status(tiny_engine):
     async with tiny_engine() as engine, running_server(engine) as served, served.client() as client:
         response = await client.post("/v1/responses", json={"input": "Hi", "stream": True, "temperature": 9})
     assert response.status_code == 400

@@ -108,7 +108,7 @@ async def test_a_key_at_its_limit_has_the_same_and_its_numbers(
             assert answer.headers["x-ratelimit-remaining-requests"] == "0"
 
 
-async def test_other_refusals_keep_their_status(tiny_engine: Any) -> None:
+async def test_refusals_other_than_overload_keep_their_status(tiny_engine: Any) -> None:
     async with (
         tiny_engine() as engine,
         client_of(engine, server_config(overload_status=503), in_front=False) as client,

@@ -226,7 +226,7 @@ def with_host(function, app):
     return function
 
 
-async def test_other_scopes_are_ignored_and_websockets_refused(tiny_engine):
+async def test_unknown_asgi_scopes_are_ignored_and_websockets_refused(tiny_engine):
     async with tiny_engine() as engine:
         app = asgi(engine)
         sent = []

@@ -132,7 +132,7 @@ async def test_C6_texts_that_are_dear_to_prepare_are_refused_off_the_loop(tiny_e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", DEAR.values(), ids=DEAR)
-async def test_C6_so_are_they_on_every_route_that_does_not_only_count(tiny_engine, monkeypatch, text):
+async def test_C6_costly_texts_are_refused_off_the_loop_on_every_route(tiny_engine, monkeypatch, text):
     paths = [path for path in SAMPLES if takes_text(path) and path not in (*COUNTING, *STORING)]
     assert len(paths) > 8
     await refuses(tiny_engine, monkeypatch, [(path, content_with(path, text)) for path in paths])

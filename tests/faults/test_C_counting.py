@@ -109,7 +109,7 @@ async def test_C6_what_only_counts_holds_no_thread_of_prompts(tiny_engine, monke
         await counts_while_a_prompt_is_answered(attacked.client, attacked.served.host, held)
 
 
-async def test_C6_nor_in_a_front(tiny_engine, monkeypatch):
+async def test_C6_counting_in_an_api_process_holds_no_thread_of_prompts(tiny_engine, monkeypatch):
     held = Held(monkeypatch)
     async with (
         tiny_engine() as engine,

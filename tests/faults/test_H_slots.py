@@ -166,7 +166,7 @@ async def test_H1_nothing_of_the_last_request_shows_in_the_next(tiny_engine, see
     [(True, 4, 200), pytest.param(False, 5, 5000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
 )
 @pytest.mark.parametrize("drafts", ["trees", pytest.param("suffix", marks=pytest.mark.slow)])
-async def test_H1_nor_where_tokens_are_drafted(tiny_engine, drafts, caching, seed, steps):
+async def test_H1_nothing_of_the_last_request_shows_where_tokens_are_drafted(tiny_engine, drafts, caching, seed, steps):
     async with tiny_engine() as engine:
         solos = {name: await engine.generate(*canary(name)) for name in CANARIES}
     settings = {**CROWDED, "enable_prefix_caching": caching}
@@ -177,7 +177,7 @@ async def test_H1_nor_where_tokens_are_drafted(tiny_engine, drafts, caching, see
 @pytest.mark.parametrize(
     ("seed", "steps"), [(6, 300), pytest.param(7, 10_000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
 )
-async def test_H1_nor_where_neighbours_write_by_a_grammar(tiny_engine, seed, steps):
+async def test_H1_nothing_of_the_last_request_shows_beside_guided_rows(tiny_engine, seed, steps):
     """A mask is as wide as the vocabulary: what one leaves behind would forbid the next request nearly everything."""
     async with tiny_engine(**CROWDED) as engine:
         solos = {name: await engine.generate(*canary(name)) for name in CANARIES}

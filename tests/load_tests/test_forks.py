@@ -38,7 +38,7 @@ def test_ratios_are_medians_of_the_rounds_own() -> None:
     assert "2 requests / 2 forks: 2.25x the time, 2.50x the blocks" in table(report)
 
 
-def test_other_tokens_and_other_beams_are_told() -> None:
+def test_a_report_tells_of_other_tokens_and_other_beams() -> None:
     every = arms() | {"transformers": arm("2 beams of transformers", [3.0, 3.0, 3.0], None, [[4], [6]])}
     every["requests"].answers = [[7], [3]]
     report = summarise(every)

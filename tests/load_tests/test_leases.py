@@ -16,6 +16,6 @@ def test_a_session_among_fifty_in_a_cache_for_twenty_is_found_where_it_is_leased
     assert least <= outcome.cached <= most
 
 
-def test_others_hardly_notice_and_a_killed_worker_changes_no_answer() -> None:
+def test_leases_keep_their_bars_and_a_killed_worker_changes_no_answer() -> None:
     lines = compare(Shape(sessions=15, fits=6, turns=10, beginning=400, asked=10, answered=4, at_once=2))
     assert not [(text, value, bar) for text, value, bar, kept in lines if not kept]

@@ -101,7 +101,7 @@ def test_nothing_is_measured_with_none_of_something(flag: str, capsys: pytest.Ca
     assert f"argument {flag}: 0 is not at least 1" in capsys.readouterr().err
 
 
-def test_it_runs_at_its_smallest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_prefill_reports_each_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
     sizes = ["--preset", "tiny", "--prompts", "3", "--prompt-len", "16", "--output-len", "2", "--repeats", "2"]
     assert run(arguments(*sizes, "--waves", "3", "--threads", "1", "--result-json", str(result))) == 0

@@ -70,7 +70,7 @@ def test_an_agents_rounds_are_alike_but_for_their_values() -> None:
 
 
 @pytest.mark.slow
-def test_other_values_cost_an_agents_turns_some_drafts_and_not_most() -> None:
+def test_suffix_drafts_most_tokens_of_turns_with_other_values() -> None:
     """By count, not by time: what `suffix` makes of turns whose form alone was seen before."""
 
     async def ask() -> list[float]:

@@ -133,7 +133,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="troupellm-mutants-") as folder:
         survivors = search(chosen, Path(folder), given.jobs)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} planted faults are killed")
-    print(*(f"survived: {mutant.fault} ({mutant.file})" for mutant in survivors), sep="\n")
+    for mutant in survivors:
+        print(f"survived: {mutant.fault} ({mutant.file})")
     return len(chosen) - len(survivors) < LEAST_SHARE * len(chosen)
 
 

@@ -37,7 +37,7 @@ def test_a_head_of_its_own_is_used(tmp_path: Path, family: str) -> None:
     torch.testing.assert_close(pair.own_logits(prompt), pair.logits(prompt)[-1], atol=1e-4, rtol=1e-4)
 
 
-def test_it_is_said_and_counted(tmp_path: Path) -> None:
+def test_an_untied_head_is_noted_and_counted(tmp_path: Path) -> None:
     seen = list[LoadProgress]()
     folder = untied(tmp_path, "llama")
     described = describe_model(folder)

@@ -181,7 +181,7 @@ def test_embeddings_from_outside_take_the_place_of_tokens(pair: Pair, monkeypatc
     pair.check(make_prompt(20), driver.answer(0))
 
 
-def test_it_stays_itself_without_us(pair: Pair) -> None:
+def test_the_model_of_transformers_still_computes_its_own_logits(pair: Pair) -> None:
     prompt = make_prompt(40)
     expected = pair.logits(prompt)
     torch.testing.assert_close(pair.decoder.plain_logits(prompt), expected, atol=TOLERANCE, rtol=TOLERANCE)

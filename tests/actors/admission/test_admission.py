@@ -85,7 +85,7 @@ def test_retry_after_follows_the_pace_of_leaving() -> None:
     assert caught.value.retry_after == pytest.approx(8.0)
 
 
-async def test_those_who_wait_are_served_in_order() -> None:
+async def test_waiting_requests_are_admitted_in_order() -> None:
     admission, _ = door(seqs=1, queued=0)
     first = admission.enter(want(1, 1))
     served: list[tuple[str, Place]] = []

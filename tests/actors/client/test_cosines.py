@@ -39,7 +39,7 @@ async def test_of_nothing_and_of_zero():
     assert await cosines([one], []) == []
 
 
-async def test_others_run_between_the_pieces():
+async def test_other_tasks_run_between_pieces_of_cosines():
     rounds = 0
 
     async def other() -> None:

@@ -145,7 +145,7 @@ def test_usage_says_what_came_of_drafts(make_llm: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_it_works_where_a_loop_already_runs(make_llm: Any) -> None:
+async def test_llm_generates_inside_a_running_event_loop(make_llm: Any) -> None:
     with make_llm() as llm:
         assert len(llm.generate("x", SamplingParams(max_tokens=4), use_tqdm=False)[0].outputs[0].token_ids) == 4
 

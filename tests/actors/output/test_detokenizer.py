@@ -103,7 +103,7 @@ def test_byte_fallback_shows_whole_characters_before_a_mistake():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 7), max_size=12), CHUNKS)
-def test_other_forms_are_left_to_the_library(token_ids, chunks):
+def test_tokenizers_of_other_forms_are_decoded_by_the_library(token_ids, chunks):
     assert isinstance(WORD_PIECE.decoder(skip_special_tokens=True), LibraryDecoder)
     text = SequenceText(WORD_PIECE.decoder(skip_special_tokens=True), None)
     shown, _, _ = run(text, token_ids, chunks)

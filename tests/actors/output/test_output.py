@@ -104,16 +104,7 @@ def test_the_text_of_other_tokenizers_is_what_they_decode(tmp_path, sent, tables
     core.handle(opened(slot), 0.0)
     token_ids = tokenizer.encode("the foxes é!", add_special_tokens=False)
     for token_id in token_ids:
-        core.handle(
-            step(
-                {
-                    10: [
-                        token_id,
-                    ]
-                }
-            ),
-            0.0,
-        )
+        core.handle(step({10: [token_id]}), 0.0)
     core.handle(step({}, finished=(RowFinished(10, "length"),)), 0.0)
     assert slot.text().lstrip() == tokenizer.decode(token_ids)
 

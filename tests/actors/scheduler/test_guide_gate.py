@@ -16,7 +16,7 @@ def planned(harness: Harness) -> set[int]:
     return {row for plan in harness.plans for row in plan.rows}
 
 
-def test_others_run_while_a_guide_is_built() -> None:
+def test_other_sequences_run_while_a_guide_is_built() -> None:
     harness = harness_of()
     harness.submit(guided(1))
     harness.submit(submission(2, PROMPT))

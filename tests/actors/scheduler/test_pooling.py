@@ -39,7 +39,7 @@ def vectors(harness: Harness) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("plans", [1, 2])
-def test_it_ends_with_its_prompt_and_samples_nothing(whole: bool, plans: int) -> None:
+def test_a_pooling_request_ends_with_its_prompt_and_samples_nothing(whole: bool, plans: int) -> None:
     harness = harness_of(whole=whole, max_plans_in_flight=plans)
     harness.submit(pooled(1, PROMPT))
     harness.run()

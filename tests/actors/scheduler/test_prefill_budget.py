@@ -114,7 +114,7 @@ def test_a_prompt_beside_one_that_gets_tokens_is_not_alone(plans: int, as_measur
     assert most_together(harness, alone) == 16
 
 
-def test_it_follows_what_steps_take() -> None:
+def test_the_budget_follows_the_measured_time_of_steps() -> None:
     """A device whose steps take 20 ms and 3 ms per prompt token comes to 100 ms, regardless of the first estimate."""
     made = budget(itl_target_ms=100.0)
     now = 0.0
@@ -125,7 +125,7 @@ def test_it_follows_what_steps_take() -> None:
     assert made.tokens(4, streaming=True) == pytest.approx(80 / 3, abs=1)
 
 
-def test_it_converges_also_when_no_step_was_ever_without_prompts() -> None:
+def test_the_budget_converges_without_any_step_without_prompts() -> None:
     made = budget(itl_target_ms=100.0)
     now = 0.0
     for _ in range(60):

@@ -27,7 +27,7 @@ def naive_end(generated, *, max_pattern_size, min_pattern_size=1, min_count=2):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_ends_where_a_plain_look_at_the_text_says(seed):
+def test_a_repetition_ends_where_a_plain_search_finds_it(seed):
     import random
 
     rng = random.Random(seed)

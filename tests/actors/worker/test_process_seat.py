@@ -134,7 +134,9 @@ async def test_the_successors_of_a_worker_that_cannot_capture_graphs_do_without(
     await seat.close()
 
 
-async def test_nor_does_it_obey(seat: ProcessSeat, processes: FakeProcesses) -> None:
+async def test_a_worker_that_cannot_capture_graphs_refuses_commands(
+    seat: ProcessSeat, processes: FakeProcesses
+) -> None:
     await seat.start()
     processes.children[0].say(Refused(failed(GraphCaptureError("a graph could not be captured"), loading=False)))
     with pytest.raises(WorkerGone, match="a graph could not be captured"):

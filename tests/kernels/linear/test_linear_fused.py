@@ -71,7 +71,7 @@ def test_rows_do_not_depend_on_each_other(dtype: torch.dtype, path: str) -> None
 
 
 @needs_compiler
-def test_neither_the_number_of_threads_matters_nor_that_of_rows() -> None:
+def test_batch_invariant_products_do_not_depend_on_threads_or_rows() -> None:
     """Of weights with a share for each thread, with more of whole panels, the last one in part, and with empty ones."""
     before = torch.get_num_threads()
     for out, depth, rows in product((100, 560, 1000), (200, 2048), (1, 14, 70)):

@@ -89,6 +89,6 @@ def test_arguments_have_the_form_that_the_template_reads(source, arguments, show
     assert ChatTemplate({"default": whole}, {}).render([message]) == shown
 
 
-def test_other_parts_have_no_text():
+def test_parts_other_than_text_have_no_text():
     assert text_of([{"type": "image"}, "a", {"type": "text", "text": "b"}]) == "a\nb"
     assert text_of(None) == ""

@@ -251,7 +251,7 @@ def test_without_memory_for_more_graphs_steps_do_with_those_there_are(
     assert f"the {missing} that are missing are not captured" in warning.getMessage()
 
 
-def test_nor_is_there_memory_after_rows_have_grown(llama: Pair) -> None:
+def test_grown_rows_without_memory_capture_no_further_graph(llama: Pair) -> None:
     device = Refusing(torch.OutOfMemoryError("none left"), 1)
     runner = device_runner(llama, device=device)
     while runner.idle():

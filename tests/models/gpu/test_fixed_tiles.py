@@ -55,7 +55,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(("rows", "reads"), [(1, 1), (32, 1), (TILE, 1), (TILE + 1, 2), (2048, 2048 // TILE)])
-def test_so_often_is_a_weight_read(rows: int, reads: int, products: list[int]) -> None:
+def test_a_weight_is_read_once_per_fixed_tile(rows: int, reads: int, products: list[int]) -> None:
     with absent_gpu(), batch_invariant():
         x = torch.empty(rows, 256, dtype=torch.bfloat16, device=CUDA)
         out = linear(x, pack(torch.empty(96, 256, dtype=torch.bfloat16, device=CUDA)))

@@ -10,7 +10,7 @@ from troupellm.models.hub.secret import SECRET_BYTES, derived_key, prefix_hash_k
 from troupellm.protocol.errors import ConfigError
 
 
-def test_it_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_the_secret_is_made_once_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "secret"
     first = read_secret(path)
     assert len(first) == SECRET_BYTES
@@ -20,7 +20,7 @@ def test_it_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
     assert read_secret(tmp_path / "another") != first
 
 
-def test_those_who_make_it_at_the_same_time_agree(tmp_path: Path) -> None:
+def test_threads_that_make_the_secret_at_the_same_time_agree(tmp_path: Path) -> None:
     begin, found = threading.Barrier(8), []
 
     def make() -> None:

@@ -49,7 +49,7 @@ def test_one_engine_reads_what_another_wrote(connect: Open, tmp_path: Path) -> N
         read(reader, 3)
 
 
-def test_other_secrets_and_models_never_meet(connect: Open, tmp_path: Path) -> None:
+def test_engines_with_other_secrets_or_models_share_no_block(connect: Open, tmp_path: Path) -> None:
     options = {"path": str(tmp_path)}
     connect(NAME, options).put(key(0), memoryview(content(0)))
     assert connect(NAME, options, fingerprint=b"n" * 32).contains([key(0)]) == 0

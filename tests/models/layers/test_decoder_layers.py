@@ -119,7 +119,9 @@ def test_layers_that_are_otherwise_made_stay_apart(family: str, tmp_path: Path) 
     assert Pair(tmp_path, FAMILIES[family]()).decoder.together is None
 
 
-def test_other_weights_and_other_machines_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_weights_or_a_missing_compiler_keep_layers_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pair = Pair(tmp_path, FAMILIES["llama"]())
     source = decoder_weights(pair.config, Checkpoint(pair.folder, torch.float32), EMBEDDING)
     assert Decoder(pair.config, QuantizeOnLoad(source, "fp8"), max_model_len=MAX_LEN).together is None

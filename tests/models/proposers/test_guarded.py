@@ -24,7 +24,7 @@ async def test_a_plug_in_that_fails_is_not_asked_again(
     async with tiny_engine() as engine:
         right = await tokens_of(engine)
     wanted = {
-        "method": "custom", "custom_class": f"scripted_drafts:{kind}", "num_speculative_tokens": 3, "adaptive": False,
+        "method": "custom", "custom_class": f"{DRAFTS}:{kind}", "num_speculative_tokens": 3, "adaptive": False,
     }  # fmt: skip
     with caplog.at_level(logging.ERROR, "troupellm.worker"):
         async with tiny_engine(speculative_config=wanted) as engine:
@@ -37,7 +37,7 @@ async def test_a_plug_in_that_fails_is_not_asked_again(
     assert snapshot.replays == 0
     assert snapshot.proposer.failures == 1
     assert [record.message for record in caplog.records if "has failed" in record.message] == [
-        f"the proposer scripted_drafts:{kind} has failed: nothing is drafted until the model is loaded again"
+        f"the proposer {DRAFTS}:{kind} has failed: nothing is drafted until the model is loaded again"
     ]
 
 

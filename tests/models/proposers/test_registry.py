@@ -61,7 +61,7 @@ def custom(name: str) -> Any:
     return make_proposer(SpeculativeConfig(method="custom", custom_class=name, num_speculative_tokens=6), CONTEXT)
 
 
-def test_those_without_a_model_are_made_by_name() -> None:
+def test_proposers_without_a_model_are_made_by_name() -> None:
     assert isinstance(make_proposer(SpeculativeConfig(method="ngram"), CONTEXT), NgramProposer)
     assert isinstance(make_proposer(SpeculativeConfig(method="suffix"), CONTEXT), SuffixProposer)
 

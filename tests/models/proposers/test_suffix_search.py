@@ -199,7 +199,7 @@ def test_a_match_is_followed_through_what_stood_in_many_places(tool: int) -> Non
     assert guess(made, 1, text + FORM, 5) == [1000 + tool, 2000 + tool]
 
 
-def test_so_it_is_in_the_rows_own_text() -> None:
+def test_a_match_in_the_rows_own_text_is_followed_through_its_places() -> None:
     made, text = proposer(requests=0), list[int]()
     for number in range(TOOLS):
         text += [100 + number, *FORM, 1000 + number, 2000 + number]

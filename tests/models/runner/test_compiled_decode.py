@@ -146,7 +146,7 @@ def test_one_call_chooses_what_many_choose(family: str, bits: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("family", ["granite", "gemma2", "mixtral"])
-def test_other_models_are_computed_part_by_part(family: str, tmp_path: Path) -> None:
+def test_models_without_a_compiled_step_are_computed_part_by_part(family: str, tmp_path: Path) -> None:
     """Logits that are scaled or capped, norms behind a part, experts."""
     decoder = read(Pair(tmp_path, FAMILIES[family]()), "float32")
     assert make_runner(decoder, torch.float32).decode is None

@@ -42,7 +42,7 @@ def test_a_few_per_cent_decide(fixed: float, expected: int) -> None:
     assert Device(lambda size: fixed + 36e-5 * size).measure()[0] == expected
 
 
-def test_it_does_not_go_below_what_is_worth_a_step_nor_on_when_nothing_is_gained() -> None:
+def test_the_search_for_saturation_ends_where_nothing_is_gained() -> None:
     device = Device(lambda size: 25e-5 * size)
     assert device.measure()[0] == LEAST_TOKENS
     assert max(device.sizes) == 256

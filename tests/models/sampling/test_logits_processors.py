@@ -60,7 +60,7 @@ def test_scores_that_nothing_can_be_drawn_from_fail_the_row(how):
     assert found.tokens.tolist() == [-1, 39]
 
 
-def test_they_are_told_of_with_the_arguments_that_turn_them_on():
+def test_plug_ins_are_listed_with_the_arguments_that_turn_them_on():
     told = {info.name: info.arguments for info in describe(load_processors(NAMED, VOCAB, CPU))}
     assert told == {"only": ("token",), "broken": ()}
     assert set(load_processors((f"{PLUG_IN_MODULE}:OnlyToken",), VOCAB, CPU)) == {"OnlyToken"}

@@ -59,7 +59,7 @@ def test_a_mark_at_no_token_border_is_none():
     assert ThinkingWatch(state, torch.tensor([1 << 16, 1 << 8])).thinking
 
 
-def test_other_spellings_of_the_end_are_understood():
+def test_thinking_ends_with_any_spelling_of_its_end_mark():
     ends = (END, (8, 10))
     assert follow(watch(6, ends=ends), [7, 5, 8, 10, 5, 5, 5, 5, 5, 5]) == [7, 5, 8, 10, 5, 5, 5, 5, 5, 5]
 

@@ -166,7 +166,7 @@ class TestSleep:
     def mark(self, tokenizer) -> Mark:
         return Mark(self.MARK, tokenizer, VOCAB)
 
-    def test_it_wakes_at_the_mark_however_it_is_cut(self, mark, tokenizer):
+    def test_a_guide_wakes_at_its_mark_however_the_mark_is_cut(self, mark, tokenizer):
         single = [
             next(token for token in range(VOCAB) if tokenizer.token_bytes(token) == bytes([byte]))
             for byte in b"I think < so </th</think>"

@@ -55,7 +55,7 @@ def test_what_it_would_pass_over_is_refused_by_name(keyword, schema):
         check_schema(schema)
 
 
-def test_other_forms_that_it_has_not():
+def test_xgrammar_refuses_forms_that_it_does_not_have():
     with pytest.raises(GuideError):
         program("json_object", "", whitespace_pattern=" ")
     for source in ("[1]", "false", "{"):
@@ -142,7 +142,7 @@ def test_texts_follow_every_kind_of_guide(library: GuideLibrary, tokenizer, help
 @needs_xgrammar
 @pytest.mark.anyio
 @pytest.mark.slow
-async def test_it_is_chosen_per_request_and_per_server(tiny_engine):
+async def test_xgrammar_is_chosen_per_request_and_per_server(tiny_engine):
     spec = GuideSpec(kind="regex", source="[ab]{2,4}c")
     async with tiny_engine(guide_backend="xgrammar", guide_timeout=30.0) as engine:
         for backend in ("", "xgrammar", "guidance"):

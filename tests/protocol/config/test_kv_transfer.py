@@ -59,7 +59,7 @@ def test_only_a_connector_that_loads_blocks_may_fail_their_requests(role: str, l
             read_transfer_configs(given)
 
 
-def test_it_needs_host_memory() -> None:
+def test_a_connector_needs_host_memory() -> None:
     with pytest.raises(ConfigError, match="kv_offloading_size") as raised:
         EngineConfig.from_flat({"kv_transfer_config": {"kv_connector": "tcp-peer"}})
     assert raised.value.param == "kv_transfer_config"

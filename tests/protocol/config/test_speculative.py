@@ -24,7 +24,7 @@ def test_text_mapping_and_what_was_read_are_the_same() -> None:
     assert read_speculative_config(None) is read_speculative_config("null") is None
 
 
-def test_it_crosses_a_process_border() -> None:
+def test_a_speculative_config_crosses_a_process_border() -> None:
     config = read(method="ngram", num_speculative_tokens_per_batch_size=[[1, 4, 5], [5, 8, 0]])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=SpeculativeConfig) == config
 

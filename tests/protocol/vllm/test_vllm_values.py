@@ -59,7 +59,7 @@ def test_the_table_names_settings_of_vllm_that_are_refused_otherwise() -> None:
         assert all(accepts(name, value) and accepts(name, str(value)) for value in values), name
 
 
-def test_other_spellings_become_settings_of_ours() -> None:
+def test_other_spellings_of_vllm_become_settings_of_ours() -> None:
     config = EngineConfig.from_flat(
         {
             "pooler_config": {"pooling_type": "MEAN"},

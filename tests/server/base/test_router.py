@@ -42,7 +42,7 @@ def router() -> Router:
         b"http://host/v1/models",
     ],
 )
-def test_other_spellings_are_unknown(router, path):
+def test_a_path_in_another_spelling_is_unknown(router, path):
     with pytest.raises(HttpError) as caught:
         router.match("GET", path)
     assert (caught.value.status, caught.value.code) == (404, "unknown_url")

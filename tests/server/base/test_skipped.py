@@ -44,7 +44,7 @@ async def test_nothing_skipped_is_nothing_told(told, logged):
     assert logged() == []
 
 
-async def test_other_headers_of_the_answer_stay(make_wire, make_exchange):
+async def test_a_report_of_skipped_settings_keeps_other_headers(make_wire, make_exchange):
     exchange = make_exchange(make_wire())
     exchange.further_headers = ((b"vary", b"origin"),)
     Skipped().report(exchange, ["item compaction"])

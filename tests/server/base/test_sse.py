@@ -326,22 +326,32 @@ async def test_senders_take_turns_and_who_is_cancelled_keeps_nobody_waiting(make
     assert [message["body"] for message in wire.messages if "body" in message] == [b"1", b"2", b"3"]
 
 
-async def test_a_sender_that_is_cancelled_when_its_turn_has_come_passes_it_on(make_exchange):
-    wire = SlowWire()
-    events = EventStream(make_exchange(wire, write_timeout=5.0))
+class CancellingWire(SlowWire):
+    """Cancels a scope when the first piece of a body has been taken."""
 
-    async def first() -> None:
-        await events.send(b"1")
-        scope.cancel()  # in the moment in which the second sender gets the turn
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        super().__init__()
+        self._scope = scope
+
+    async def send(self, message):
+        await super().send(message)
+        if message["type"] == "http.response.body":
+            self._scope.cancel()
+
+
+async def test_a_sender_that_is_cancelled_when_its_turn_has_come_passes_it_on(make_exchange):
+    """The second sender gets the turn after its cancellation and before it hears of it."""
+    scope = anyio.CancelScope()
+    wire = CancellingWire(scope)
+    events = EventStream(make_exchange(wire, write_timeout=5.0))
 
     async def second() -> None:
         with scope:
             await events.send(b"2")
 
-    scope = anyio.CancelScope()
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            for send in (first, second, lambda: events.send(b"3")):
+            for send in (lambda: events.send(b"1"), second, lambda: events.send(b"3")):
                 group.start_soon(send)
                 await anyio.wait_all_tasks_blocked()
             wire.taken.set()

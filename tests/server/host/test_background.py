@@ -17,7 +17,7 @@ async def test_without_a_parent_it_is_refused_by_name():
     assert (caught.value.param, caught.value.code) == ("background", "unsupported_parameter")
 
 
-async def test_it_is_bounded_and_ends_with_its_parent():
+async def test_background_work_is_bounded_and_ends_with_its_parent():
     background = Background(2)
     ended = []
 

@@ -41,7 +41,7 @@ async def begun(work: Work) -> None:
         assert await anyio.to_thread.run_sync(partial(work.begun.acquire, timeout=30))
 
 
-async def test_it_never_holds_more_than_its_own_threads():
+async def test_counting_holds_no_more_than_its_own_threads():
     line, work = Counting(), Work()
     others = anyio.to_thread.current_default_thread_limiter()
     async with anyio.create_task_group() as group:

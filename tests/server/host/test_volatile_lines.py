@@ -43,7 +43,7 @@ def test_contents_of_parts_stay_parts(tmp_path):
         [said("user", "a"), said("system", "Date: 1"), said("user", "b")],
     ],
 )
-def test_other_messages_stay_as_they_are(tmp_path, messages):
+def test_messages_without_volatile_lines_stay_as_they_are(tmp_path, messages):
     assert lines(tmp_path, "Date: .*").moved(messages) == messages
     assert VolatileLines.read(None).moved(messages) == messages
 

@@ -50,7 +50,7 @@ def take(frames: Frames, frame, times: int = 1) -> None:
 
 
 @pytest.mark.parametrize("name", USELESS)
-def test_so_many_useless_frames_and_no_more(frames, clock, name):
+def test_useless_frames_beyond_the_allowance_end_the_connection(frames, clock, name):
     take(frames, USELESS[name], BURST)
     with pytest.raises(h2.exceptions.DenialOfServiceError):
         take(frames, USELESS[name])

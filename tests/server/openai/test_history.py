@@ -28,13 +28,13 @@ def tool(schema: object = None, **more: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": "f", "parameters": schema} | more}
 
 
-def test_short_ones_are_read_at_once():
+def test_short_histories_are_read_at_once():
     assert not is_long()
     assert not is_long(tools=[tool({"type": "object", "properties": {"a": {"type": "string"}}})] * INLINE_TOOLS)
     assert not is_long(response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}})
 
 
-def test_so_are_few_messages_of_few_parts():
+def test_few_messages_of_few_parts_are_read_at_once():
     message = msgspec.convert({"role": "user", "content": [{"type": "text", "text": "x"}] * 8}, ChatMessage)
     assert not has_many_parts([message] * (INLINE_PARTS // 8))
     assert has_many_parts([message] * (INLINE_PARTS // 8 + 1))
@@ -49,7 +49,7 @@ def test_schemas_count_by_what_they_hold(schema: object):
     assert is_long(guided_json=schema)
 
 
-def test_so_do_descriptions_choices_and_many_tools():
+def test_long_descriptions_choices_and_many_tools_count_as_long():
     assert is_long(tools=[tool(description="x" * INLINE_LETTERS)])
     assert is_long(guided_choice=["yes"] * INLINE_LETTERS)
     assert is_long(tools=[tool({})] * (INLINE_TOOLS + 1))

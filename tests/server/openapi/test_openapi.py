@@ -201,7 +201,7 @@ async def _asked(app, path):
 
 
 @pytest.mark.anyio
-async def test_it_is_served_before_there_is_an_engine(app):
+async def test_the_document_is_served_before_there_is_an_engine(app):
     answer = await _asked(app, "/openapi.json")
     assert answer.status_code == 200
     assert answer.json()["openapi"] == "3.1.0"

@@ -40,7 +40,7 @@ def test_what_a_namespace_is_for_is_told_once_with_its_first_function_by_name():
     assert read["function"]["description"] == "About mcp__docs: All books."
 
 
-def test_other_kinds_are_skipped_and_told_of_wherever_they_stand():
+def test_tools_of_other_kinds_are_skipped_by_name():
     docs = DOCS | {"tools": [PATCH, READ]}
     empty = {"type": "namespace", "name": "none", "tools": [PATCH]}
     chosen = ChosenTools.of([{"type": "web_search"}, docs, {"type": "mcp", "server_label": "x"}, empty, GET], None)

@@ -74,7 +74,7 @@ def test_a_wrong_word_is_an_error_of_the_parser(capsys: pytest.CaptureFixture[st
     assert "max_num_seqs: 'many' is not understood" in capsys.readouterr().err
 
 
-def test_it_is_a_dataclass() -> None:
+def test_engine_args_are_a_dataclass() -> None:
     args = EngineArgs(model="m", max_num_seqs=4)
     assert dataclasses.asdict(args)["max_num_seqs"] == 4
     assert EngineArgs(**dataclasses.asdict(args)) == args
