@@ -17,8 +17,9 @@ from troupellm.actors.engine.system import Company, System
 from troupellm.actors.guide.compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.metrics.exposition import Exposition
 from troupellm.actors.output.detokenizer import TextTables
-from troupellm.actors.runtime.ports import Clock, LoopPort, Randomness, StepThread, ThreadPool
+from troupellm.actors.runtime.ports import Clock, LoopPort, Randomness
 from troupellm.actors.runtime.processes import Processes
+from troupellm.actors.runtime.thread_pool import StepThread, ThreadPool
 from troupellm.actors.worker.process_host import ProcessSeat
 from troupellm.actors.worker.thread_host import ThreadSeat, WorkerSeat
 from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of

@@ -17,7 +17,8 @@ import anyio
 
 import troupellm
 from troupellm.actors.remote.client import SILENT_SECONDS, RemoteEngine
-from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
+from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness
+from troupellm.actors.runtime.thread_pool import ThreadPool
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of
 from troupellm.models.chat_template.template import ChatTemplate

@@ -40,10 +40,11 @@ from troupellm.server.access.keys import read_keys, require_limits
 from troupellm.server.admin import probes, routes as admin_routes
 from troupellm.server.app import invocations
 from troupellm.server.app.lifespan import run_lifespan
-from troupellm.server.base.body import decode_body, most_bytes, read_body
+from troupellm.server.base.body import most_bytes, read_body
 from troupellm.server.base.errors import ClientGone, HttpError, answer, clear_locals, flatten, no_websockets
 from troupellm.server.base.exchange import Exchange, Receive, Scope, Send, check_size
 from troupellm.server.base.ignored import UnknownFields
+from troupellm.server.base.json_body import decode_body
 from troupellm.server.base.query import decode_query
 from troupellm.server.base.router import Found, Route, Router, RouteScope, choose
 from troupellm.server.base.threads import offload

@@ -15,8 +15,9 @@ from troupellm.protocol.api.pooling import (
     ScoreRequest,
 )
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.body import INLINE_BYTES, declared_bytes, invalid_field
+from troupellm.server.base.body import INLINE_BYTES, declared_bytes
 from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.json_body import invalid_field
 from troupellm.server.base.threads import offload
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.openai import chat, completions

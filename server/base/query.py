@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.body import invalid_field
+from troupellm.server.base.json_body import invalid_field
 
 MAX_FIELDS = 64
 

@@ -6,9 +6,10 @@ from msgspec import UNSET
 
 from troupellm.protocol.api.batches import FileDeleted, FileForm, FileObject, FilesQuery
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.body import BodyReader, invalid_field
+from troupellm.server.base.body import BodyReader
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
+from troupellm.server.base.json_body import invalid_field
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
 from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.storage.batches import new_file

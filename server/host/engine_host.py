@@ -14,11 +14,11 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ModelNotFound
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.protocol.params.checks import printable
-from troupellm.server.base.body import PARALLEL_DECODES
 from troupellm.server.base.body_room import BodyRoom
 from troupellm.server.base.errors import HttpError, not_ready
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.ignored import Skipped
+from troupellm.server.base.json_body import PARALLEL_DECODES
 from troupellm.server.host.admin_actions import Office
 from troupellm.server.host.background import Background
 from troupellm.server.host.counting import Counting

@@ -112,7 +112,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "one key keeps the turn until its line is empty",
-        "actors/runtime/key_turns.py",
+        "actors/runtime/turns.py",
         "            self._lines.move_to_end(key)\n",
         "            pass\n",
         "actors/runtime/test_key_turns.py",
@@ -189,14 +189,14 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a pattern counts as repeated one time too early",
-        "actors/sequences/repetition.py",
+        "actors/sequences/parts.py",
         "wanted = self._min_count - 1",
         "wanted = self._min_count - 2",
         "actors/sequences/test_repetition.py",
     ),
     Mutant(
         "a prompt's cost includes the step before it",
-        "actors/scheduler/prefill_budget.py",
+        "actors/scheduler/step_budget.py",
         "seconds = now - max(planned_at, self._last_end)",
         "seconds = now - planned_at",
         "actors/scheduler/test_prefill_budget.py",

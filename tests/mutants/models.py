@@ -182,9 +182,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "drafts that do not pay are tried again at every new row",
-        "models/speculation/on_off.py",
-        "if self.left and not (new_row and self.left <= self._haste):",
-        "if self.left and not new_row:",
+        "models/speculation/draft_length.py",
+        "if not self.off or (new_row and self.off <= self._retry // 2):",
+        "if not self.off or new_row:",
         "models/speculation/test_stretches.py",
     ),
     Mutant(

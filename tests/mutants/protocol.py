@@ -91,7 +91,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a reply with more tokens than its counts say is taken",
-        "protocol/messages/reply_fits.py",
+        "actors/scheduler/take_result.py",
         " and sum(counts) == len(result.tokens)",
         "",
         "actors/scheduler/test_updates.py",

@@ -112,7 +112,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "a gzip body that ends early is taken as whole",
-        "server/base/encodings.py",
+        "server/base/body.py",
         '    if not member.eof:\n        raise _damaged("gzip")\n',
         "",
         "server/base/test_encodings.py",
@@ -134,8 +134,8 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "lines of the log queue without a bound",
         "server/observe/log_writer.py",
-        "if len(self._lines) >= self._capacity:",
-        "if not self._capacity:",
+        "if self.queue.qsize() < self._capacity:",
+        "if self._capacity:",
         "server/observe/test_log_writer.py",
     ),
     Mutant(
@@ -175,9 +175,9 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "an owner's batches use more lines than its key may have at once",
-        "server/batches/owner_share.py",
-        "min(governor.most, most or governor.most)",
-        "governor.most",
+        "server/batches/concurrency.py",
+        "min(self.most, most or self.most)",
+        "self.most",
         "server/batches/test_share.py server/batches/test_asking.py",
     ),
     Mutant(

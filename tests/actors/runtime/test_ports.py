@@ -5,7 +5,8 @@ import threading
 import anyio
 import pytest
 
-from troupellm.actors.runtime.ports import LoopPort, SeededRandomness, StepThread, SystemRandomness, ThreadPool
+from troupellm.actors.runtime.ports import LoopPort, SeededRandomness, SystemRandomness
+from troupellm.actors.runtime.thread_pool import StepThread, ThreadPool
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from troupellm.actors.runtime.mailbox import Mailbox
-from troupellm.actors.runtime.ports import StepThread, SystemClock, ThreadPool
+from troupellm.actors.runtime.ports import SystemClock
 from troupellm.actors.runtime.restart_intensity import Intensity
+from troupellm.actors.runtime.thread_pool import StepThread, ThreadPool
 from troupellm.actors.worker.actor import WorkerActor
 from troupellm.actors.worker.thread_host import ThreadSeat
 from troupellm.models.worker import main

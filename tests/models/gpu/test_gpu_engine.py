@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from troupellm import Engine
-from troupellm.actors.runtime import ports
+from troupellm.actors.runtime import thread_pool
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
 from troupellm.models.gpu.runner import CudaRunner
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
@@ -85,7 +85,7 @@ async def test_every_kind_of_request(
 async def test_graphs_are_there_before_the_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny_model(tmp_path)
     pretend_gpu(monkeypatch, (1, 2, 4))
-    monkeypatch.setattr(ports, "_IDLE_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(thread_pool, "_IDLE_CHECK_SECONDS", 0.01)
     done, idle = threading.Event(), DecodeGraphs.idle
 
     def watched(self: DecodeGraphs) -> bool:

@@ -8,16 +8,9 @@ import pytest
 
 from troupellm.protocol.api.chat import ChatRequest, CompletionRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.body import (
-    INLINE_BYTES,
-    MAX_CONTAINERS,
-    MAX_STRINGS,
-    BodyReader,
-    decode_body,
-    decode_json,
-    read_body,
-)
+from troupellm.server.base.body import INLINE_BYTES, BodyReader, read_body
 from troupellm.server.base.errors import ClientGone, HttpError
+from troupellm.server.base.json_body import MAX_CONTAINERS, MAX_STRINGS, decode_body, decode_json
 
 pytestmark = pytest.mark.anyio
 

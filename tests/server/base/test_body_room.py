@@ -8,10 +8,11 @@ import pytest
 
 from troupellm.protocol.api.chat import CompletionRequest
 from troupellm.protocol.errors import RateLimited
-from troupellm.server.base.body import CONTAINER_BYTES, VALUE_BYTES, decode_body, read_body
+from troupellm.server.base.body import read_body
 from troupellm.server.base.body_room import SMALL_BYTES, TRIMMED_BYTES, BodyRoom
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import PROMPT_TOKEN_BYTES
+from troupellm.server.base.json_body import CONTAINER_BYTES, VALUE_BYTES, decode_body
 
 pytestmark = pytest.mark.anyio
 

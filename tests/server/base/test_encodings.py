@@ -8,8 +8,9 @@ import zstandard
 
 from troupellm.protocol.api.chat import CompletionRequest
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.server.base.body import MAX_MEMBERS, decode, decode_json, encoding_of, is_large, read_body
+from troupellm.server.base.body import MAX_MEMBERS, decode, encoding_of, is_large, read_body
 from troupellm.server.base.errors import HttpError
+from troupellm.server.base.json_body import decode_json
 
 pytestmark = pytest.mark.anyio
 

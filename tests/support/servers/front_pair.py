@@ -10,7 +10,8 @@ import msgspec
 
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.remote.client import RemoteEngine
-from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
+from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness
+from troupellm.actors.runtime.thread_pool import ThreadPool
 from troupellm.protocol.wire.api_process import AskMetrics, FromFront, MetricsText, Status, ToFront
 
 
