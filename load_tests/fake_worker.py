@@ -9,7 +9,7 @@ from troupellm.protocol.messages.worker import (
     ProgressSink,
     StepPlan,
     StepResult,
-    Ticket,
+    LaunchedStep,
     WorkerReady,
 )
 
@@ -46,8 +46,8 @@ class FakeWorker:
             **zeros,
         )
 
-    def launch(self, plan: StepPlan) -> Ticket:
-        for row in plan.retired:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        for row in plan.freed_rows:
             self._prompts.pop(row, None)
         for new in plan.new_rows:
             self._prompts[new.row] = len(new.token_ids) // 4
@@ -63,7 +63,7 @@ class FakeWorker:
         self._prompts.pop(row, None)
         return 1
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: LaunchedStep) -> StepResult:
         assert isinstance(ticket, StepResult)
         return ticket
 

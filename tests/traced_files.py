@@ -25,9 +25,9 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import App, admin_access
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.http.listener import bind
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 
 ROOT = Path(troupellm.__file__).resolve().parent
 TOPS = ("protocol", "kernels", "models", "actors", "server")
@@ -104,10 +104,10 @@ async def record(recorder: Recorder) -> list[list[CodeType]]:
     config = ServerConfig(port=0)
     runs: list[list[CodeType]] = []
     async with Engine(worker_process=False, device="cpu", num_threads=1, flush_interval=0.0) as engine:
-        host = EngineHost(config, engine)
+        host = ServerState(config, engine)
         app = App(host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
         listener, _ = bind(config)
-        front = HttpFront(app, config, listener)
+        front = HypercornServer(app, config, listener)
         async with anyio.create_task_group() as group, host.running():
             group.start_soon(front.run)
             for number in range(WARM_CHATS + COUNTED_CHATS):

@@ -4,8 +4,8 @@ A limit per minute is a bucket that holds a minute's worth and fills evenly. Tok
 estimate of its prompt and what it may generate, and put right when it has ended: then exactly what its usage says was
 charged, also for an output that was not read. Tokens generated after a stop string cost nothing. A request for more
 than a bucket holds waits for a full one and leaves it in debt, so that no prompt is too long to be served at all.
-Nothing of these limits is shared between tenants. Of a shared capacity (`Room`) each tenant has a reserved part, and
-the rest is open to all.
+Nothing of these limits is shared between tenants. Of a shared capacity (`TenantCapacity`) each tenant has a reserved
+part, and the rest is open to all.
 """
 
 import math
@@ -21,7 +21,7 @@ _KEPT_SHARE = 0.5
 """Part of the capacity that is kept for tenants, by weight, as far as they do not use it."""
 
 
-class Room:
+class TenantCapacity:
     """Of sequences, or of tokens. A tenant whose name is not known has the common part only."""
 
     def __init__(self, capacity: int, weights: Mapping[str, float]) -> None:
@@ -39,7 +39,7 @@ class Room:
         """The reserved capacity that is not used."""
 
     def fits(self, tenant: str, amount: int, *, kept_only: bool = False) -> bool:
-        """True if there is room. An amount larger than the whole room fits when the room is empty.
+        """True if there is room. An amount larger than the whole capacity fits when the capacity is empty.
 
         A tenant's reserved part stays available to it even if other tenants turn out to need more than was estimated.
 

@@ -1,6 +1,6 @@
 """A chat request as its caller reads it: parsed pieces of each choice, or whole parsed choices.
 
-Without a dialect a delta's text is content as it is, at the cost of two small objects.
+Without a chat syntax a delta's text is content as it is, at the cost of two small objects.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from troupellm.actors.client.stream import Stream
 from troupellm.actors.client.whole_answers import read_completion, was_cut
 from troupellm.actors.output.outbox import Sink
 from troupellm.models.chat_parsers.parser import Parser
-from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.reasoning_tokens import ReasoningCount
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.chat_events import (
     Content,
@@ -28,14 +28,14 @@ from troupellm.protocol.params.outputs import Completion, CompletionChoice, Delt
 from troupellm.protocol.quota import Quota
 
 
-class Turn:
+class ChatTurn:
     """Iterates over lists of events, one list per wake of the stream."""
 
     def __init__(
         self,
         stream: Stream,
         sequences: int,
-        voice: Voice | None = None,
+        chat_parser: ChatParser | None = None,
         on_tokens: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         """
@@ -46,11 +46,11 @@ class Turn:
         """
         self._stream = stream
         self._left = sequences
-        self._voice = voice
+        self._chat_parser = chat_parser
         self._on_tokens = on_tokens
         self.called = False
         """A choice has ended in tool calls."""
-        self._readers: dict[int, tuple[Parser, ThoughtCount | None]] = {}
+        self._readers: dict[int, tuple[Parser, ReasoningCount | None]] = {}
         self.ended = False
         """Every choice has finished, and `usage` is known: nothing follows the events that were last given."""
 
@@ -70,7 +70,7 @@ class Turn:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of the tokens so far, those that were thoughts."""
+        """Of the tokens so far, those that were reasoning."""
         return sum([count.tokens for _, count in self._readers.values() if count is not None])
 
     @property
@@ -114,9 +114,9 @@ class Turn:
                 return events
         raise StopAsyncIteration
 
-    def read_by(self, sink: Sink) -> None:
-        """See `Stream.read_by`. The sink asks `events` what its pieces say."""
-        self._stream.read_by(sink)
+    def set_sink(self, sink: Sink) -> None:
+        """See `Stream.set_sink`. The sink asks `events` what its pieces say."""
+        self._stream.set_sink(sink)
 
     async def collect(self) -> "TurnAnswer":
         """The whole answer.
@@ -126,7 +126,7 @@ class Turn:
         """
         completion = await self._stream.collect()
         if not self._stream.is_chat:
-            completion = await read_completion(completion, self._voice)
+            completion = await read_completion(completion, self._chat_parser)
         self.ended = True
         choices = tuple([_turn_choice(choice) for choice in completion.choices])
         self.called = any(choice.finish_reason == "tool_calls" for choice in choices)
@@ -139,8 +139,8 @@ class Turn:
         for delta in deltas:
             tokens += len(delta.token_ids)
             called = False
-            if self._voice is not None:
-                called = self._parse(delta, self._voice, events)
+            if self._chat_parser is not None:
+                called = self._parse(delta, self._chat_parser, events)
             elif delta.text or delta.token_ids:
                 events.append(TurnEvent(delta.index, Content(delta.text), delta.token_ids, delta.logprobs))
             if delta.finish_reason is not None:
@@ -151,22 +151,22 @@ class Turn:
         self._on_tokens(tokens)
         return events
 
-    def _reader(self, voice: Voice) -> tuple[Parser, ThoughtCount | None]:
+    def _reader(self, chat_parser: ChatParser) -> tuple[Parser, ReasoningCount | None]:
         prompt = self._stream.prompt_token_ids
-        return voice.new_parser(prompt), voice.new_count(prompt)
+        return chat_parser.new_parser(prompt), chat_parser.new_count(prompt)
 
-    def _parse(self, delta: Delta, voice: Voice, events: list[TurnEvent]) -> bool:
+    def _parse(self, delta: Delta, chat_parser: ChatParser, events: list[TurnEvent]) -> bool:
         """Add what a delta says; tells whether its choice has called a tool, and wholly."""
         reader = self._readers.get(delta.index)
         if reader is None:
-            reader = self._readers[delta.index] = self._reader(voice)
+            reader = self._readers[delta.index] = self._reader(chat_parser)
         parser, count = reader
         pieces = parser.feed(delta.text)
         if delta.finish_reason is not None:
             pieces += parser.finish(cut=was_cut(delta.finish_reason, delta.stop_reason))
         if count is not None:
             count.add(delta.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
-        shown = pieces if voice.show_thoughts else _without_thoughts(pieces)
+        shown = pieces if chat_parser.show_reasoning else _without_reasoning(pieces)
         ids, logprobs = delta.token_ids, delta.logprobs
         if not shown and ids:
             events.append(TurnEvent(delta.index, Content(""), ids, logprobs))
@@ -176,7 +176,7 @@ class Turn:
         return parser.has_whole_calls
 
 
-def _without_thoughts(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
+def _without_reasoning(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
     return [piece for piece in pieces if not isinstance(piece, Reasoning)]
 
 
@@ -195,7 +195,7 @@ def _turn_choice(choice: CompletionChoice) -> TurnChoice:
 
 
 class TurnAnswer:
-    """The result of `Turn.collect`: the choices, and the completion that they were parsed from."""
+    """The result of `ChatTurn.collect`: the choices, and the completion that they were parsed from."""
 
     def __init__(self, completion: Completion, choices: tuple[TurnChoice, ...]) -> None:
         self.completion = completion

@@ -12,10 +12,10 @@ from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.pooling import PoolingDoor
 from troupellm.actors.client.stream import Stream
-from troupellm.models.chat_parsers.served_parser import Speaker, Voice
+from troupellm.models.chat_parsers.served_parser import ChatFormat, ChatParser
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import ChatPrompt, Party, Submission
+from troupellm.protocol.messages.input import ChatPrompt, RequestGroup, Submission
 from troupellm.protocol.params.beam_search import beam_defaults
 from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling import SamplingParams
@@ -32,20 +32,20 @@ class Door(PoolingDoor):
 
     @property
     @abstractmethod
-    def speaker(self) -> Speaker:
-        """How the model writes tool calls and thoughts."""
+    def chat_format(self) -> ChatFormat:
+        """How the model writes tool calls and reasoning."""
 
     @abstractmethod
     def _fresh_name(self, nbytes: int) -> str:
         """Twice so many hexadecimal digits."""
 
-    def voice(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_thoughts: bool = True) -> Voice | None:
+    def chat_parser(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True) -> ChatParser | None:
         """How the answers to a prompt are to be read; None where they are plain text.
 
         Raises:
             InvalidRequest: tools must be called, and it is not known how this model writes calls.
         """
-        return self.speaker.voice(prompt, use, token=self._fresh_name, show_thoughts=show_thoughts)
+        return self.chat_format.chat_parser(prompt, use, token=self._fresh_name, show_reasoning=show_reasoning)
 
     def sampling(self, **overrides: Any) -> SamplingParams:
         """The model's own defaults with `overrides`; None leaves a default as it is, but `max_tokens=None` is a value.
@@ -66,7 +66,7 @@ class Door(PoolingDoor):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
-        party: Party | None = None,
+        request_group: RequestGroup | None = None,
         cache_salt: str | bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
@@ -81,7 +81,7 @@ class Door(PoolingDoor):
                 as zeros in the answer.
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
-            party: those whose prompts belong to one call; see `party_of`.
+            request_group: those whose prompts belong to one call; see `request_group_of`.
             cache_salt: replaces the tenant in the prefix cache: requests with the same salt share cache entries with
                 each other, across tenants, and with no other request.
             deadline: seconds within which the request must have been scheduled.
@@ -105,7 +105,7 @@ class Door(PoolingDoor):
             params=params,
             wait=wait,
             tenant=tenant,
-            party=party,
+            request_group=request_group,
             cache_salt=as_salt(cache_salt, prompt),
             deadline=deadline,
             streaming=streaming,
@@ -138,7 +138,7 @@ class Door(PoolingDoor):
     ) -> Stream:
         """A request whose prompt the model's chat template writes. `options` are those of `stream`.
 
-        Its deltas have the text as the model wrote it. `Stream.turn` iterates over content, thoughts and tool calls
+        Its deltas have the text as the model wrote it. `Stream.turn` iterates over content, reasoning and tool calls
         instead, and the choices that `Stream.collect` gives have each a `message`.
 
         Args:
@@ -151,15 +151,15 @@ class Door(PoolingDoor):
             tools=use.tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=self.speaker.with_effort(template_kwargs, reasoning_effort),
+            template_kwargs=self.chat_format.with_effort(template_kwargs, reasoning_effort),
             documents=documents,
             template=chat_template,
         )
-        voice = self.voice(prompt, use)
+        chat_parser = self.chat_parser(prompt, use)
         own = {name: options.pop(name) for name in list(options) if name in SamplingParams.__struct_fields__}
         params = self.sampling(**own) if params is None else msgspec.structs.replace(params, **own)
-        stream = self.stream(prompt, params if voice is None else voice.applied(params), **options)
-        stream.is_chat, stream.voice = True, voice
+        stream = self.stream(prompt, params if chat_parser is None else chat_parser.applied(params), **options)
+        stream.is_chat, stream.chat_parser = True, chat_parser
         return stream
 
     def map(

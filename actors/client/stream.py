@@ -13,7 +13,7 @@ import anyio
 
 from troupellm.actors.client.whole_answers import gather_choices, read_completion
 from troupellm.actors.output.outbox import LocalOutbox, Sink
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.outputs import (
     Completion,
@@ -28,7 +28,7 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.quota import Quota
 
 if TYPE_CHECKING:
-    from troupellm.actors.client.chat_turn import Turn
+    from troupellm.actors.client.chat_turn import ChatTurn
 
 T = TypeVar("T")
 
@@ -55,8 +55,8 @@ class Stream:
         self.prompt = prompt
         self._params = params
         self.is_chat = False
-        """Its choices get messages, which `voice` tells apart from the text."""
-        self.voice: Voice | None = None
+        """Its choices get messages, which `chat_parser` tells apart from the text."""
+        self.chat_parser: ChatParser | None = None
         self.finish_reasons: dict[int, FinishReason] = {}
         self._start = start
         self._post = post
@@ -131,12 +131,12 @@ class Stream:
         """
         return self._next(self._taken)
 
-    def read_by(self, sink: Sink) -> None:
+    def set_sink(self, sink: Sink) -> None:
         """Give pieces to `sink` while it is ready; the others, and those that end a sequence, come by `wake`. The
         exceptions of the sink are raised by `wake`. The stream must be open.
         """
         assert self._outbox is not None, "a stream that is opened"
-        self._outbox.read_by(sink)
+        self._outbox.set_sink(sink)
 
     def take_ready(self) -> list[Delta]:
         """The pieces that wait to be read, at most one per sequence, without waiting for more.
@@ -171,11 +171,11 @@ class Stream:
             await outbox.wait()
         return None
 
-    def turn(self) -> "Turn":
-        """The same answers as parsed pieces: content, thoughts, tool calls. Instead of iterating over deltas."""
-        from troupellm.actors.client.chat_turn import Turn
+    def turn(self) -> "ChatTurn":
+        """The same answers as parsed pieces: content, reasoning, tool calls. Instead of iterating over deltas."""
+        from troupellm.actors.client.chat_turn import ChatTurn
 
-        return Turn(self, 1 if self._params is None else self._params.n, self.voice)
+        return ChatTurn(self, 1 if self._params is None else self._params.n, self.chat_parser)
 
     async def opened(self) -> None:
         """Return once the request is validated and queued.
@@ -239,7 +239,7 @@ class Stream:
             prompt=self.prompt,
             prompt_logprobs=self.prompt_logprobs,
         )
-        return await read_completion(completion, self.voice) if self.is_chat else completion
+        return await read_completion(completion, self.chat_parser) if self.is_chat else completion
 
     async def collect_pooled(self) -> Pooled:
         """Wait for the vector of a request that is pooled.

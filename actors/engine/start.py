@@ -1,4 +1,4 @@
-"""Starting an engine: find the model, read what the front half needs, load the worker where it is to live.
+"""Starting an engine: find the model, read what the API side needs, load the worker where it is to live.
 
 This is the one place where every failure while loading becomes a `ModelLoadError`, flat, with the root cause behind it.
 """
@@ -13,16 +13,16 @@ from typing import Any, cast
 import anyio
 import msgspec
 
-from troupellm.actors.engine.system import Company, System
+from troupellm.actors.engine.system import EngineParts, System
 from troupellm.actors.guide.compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.metrics.exposition import Exposition
 from troupellm.actors.output.detokenizer import TextTables
 from troupellm.actors.runtime.ports import Clock, LoopPort, Randomness
 from troupellm.actors.runtime.processes import Processes
 from troupellm.actors.runtime.thread_pool import StepThread, ThreadPool
-from troupellm.actors.worker.process_host import ProcessSeat
-from troupellm.actors.worker.thread_host import ThreadSeat, WorkerSeat
-from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of
+from troupellm.actors.worker.process_host import ProcessWorker
+from troupellm.actors.worker.thread_host import ThreadWorker, WorkerHost
+from troupellm.models.chat_parsers.served_parser import ChatFormat, chat_format_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
 from troupellm.models.config.generation_config import load_generation_defaults, token_cap
@@ -61,9 +61,9 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
-    speaker: Speaker
+    chat_format: ChatFormat
     defaults: dict[str, Any]
-    seat: WorkerSeat
+    worker_host: WorkerHost
     ready: WorkerReady
 
 
@@ -77,7 +77,7 @@ class Machinery:
         self._processes = processes
         self._unwanted = threading.Event()
         self._worker: Worker | None = None
-        self._process: ProcessSeat | None = None
+        self._process: ProcessWorker | None = None
         self._compiler: ProcessCompiler | None = None
         self._templates = TemplateProcesses()
         self._frozen = False
@@ -93,14 +93,14 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            folder, home, tokenizer, speaker, defaults = await self.pool.run(
+            folder, home, tokenizer, chat_format, defaults = await self.pool.run(
                 _read, config, sink, self._templates, factory is None
             )
             if factory is None:  # before anything large is read
                 await self.pool.run(check_fit, tokenizer, folder, home, None)
                 config = await self.pool.run(with_local_names, config, home, sink)
             tables = await self.pool.run(TextTables, tokenizer)
-            seat, ready = await self._load_worker(config, sink, factory, folder)
+            worker_host, ready = await self._load_worker(config, sink, factory, folder)
             if factory is None:  # a custom worker may have another vocabulary
                 await self.pool.run(check_fit, tokenizer, folder, home, ready.vocab_width)
                 for note in fit_notes(tokenizer, ready.vocab_width):
@@ -109,16 +109,16 @@ class Machinery:
             raise
         except Exception as error:
             raise load_failure(error) from error
-        speaker.template.fit(ready.max_model_len)
+        chat_format.template.fit(ready.max_model_len)
         return Loaded(
             names=served_names(config.model),
             tokenizer_folder=home,
             tokenizer=tokenizer,
             tables=tables,
-            chat_template=speaker.template,
-            speaker=speaker,
+            chat_template=chat_format.template,
+            chat_format=chat_format,
             defaults=defaults,
-            seat=seat,
+            worker_host=worker_host,
             ready=ready,
         )
 
@@ -128,7 +128,7 @@ class Machinery:
         """Its imports take longest, so they begin first."""
         if factory is not None and not isinstance(factory, str):
             raise ConfigError("a worker process needs its worker's import path, not a function", param="worker")
-        self._process = ProcessSeat(
+        self._process = ProcessWorker(
             factory or MODEL_WORKER,
             config,
             self._processes,
@@ -139,7 +139,7 @@ class Machinery:
 
     async def _load_worker(
         self, config: EngineConfig, sink: ProgressSink, factory: WorkerFactory | str | None, folder: Path
-    ) -> tuple[WorkerSeat, WorkerReady]:
+    ) -> tuple[WorkerHost, WorkerReady]:
         if self._process is not None:
             self._process.locate(folder, config)
             return self._process, await self._process.start()
@@ -151,7 +151,7 @@ class Machinery:
             worker.meanwhile(self.thread.hold())
         if isinstance(worker, HasIdleWork):
             self.thread.when_idle(worker.idle)
-        return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
+        return ThreadWorker(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
 
     def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:
         async def prepare(program: GuideProgram) -> None:
@@ -253,13 +253,13 @@ async def start(
         max_tokens=token_cap(config.model.override_generation_config),
         stream_interval=config.stream.stream_interval,
     )
-    company = Company(
-        config=config, ready=ready, limits=limits, seat=loaded.seat, tokenizer=loaded.tokenizer,
+    parts = EngineParts(
+        config=config, ready=ready, limits=limits, worker_host=loaded.worker_host, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         compiler=machinery.compiler(config, loaded),
         clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint),
     )  # fmt: skip
-    system = System(company)
+    system = System(parts)
     systems.append(system)
     group = anyio.create_task_group()
     await group.__aenter__()
@@ -313,8 +313,8 @@ def _secret(config: EngineConfig) -> bytes | None:
 
 def _read(
     config: EngineConfig, progress: ProgressSink, renderer: Renderer, checked: bool
-) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
-    """The parts of the model's folder that the front half needs.
+) -> tuple[Path, Path, Tokenizer, ChatFormat, dict[str, Any]]:
+    """The parts of the model's folder that the API side needs.
 
     Args:
         checked: refuse what our worker cannot read; a worker that the caller brings along may read other models.
@@ -328,6 +328,6 @@ def _read(
     home = tokenizer_folder(folder, model, progress)
     tokenizer = Tokenizer.load(home)
     template = ChatTemplate.load(home, model.chat_template, renderer)
-    speaker = speaker_of(model, tokenizer, template, home)
+    chat_format = chat_format_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
-    return folder, home, tokenizer, speaker, defaults
+    return folder, home, tokenizer, chat_format, defaults

@@ -9,7 +9,7 @@ from hashlib import sha256
 import msgspec
 
 from troupellm.actors.input.resolve_sampling import SamplingStates
-from troupellm.actors.input.tokenize import CUT_SLACK, check_unicode, kept_tokens, prompt_field, tokenize, too_long
+from troupellm.actors.input.tokenize import CUT_MARGIN, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.actors.kv_cache.block_hash import PrefixHasher, namespace
 from troupellm.models.chat_parsers.prompt_start import rendered_ending, start_of
 from troupellm.models.chat_template.template import ChatTemplate
@@ -143,7 +143,8 @@ class Preparer:
         return Prepared(opened, submitted)
 
     def _stop_inside(self, asked: Submission, token_ids: Sequence[int]) -> tuple[str, ...] | None:
-        """The marks that end the thoughts in which an answer with stop strings begins; None where it begins outside."""
+        """The marks that end the reasoning in which an answer with stop strings begins; None where it begins
+        outside."""
         scope = asked.params.stop_scope
         if scope is None or not scope.opens or not asked.params.stop:
             return None
@@ -306,7 +307,7 @@ class Preparer:
         if not all(isinstance(text, str) for text in texts):
             raise InvalidRequest(f"{field} must be two texts", param=field, code="invalid_type")
         keep, side = kept_tokens(truncation, longest, 0), "right" if truncation is None else truncation.side
-        letters = (longest if keep is None else keep + CUT_SLACK) * self._tokenizer.longest_token
+        letters = (longest if keep is None else keep + CUT_MARGIN) * self._tokenizer.longest_token
         cut = False
         if keep is not None:
             cut = any(len(text) > letters for text in texts)

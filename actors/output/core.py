@@ -12,7 +12,7 @@ import msgspec
 
 from troupellm.actors.output.detokenizer import SequenceText, TextTables
 from troupellm.actors.output.logprobs import token_logprobs
-from troupellm.actors.output.rows import NOBODY, Company, OutputRequest, OutputRow
+from troupellm.actors.output.rows import NOBODY, StepRows, OutputRequest, OutputRow
 from troupellm.actors.output.stop_strings import StopRegions, StopStrings
 from troupellm.protocol.errors import TroupeError, row_failure
 from troupellm.protocol.messages.output import OpenRequest, OutputMessage, RequestClosed, RowFinished, StepOutput
@@ -47,14 +47,14 @@ class OutputCore:
         self._wake_seconds = 1.0 / wakes_per_second if wakes_per_second else flush_interval
         most = max(wakes_per_second, most_wakes_per_second) if most_wakes_per_second else math.inf
         self._least_wake_seconds = 1.0 / most
-        self._tell_closed = on_closed
+        self._report_closed = on_closed
         self._requests: dict[int, OutputRequest] = {}
         self._rows: dict[int, OutputRow] = {}
         self._keeping: dict[int, OutputRow] = {}
         """Those that take the hot path."""
         self._stopped: dict[int, OutputRequest] = {}
         """By row, those of open requests that have met a stop string."""
-        self._company = NOBODY
+        self._step_rows = NOBODY
         """Rows of the last step that take the hot path; `NOBODY` once a row has joined or left the hot path."""
         self._readers = 0
         """Requests that stream and have a first token: those that wait or answer in one piece are not woken."""
@@ -139,16 +139,16 @@ class OutputCore:
         finished = {end.row: end for end in message.finished} if message.finished else {}
         for number in finished:
             self._leave_hot_path(number)
-        if message.rows != self._company.rows:
-            self._company = Company(message.rows, self._keeping)
-        crowd, counts = self._company.crowd, message.token_counts
-        if len(crowd) == len(counts) == counts.count(1):  # the usual step
-            for row, token in zip(crowd, message.tokens, strict=True):
+        if message.rows != self._step_rows.rows:
+            self._step_rows = StepRows(message.rows, self._keeping)
+        open_rows, counts = self._step_rows.open_rows, message.token_counts
+        if len(open_rows) == len(counts) == counts.count(1):  # the usual step
+            for row, token in zip(open_rows, message.tokens, strict=True):
                 row.ids.append(token)
                 if not row.request.dirty:
                     self._mark(row.request, row.index)
         else:
-            self._take(message, self._company.kept, finished, now)
+            self._take(message, self._step_rows.kept, finished, now)
         for end in finished.values():
             if end.row in self._rows:
                 self._advance(self._rows[end.row], end.row, (), None, end, now)
@@ -221,7 +221,7 @@ class OutputCore:
             del self._rows[number]
             self._leave_hot_path(number)
             if end is None:
-                self._tell_stopped(number, request)
+                self._report_stopped(number, request)
             self._wake(request, now)
         elif row.started:
             self._mark(request, row.index, used)
@@ -238,7 +238,7 @@ class OutputCore:
         if not row.logprobs:
             if row.text is None or row.text.plain:
                 self._keeping[number] = row
-                self._company = NOBODY
+                self._step_rows = NOBODY
             else:
                 row.stepwise = row.text
         self._wake(row.request, now)
@@ -266,10 +266,10 @@ class OutputCore:
             return
         push(Delta(index=row.index, text=shown, token_ids=(token_id,), finish_reason="stop", stop_reason=stop))
         del self._rows[number]
-        self._tell_stopped(number, row.request)
+        self._report_stopped(number, row.request)
         self._wake(row.request, now)
 
-    def _tell_stopped(self, number: int, request: OutputRequest) -> None:
+    def _report_stopped(self, number: int, request: OutputRequest) -> None:
         self._stopped[number] = request
         self._to_scheduler(StopStringMet(number))
 
@@ -331,7 +331,7 @@ class OutputCore:
             shown = closed.usage.completion_tokens - request.num_cut
             usage = msgspec.structs.replace(closed.usage, truncated=request.truncated, completion_tokens=shown)
             closed = msgspec.structs.replace(closed, usage=usage)
-        self._tell_closed(closed)
+        self._report_closed(closed)
         if request is None:
             return
         complete = self._rows.keys().isdisjoint(request.rows)  # errors behind the sequences' ends do not count
@@ -357,7 +357,7 @@ class OutputCore:
     def _leave_hot_path(self, number: int) -> None:
         """Idempotent."""
         self._keeping.pop(number, None)
-        self._company = NOBODY
+        self._step_rows = NOBODY
 
     def _share_wakes(self) -> None:
         """There is one reader more or less."""

@@ -16,7 +16,7 @@ from troupellm.protocol.params.outputs import Delta, Timing, TokenLogprob, Usage
 from troupellm.protocol.quota import Quota
 
 
-class Seat(Protocol):
+class RequestSlot(Protocol):
     """Notifications of an outbox to the place that its request takes up."""
 
     def tokenized(self, tokens: int) -> None: ...
@@ -48,7 +48,7 @@ class LocalOutbox:
         request: int,
         *,
         arrival: float,
-        place: Seat,
+        slot: RequestSlot,
         clock: Clock,
         budget: int | None,
         to_scheduler: Callable[[SchedulerControl], None],
@@ -72,7 +72,7 @@ class LocalOutbox:
         self.started = False
         self.paused_since: float | None = None
         self.arrival = arrival
-        self._place = place
+        self._slot = slot
         self._clock = clock
         self.streams = budget is not None
         self._budget: float = math.inf if budget is None else budget
@@ -96,7 +96,7 @@ class LocalOutbox:
 
     def opened(self, prompt_token_ids: tuple[int, ...]) -> None:
         self.prompt_token_ids = prompt_token_ids
-        self._place.tokenized(len(prompt_token_ids))
+        self._slot.tokenized(len(prompt_token_ids))
         if self.cancelled or self.terminal:
             self._to_scheduler(AbortRequest(self.request))
         self._wake_readers()
@@ -120,7 +120,7 @@ class LocalOutbox:
     def pooled(self, vector: bytes) -> None:
         if not self.started:
             self.started = True
-            self._place.scheduled()
+            self._slot.scheduled()
         self.vector = vector
 
     def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
@@ -147,7 +147,7 @@ class LocalOutbox:
     def _pour(self, sink: Sink) -> bool:
         """Give a sink what waits; False where the task that waits must read it."""
         try:
-            if not self.flows or not sink.ready():
+            if not self.can_write_directly or not sink.ready():
                 return False
             sink.take(self.take_all())
         except Exception as error:  # the reader's, not the output actor's, which calls this
@@ -158,13 +158,13 @@ class LocalOutbox:
 
     # From the reader.
 
-    def read_by(self, sink: Sink) -> None:
+    def set_sink(self, sink: Sink) -> None:
         """Give pieces to `sink` while it is ready, and otherwise wake the task that waits, which costs as much again as
         a send. Pieces that end a sequence always wait for the task."""
         self._sink = None if self.terminal or self.cancelled else sink
 
     @property
-    def flows(self) -> bool:
+    def can_write_directly(self) -> bool:
         """Pieces wait, and none of them ends its sequence."""
         if self.terminal or not self._pending:
             return False
@@ -237,7 +237,7 @@ class LocalOutbox:
         """Checked when nothing waits for the reader, which an abort sees to."""
         if not self.started:
             self.started = True
-            self._place.scheduled()
+            self._slot.scheduled()
         if not (self.cancelled or self.terminal):
             return True
         if delta.finish_reason is None:  # the scheduler met the abort before it met the request: say it again
@@ -247,7 +247,7 @@ class LocalOutbox:
     def _end(self) -> None:
         self.terminal = True
         self._sink = None  # which holds the reader, who holds this
-        self._place.leave()
+        self._slot.leave()
         self._on_terminal(self.request)
         self._wake_readers()
         watchers, self._watchers = self._watchers, []

@@ -58,20 +58,20 @@ class OutputRow:
         """`text` again, once single tokens are looked at for stop strings without further ado."""
 
 
-class Company:
+class StepRows:
     """The rows that a step names, looked up once for as long as the steps name the same."""
 
-    __slots__ = ("crowd", "kept", "rows")
+    __slots__ = ("open_rows", "kept", "rows")
 
     def __init__(self, rows: tuple[int, ...], keeping: Mapping[int, OutputRow]) -> None:
         """keeping: the sequences whose tokens are only kept, by row."""
         self.rows = rows
         self.kept = [keeping.get(row) for row in rows]
         """By place in the step; None where more must be done than keeping the token."""
-        self.crowd = [row for row in self.kept if row is not None]
+        self.open_rows = [row for row in self.kept if row is not None]
 
 
-NOBODY = Company((), {})
+NOBODY = StepRows((), {})
 
 
 def _no_text(token_ids: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import accumulate
 
-from troupellm.actors.scheduler.plans import Aligned, Flight
+from troupellm.actors.scheduler.plans import Aligned, PlanInFlight
 from troupellm.actors.sequences.parts import DraftCounts
 from troupellm.protocol.messages.metrics import DraftStats
 from troupellm.protocol.messages.proposer_report import ProposerReport
@@ -16,11 +16,11 @@ class Drafting:
     def __init__(self) -> None:
         self.total = DraftCounts()
 
-    def note(self, flight: Flight, aligned: Aligned) -> DraftStats | None:
+    def note(self, launched: PlanInFlight, aligned: Aligned) -> DraftStats | None:
         """Count a result's drafts; None when there were none after all."""
         taken: list[int] = []
         num_drafted = 0
-        planned = zip(flight.sequences, flight.epochs, aligned.drafted, aligned.accepted, strict=True)
+        planned = zip(launched.sequences, launched.epochs, aligned.drafted, aligned.accepted, strict=True)
         for sequence, epoch, drafted, accepted in planned:
             if not drafted or sequence.epoch != epoch:
                 continue

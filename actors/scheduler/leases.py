@@ -106,11 +106,11 @@ class KVSessions:
 
 
 class Leases:
-    def __init__(self, config: LeaseConfig, tables: BlockTables, offload: Offload | None, host_places: int) -> None:
+    def __init__(self, config: LeaseConfig, tables: BlockTables, offload: Offload | None, host_slots: int) -> None:
         self._config = config
         self._tables = tables
         self._offload = offload
-        self._sessions = KVSessions(_KEYS_PER_BLOCK * (tables.num_blocks + host_places))
+        self._sessions = KVSessions(_KEYS_PER_BLOCK * (tables.num_blocks + host_slots))
         leased = tables.pool.leased
         leased.fraction = config.kv_lease_fraction if tables.caching else 0.0
         leased.begin(tables.num_blocks)
@@ -122,10 +122,10 @@ class Leases:
     def ended(self, sequence: Sequence) -> None:
         """A sequence whose request has leases or a session is about to give up its blocks for good."""
         request = sequence.request
-        if not self._on or not self._tables.may_label(sequence):
+        if not self._on or not self._tables.may_cache(sequence):
             return
-        self._tables.label(sequence)
-        keys = self._tables.name_blocks(sequence, sequence.num_labelled)[: sequence.num_labelled + 1]
+        self._tables.cache_blocks(sequence)
+        keys = self._tables.extend_keys(sequence, sequence.num_cached_blocks)[: sequence.num_cached_blocks + 1]
         if request.leases and self._offload is not None:
             self._offload.keep(sequence)
         for lease in request.leases:

@@ -1,7 +1,7 @@
 """The token-budget loop. Its one unit is "tokens to compute for this sequence".
 
 Prefill, a chunk of it, decode and verification of drafts are the same thing at different counts. Running sequences come
-first (plain decodes, then those that need blocks or have more tokens to compute), then the waiting room, until the
+first (plain decodes, then those that need blocks or have more tokens to compute), then the waiting queue, until the
 step's tokens, its rows or the blocks are used up.
 """
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from functools import partial
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import Offload
-from troupellm.actors.scheduler.plans import PLAIN, Draft, Flight, Flights
+from troupellm.actors.scheduler.plans import PLAIN, StepPlanBuilder, PlanInFlight, PlansInFlight
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.speculative_rows import Elastic
-from troupellm.actors.scheduler.step_budget import PrefillBudget, PromptParts, StepTokens
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.running_set import RunningSet
+from troupellm.actors.scheduler.speculative_rows import SpeculativeRows
+from troupellm.actors.scheduler.step_budget import PrefillBudget, PrefillSplit, StepTokens
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.messages.worker import RowChange, StepPlan
@@ -40,10 +40,10 @@ class Planner:
         self,
         config: SchedulerConfig,
         tables: BlockTables,
-        room: WaitingRoom,
-        flights: Flights,
-        residents: Residents,
-        shares: Shares,
+        waiting_queue: WaitingQueue,
+        plans_in_flight: PlansInFlight,
+        running_set: RunningSet,
+        fair_share: FairShare,
         prefill_budget: PrefillBudget,
         quarantine: Quarantine,
         engine_epoch: int,
@@ -57,15 +57,15 @@ class Planner:
         self._whole_prompts = whole_prompts
         self._offload = offload
         self._tables = tables
-        self._room = room
-        self._flights = flights
-        self._residents = residents
-        self._shares = shares
-        self._parts = PromptParts(shares)
+        self._waiting_queue = waiting_queue
+        self._in_flight = plans_in_flight
+        self._running_set = running_set
+        self._fair_share = fair_share
+        self._prefill_split = PrefillSplit(fair_share)
         self._prefill_budget = prefill_budget
         self._quarantine = quarantine
         self.engine_epoch = engine_epoch
-        self.elastic: Elastic | None = None
+        self.speculative_rows: SpeculativeRows | None = None
         """Where the worker verifies drafts."""
         self.guides: GuideGate | None = None
         """None: the worker builds guides when it needs them."""
@@ -73,12 +73,12 @@ class Planner:
         """Plans made."""
         self._blocked: Sequence | None = None
         """The first waiting sequence of the last plan, if it did not get enough blocks."""
-        self._last = Flight(-1, 0.0)
+        self._last = PlanInFlight(-1, 0.0)
         """The newest plan, whose columns serve again while the same sequences run."""
 
     def forget(self) -> None:
         """The plans made are lost: none of their columns is used again."""
-        self._last = Flight(-1, 0.0)
+        self._last = PlanInFlight(-1, 0.0)
         self._blocked = None
 
     def plan(self, now: float) -> StepPlan | None:
@@ -86,90 +86,90 @@ class Planner:
 
         A step without rows asks after transfers, where nothing else can be done until one has ended.
         """
-        residents = self._residents
+        running_set = self._running_set
         while True:  # again where a sequence gave up its blocks and none could use them yet
             if self._offload is not None:
                 self._offload.pump(now)
-            draft, gave_way = self._draw(now)
-            if draft.sequences:
-                self._shares.charge_step()
-                return self._seal(draft)
-            if gave_way or (not self._flights and not residents.leaving and residents.unblock()):
+            builder, gave_way = self._draw(now)
+            if builder.sequences:
+                self._fair_share.charge_step()
+                return self._seal(builder)
+            if gave_way or (not self._in_flight and not running_set.leaving and running_set.unblock()):
                 continue
-            if self._offload is not None and self._offload.busy and not self._flights:
-                return self._seal(draft)
+            if self._offload is not None and self._offload.busy and not self._in_flight:
+                return self._seal(builder)
             self._check_not_frozen()
             return None
 
-    def _draw(self, now: float) -> tuple[Draft, bool]:
+    def _draw(self, now: float) -> tuple[StepPlanBuilder, bool]:
         """Draw up a plan: decodes, then prompts of running sequences, then new ones. Also whether a sequence lost its
         blocks to another one meanwhile.
         """
         tokens = self.tokens
         if tokens.most < tokens.usual:
             tokens.grow(self.step)
-        draft = Draft(Flight(self.step, now), tokens.most)
-        residents = self._residents
+        builder = StepPlanBuilder(PlanInFlight(self.step, now), tokens.most)
+        running_set = self._running_set
         self._make_way()
         turn = self._in_turn()
-        if self.elastic is None:
-            others = self._plan_decodes(draft, turn)
+        if self.speculative_rows is None:
+            others = self._plan_decodes(builder, turn)
         else:
-            others = self.elastic.plan(draft, turn, self.step, crowded=self._room.size > 0)
-        if not others and not self._room.size:
-            return draft, False
-        preemptions = residents.num_preemptions
-        prefill, starved = self._plan_others(draft, others, self._prompt_tokens(draft))
-        if residents.num_preemptions > preemptions:
-            draft.drop_preempted(residents.retired)
+            others = self.speculative_rows.plan(builder, turn, self.step, crowded=self._waiting_queue.size > 0)
+        if not others and not self._waiting_queue.size:
+            return builder, False
+        preemptions = running_set.num_preemptions
+        prefill, starved = self._plan_others(builder, others, self._prompt_tokens(builder))
+        if running_set.num_preemptions > preemptions:
+            builder.drop_preempted(running_set.freed_rows)
         elif not starved:
-            self._admit(draft, prefill, now)
-            if not draft.sequences:  # the sequence that a part was kept for did not get blocks
+            self._admit(builder, prefill, now)
+            if not builder.sequences:  # the sequence that a part was kept for did not get blocks
                 for sequence in others:
-                    if sequence.row in residents.running:
-                        prefill -= self._plan_span(draft, sequence, prefill) or 0
-                draft.drop_preempted(residents.retired)
-        return draft, residents.num_preemptions > preemptions
+                    if sequence.row in running_set.running:
+                        prefill -= self._plan_span(builder, sequence, prefill) or 0
+                builder.drop_preempted(running_set.freed_rows)
+        return builder, running_set.num_preemptions > preemptions
 
     def _in_turn(self) -> list[Sequence]:
         """Running sequences, as many as a step has room for. There are more where readers resumed: those that waited
         longest go first.
         """
-        turn = list(self._residents.running.values())
+        turn = list(self._running_set.running.values())
         most = min(self._max_rows, self.tokens.most)
         if len(turn) <= most:
             return turn
         able = [sequence for sequence in turn if not sequence.waits_for_siblings]
         return sorted(able, key=lambda sequence: sequence.last_step)[:most]
 
-    def _prompt_tokens(self, draft: Draft) -> int:
+    def _prompt_tokens(self, builder: StepPlanBuilder) -> int:
         """Tokens of the step that may go to prompts."""
-        residents = self._residents
-        streaming = any(sequence.request.streaming for sequence in draft.sequences)
-        alone = len(residents.running) + self._room.size + len(residents.loading) == 1
-        return self._prefill_budget.tokens(len(draft.sequences), streaming=streaming, alone=alone)
+        running_set = self._running_set
+        streaming = any(sequence.request.streaming for sequence in builder.sequences)
+        alone = len(running_set.running) + self._waiting_queue.size + len(running_set.loading) == 1
+        return self._prefill_budget.tokens(len(builder.sequences), streaming=streaming, alone=alone)
 
-    def _plan_others(self, draft: Draft, others: list[Sequence], prefill: int) -> tuple[int, bool]:
+    def _plan_others(self, builder: StepPlanBuilder, others: list[Sequence], prefill: int) -> tuple[int, bool]:
         """Plan running sequences that want more than a plain position, each tenant within its part of `prefill` tokens.
 
         Returns:
             The tokens that are left, and whether blocks were missing for a part.
         """
-        residents, left, starved = self._residents, prefill, False
-        starts_first = residents.num_rows < self._max_rows
-        for sequences, tokens in self._parts.of_step(
+        running_set, left, starved = self._running_set, prefill, False
+        starts_first = running_set.num_rows < self._max_rows
+        for sequences, tokens in self._prefill_split.of_step(
             self.step, prefill, others, self._next(), starts_first=starts_first
         ):
             part = most = min(tokens, left)
             for sequence in sequences:
-                if sequence.row not in residents.running:
+                if sequence.row not in running_set.running:
                     continue
-                taken = self._plan_span(draft, sequence, part)
+                taken = self._plan_span(builder, sequence, part)
                 if taken is not None:
                     part -= taken
                 elif part > 0:
                     starved = True
-                    self._parts.keep_turn(sequence.request.tenant)
+                    self._prefill_split.keep_turn(sequence.request.tenant)
             # A plan without chunking may overshoot; single-token rows do not count against the tenant's part.
             left -= most - (max(0, part) if self.tokens.chunked else part)
         return left, starved
@@ -177,7 +177,7 @@ class Planner:
     def _next(self) -> Sequence | None:
         """The next waiting sequence."""
         quarantine = self._quarantine
-        return self._room.first() if quarantine.members is None else quarantine.first(self._room)
+        return self._waiting_queue.first() if quarantine.members is None else quarantine.first(self._waiting_queue)
 
     def _make_way(self) -> None:
         """Let a tenant who runs less than a fair share have a row, or the blocks that its next sequence lacked.
@@ -185,23 +185,23 @@ class Planner:
         One sequence per plan gives way, before anything is planned: what it computed mostly stays in the prefix cache.
         """
         blocked, self._blocked = self._blocked, None
-        if not self._room.size or self._residents.leaving:
+        if not self._waiting_queue.size or self._running_set.leaving:
             return
         first = self._next()
-        if first is None or (self._residents.num_rows < self._max_rows and first is not blocked):
+        if first is None or (self._running_set.num_rows < self._max_rows and first is not blocked):
             return
-        victim = self._residents.in_the_way(first)
+        victim = self._running_set.in_the_way(first)
         if victim is not None:
-            self._residents.preempt(victim)
+            self._running_set.preempt(victim)
 
-    def _plan_decodes(self, draft: Draft, turn: list[Sequence]) -> list[Sequence]:
-        """Plan one position for each sequence inside its fence, or for which a block is free; the others."""
+    def _plan_decodes(self, builder: StepPlanBuilder, turn: list[Sequence]) -> list[Sequence]:
+        """Plan one position for each sequence below its `no_check_until`, or for which a block is free; the others."""
         step = self.step
         starts: list[int] = []
         others: list[Sequence] = []
         for sequence in turn:
             start = sequence.num_computed
-            if start < sequence.fence or self._moves_fence(draft, sequence, start):
+            if start < sequence.no_check_until or self._extends_no_check(builder, sequence, start):
                 sequence.num_computed = start + 1
                 sequence.last_step = step
                 starts.append(start)
@@ -210,111 +210,111 @@ class Planner:
         if others:
             left_out = {sequence.row for sequence in others}
             turn = [sequence for sequence in turn if sequence.row not in left_out]
-        draft.sequences, draft.starts = turn, starts
-        draft.counts = [1] * len(starts)
-        draft.expected = draft.counts.copy()
-        draft.budget -= len(starts)
+        builder.sequences, builder.starts = turn, starts
+        builder.counts = [1] * len(starts)
+        builder.expected = builder.counts.copy()
+        builder.budget -= len(starts)
         return others
 
-    def _moves_fence(self, draft: Draft, sequence: Sequence, start: int) -> bool:
+    def _extends_no_check(self, builder: StepPlanBuilder, sequence: Sequence, start: int) -> bool:
         """A decoding sequence has filled its blocks: give it another one, if that takes none from anybody."""
         decodes = sequence.decoding and start == sequence.capacity and len(sequence.tokens) - start <= 1
-        if not decodes or sequence.lockstep or start >= sequence.limit - 1:
+        if not decodes or sequence.is_beam or start >= sequence.limit - 1:
             return False
         added = self._tables.grow(sequence, start + 1)
         if added is None:
             return False
-        draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
-        sequence.open_fence()
+        builder.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+        sequence.reset_no_check()
         return True
 
-    def _plan_span(self, draft: Draft, sequence: Sequence, prefill: int) -> int | None:
+    def _plan_span(self, builder: StepPlanBuilder, sequence: Sequence, prefill: int) -> int | None:
         """Plan what a running sequence wants, as far as the budget goes: how many of the `prefill` tokens it took. None
         if budget or blocks were missing.
         """
         start = sequence.num_computed
         if start >= sequence.limit - 1 or sequence.waits_for_siblings:
             return 0  # its last token is on the way, or not decided yet
-        if self.elastic is not None and self.elastic.takes(sequence):
-            return 0 if self.elastic.plan_one(draft, sequence, self.step, self._make_room) else None
-        count = self.tokens.allowed(max(len(sequence.tokens) - start, 1), draft.budget, prefill)
-        if count == 0 or not (sequence.known_to_worker or draft.holds(sequence)):
+        if self.speculative_rows is not None and self.speculative_rows.takes(sequence):
+            return 0 if self.speculative_rows.plan_one(builder, sequence, self.step, self._make_room) else None
+        count = self.tokens.allowed(max(len(sequence.tokens) - start, 1), builder.budget, prefill)
+        if count == 0 or not (sequence.known_to_worker or builder.holds(sequence)):
             return None
         if start + count > sequence.capacity:
             added = self._make_room(sequence, partial(self._tables.grow, sequence, start + count))
             if added is None:
                 return None
             if sequence.known_to_worker:
-                draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
-        elif sequence.lockstep:
+                builder.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+        elif sequence.is_beam:
             copied = self._make_room(sequence, partial(self._tables.own, sequence, start))
             if copied is None:
                 return None
             if copied and sequence.known_to_worker:
-                draft.changes.append(RowChange(row=sequence.row, dropped_blocks=1, appended_blocks=copied))
+                builder.changes.append(RowChange(row=sequence.row, dropped_blocks=1, appended_blocks=copied))
         if not sequence.known_to_worker:
-            self._introduce(draft, sequence)
-        return self._take_span(draft, sequence, start, count)
+            self._introduce(builder, sequence)
+        return self._take_span(builder, sequence, start, count)
 
     def _make_room(self, sequence: Sequence, take: Callable[[], _Blocks | None]) -> _Blocks | None:
         """Blocks for a sequence that needs more, taken from others if need be; None when there are none yet."""
         while (added := take()) is None:
-            if self._residents.trunks.release_youngest():
+            if self._running_set.shared_prompts.release_youngest():
                 continue
-            if self._residents.leaving:
+            if self._running_set.leaving:
                 return None
-            victim = self._residents.victim()
+            victim = self._running_set.victim()
             if victim is None:
                 return None
-            for leaving in victim.request.sequences if victim.lockstep else (victim,):
+            for leaving in victim.request.sequences if victim.is_beam else (victim,):
                 if leaving.last_step == self.step:  # it leaves this plan before the plan is given away
                     leaving.last_step -= 1
-            self._residents.preempt(victim)
+            self._running_set.preempt(victim)
             if not sequence.capacity:  # it was the victim, or a beam of the same search
                 return None
         return added
 
-    def _take_span(self, draft: Draft, sequence: Sequence, start: int, count: int) -> int:
+    def _take_span(self, builder: StepPlanBuilder, sequence: Sequence, start: int, count: int) -> int:
         """Add a span to the plan; how many of its tokens are a prompt's."""
-        draft.plain = False
+        builder.plain = False
         end = start + count
         samples = end >= len(sequence.tokens)
-        if sequence.lockstep:
-            draft.flight.lockstep, draft.flight.clean = True, False
+        if sequence.is_beam:
+            builder.launched.has_beams, builder.launched.clean = True, False
         elif sequence.forced:
-            draft.flight.clean = False  # its result says which of them are computed
+            builder.launched.clean = False  # its result says which of them are computed
         sequence.num_computed = end
         sequence.last_step = self.step
         if samples:
-            sequence.open_fence()
+            sequence.reset_no_check()
         prompt_tokens = 0
         if count > 1 or not sequence.decoding:
-            draft.flight.prefills.append((sequence, sequence.epoch, count, samples))
+            builder.launched.prefills.append((sequence, sequence.epoch, count, samples))
             # Behind its tokens its prompt ends in a plan in flight: no prompt waits for this one.
             prompt_tokens = count if start < len(sequence.tokens) else 0
-        draft.sequences.append(sequence)
-        draft.starts.append(start)
-        draft.counts.append(count)
-        if self.elastic is not None:
-            draft.limits.append(PLAIN)
-        draft.expected.append(1 if samples and sequence.pooling is None else 0)
-        draft.budget -= count
+        builder.sequences.append(sequence)
+        builder.starts.append(start)
+        builder.counts.append(count)
+        if self.speculative_rows is not None:
+            builder.limits.append(PLAIN)
+        builder.expected.append(1 if samples and sequence.pooling is None else 0)
+        builder.budget -= count
         return prompt_tokens
 
-    def _admit(self, draft: Draft, prefill: int, now: float) -> None:
+    def _admit(self, builder: StepPlanBuilder, prefill: int, now: float) -> None:
         """Start waiting sequences in their order; the first that does not fit holds the others back.
 
         Args:
             prefill: tokens that may go to their prompts.
         """
-        residents, tables, offload = self._residents, self._tables, self._offload
+        running_set, tables, offload = self._running_set, self._tables, self._offload
         most_found = tables.num_found_tokens + _MOST_FOUND_TOKENS
-        while draft.budget > 0 and residents.num_rows < self._max_rows and tables.num_found_tokens < most_found:
-            missed = residents.missed_beam()
+        while builder.budget > 0 and running_set.num_rows < self._max_rows and tables.num_found_tokens < most_found:
+            missed = running_set.missed_beam()
             sequence = missed or self._next()
-            if sequence is None or not draft.holds(sequence):
+            if sequence is None or not builder.holds(sequence):
                 return
-            if not self.tokens.allowed(sequence.num_wanted, draft.budget, prefill):
+            if not self.tokens.allowed(sequence.num_wanted, builder.budget, prefill):
                 return
             if sequence.sampling.guide is not None and self.guides is not None and self.guides.lacks(sequence):
                 self.guides.hold(sequence, urgent=self._quarantine.members is not None)
@@ -324,17 +324,17 @@ class Planner:
                     return
                 offload.ask(sequence)
                 continue
-            reserve = 0 if missed or not residents.num_rows else -(-tables.num_blocks // _RESERVE_SHARE)
-            while not residents.start(sequence, reserve, None if self._whole_prompts else draft.budget):
-                if not residents.running and residents.trunks.release_youngest():
+            reserve = 0 if missed or not running_set.num_rows else -(-tables.num_blocks // _RESERVE_SHARE)
+            while not running_set.start(sequence, reserve, None if self._whole_prompts else builder.budget):
+                if not running_set.running and running_set.shared_prompts.release_youngest():
                     continue
-                if residents.leaving or not residents.paused:
+                if running_set.leaving or not running_set.paused:
                     self._blocked = sequence
                     return
-                victim = residents.victim()
+                victim = running_set.victim()
                 if victim is None:
                     return
-                residents.preempt(victim)
+                running_set.preempt(victim)
             request, start = sequence.request, sequence.num_computed
             started = request.scheduled is None
             sources = None if offload is None else offload.admitted(sequence, started=started)
@@ -343,32 +343,32 @@ class Planner:
                 request.cached_tokens, request.cached_sources = min(start, request.num_prompt_tokens), sources
             if not sequence.paid:  # before the first start, however often outer tiers were asked
                 sequence.paid = True
-                self._shares.charge(request.tenant, len(sequence.tokens) - start)
+                self._fair_share.charge(request.tenant, len(sequence.tokens) - start)
             if sequence.tiers.loading is not None:
                 continue
-            self._introduce(draft, sequence)
+            self._introduce(builder, sequence)
             # A fork that was to share its prompt may find it gone, and no prompt tokens left: it begins all the same.
-            count = max(1, self.tokens.allowed(len(sequence.tokens) - start, draft.budget, prefill))
-            prefill -= self._take_span(draft, sequence, start, count)
+            count = max(1, self.tokens.allowed(len(sequence.tokens) - start, builder.budget, prefill))
+            prefill -= self._take_span(builder, sequence, start, count)
 
-    def _introduce(self, draft: Draft, sequence: Sequence) -> None:
-        draft.introduce(sequence, "" if self.elastic is None else sequence.request.owner)
+    def _introduce(self, builder: StepPlanBuilder, sequence: Sequence) -> None:
+        builder.introduce(sequence, "" if self.speculative_rows is None else sequence.request.owner)
 
-    def _seal(self, draft: Draft) -> StepPlan:
-        flight = self._last = draft.record(self._last)
+    def _seal(self, builder: StepPlanBuilder) -> StepPlan:
+        launched = self._last = builder.record(self._last)
         transfers, lookups, cancelled = ((), (), ()) if self._offload is None else self._offload.take()
         plan = StepPlan(
             step=self.step,
             engine_epoch=self.engine_epoch,
-            rows=flight.rows,
-            epochs=flight.epochs,
-            starts=tuple(draft.starts),
-            counts=flight.counts,
-            draft_limits=flight.limits,
-            new_rows=tuple(draft.new_rows),
-            changes=tuple(draft.changes),
-            retired=tuple(self._residents.retired),
-            forks=tuple(self._residents.forks),
+            rows=launched.rows,
+            epochs=launched.epochs,
+            starts=tuple(builder.starts),
+            counts=launched.counts,
+            draft_limits=launched.limits,
+            new_rows=tuple(builder.new_rows),
+            changes=tuple(builder.changes),
+            freed_rows=tuple(self._running_set.freed_rows),
+            forks=tuple(self._running_set.forks),
             copies=self._tables.take_copies(),
             transfers=transfers,
             lookups=lookups,
@@ -376,15 +376,15 @@ class Planner:
         )
         if self.guides is not None and plan.new_rows:
             self.guides.started(plan.new_rows)
-        self._residents.retired.clear()
-        self._residents.forks.clear()
-        self._flights.launch(flight)
+        self._running_set.freed_rows.clear()
+        self._running_set.forks.clear()
+        self._in_flight.launch(launched)
         self.step += 1
         return plan
 
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
-        num_running, num_waiting = len(self._residents.running), self._room.size
+        num_running, num_waiting = len(self._running_set.running), self._waiting_queue.size
         held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
-        if not self._flights and not held and (num_running or num_waiting):
+        if not self._in_flight and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

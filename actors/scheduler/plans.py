@@ -14,7 +14,7 @@ class BrokenResult(RuntimeError):
     """The worker's answer has the wrong shape or order: a worker fault, for a supervisor."""
 
 
-class Flight:
+class PlanInFlight:
     """The scheduler's record of one plan. The lists are parallel and in the plan's order."""
 
     __slots__ = (
@@ -24,7 +24,7 @@ class Flight:
         "epochs",
         "expected",
         "limits",
-        "lockstep",
+        "is_beam",
         "planned_at",
         "prefill_tokens",
         "prefills",
@@ -45,14 +45,14 @@ class Flight:
         self.expected: tuple[int, ...] = ()
         """Tokens per row that must come back (at least): 1 where the span reaches the last known token, else 0."""
         self.limits: tuple[int, ...] = ()
-        """As in `StepPlan`; empty where no row is elastic."""
+        """As in `StepPlan`; empty where no row is speculative."""
         self.samplers: list[Sequence] = []
         """The sequences with 1 in `expected`."""
         self.prefills: list[tuple[Sequence, int, int, bool]] = []
         """(sequence, epoch, tokens, whether it samples) of the rows that are not plain decodes."""
         self.prefill_tokens = 0
         self.decode_tokens = 0
-        self.lockstep = False
+        self.is_beam = False
         """Some of the sequences are beams."""
         self.clean = True
         """No sequence of the plan has ended or was preempted since, or has tokens to compute that its guide forced."""
@@ -72,60 +72,60 @@ class Aligned(msgspec.Struct, frozen=True):
     """Per row; both are empty where nothing was drafted."""
 
 
-class Flights:
+class PlansInFlight:
     """In order of their steps."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.last_returned = -1
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[PlanInFlight] = deque()
 
     def __len__(self) -> int:
-        return len(self._flights)
+        return len(self._in_flight)
 
-    def __iter__(self) -> Iterator[Flight]:
-        return iter(self._flights)
+    def __iter__(self) -> Iterator[PlanInFlight]:
+        return iter(self._in_flight)
 
     @property
     def full(self) -> bool:
-        return len(self._flights) >= self.capacity
+        return len(self._in_flight) >= self.capacity
 
-    def launch(self, flight: Flight) -> None:
-        self._flights.append(flight)
+    def launch(self, launched: PlanInFlight) -> None:
+        self._in_flight.append(launched)
 
-    def find(self, step: int) -> Flight | None:
+    def find(self, step: int) -> PlanInFlight | None:
         """The oldest flight if it is this step's; None for a step that is not in flight.
 
         Raises:
             BrokenResult: the step overtook an earlier one.
         """
-        if self._flights and self._flights[0].step == step:
-            return self._flights[0]
-        if any(flight.step == step for flight in self._flights):
+        if self._in_flight and self._in_flight[0].step == step:
+            return self._in_flight[0]
+        if any(launched.step == step for launched in self._in_flight):
             raise BrokenResult(f"the result of step {step} overtook that of an earlier step")
         return None
 
-    def land(self, flight: Flight) -> None:
+    def land(self, launched: PlanInFlight) -> None:
         """Its result is here: the oldest one has come back.
 
         Raises:
             BrokenResult: it is not the oldest one.
         """
-        if self._flights[0] is not flight:
-            raise BrokenResult(f"the result of step {flight.step} overtook that of an earlier step")
-        self.last_returned = flight.step
-        self._flights.popleft()
+        if self._in_flight[0] is not launched:
+            raise BrokenResult(f"the result of step {launched.step} overtook that of an earlier step")
+        self.last_returned = launched.step
+        self._in_flight.popleft()
 
     def forget(self) -> None:
         """None of them will come back."""
-        if self._flights:
-            self.last_returned = self._flights[-1].step
-            self._flights.clear()
+        if self._in_flight:
+            self.last_returned = self._in_flight[-1].step
+            self._in_flight.clear()
 
     def disturb(self) -> None:
         """A sequence has ended or was preempted: what is in flight must be read row by row."""
-        for flight in self._flights:
-            flight.clean = False
+        for launched in self._in_flight:
+            launched.clean = False
 
 
 PLAIN: Final = -1
@@ -136,16 +136,16 @@ _ID_BYTES = 5
 """Of a token id in a frame, at most."""
 
 
-class Draft:
+class StepPlanBuilder:
     """Parallel lists."""
 
     __slots__ = (
-        "budget", "changes", "counts", "expected", "flight", "limits", "new_bytes", "new_rows", "plain",
+        "budget", "changes", "counts", "expected", "launched", "limits", "new_bytes", "new_rows", "plain",
         "sequences", "starts",
     )  # fmt: skip
 
-    def __init__(self, flight: Flight, budget: int) -> None:
-        self.flight = flight
+    def __init__(self, launched: PlanInFlight, budget: int) -> None:
+        self.launched = launched
         self.budget = budget
         """Tokens that are left of the step's."""
         self.sequences: list[Sequence] = []
@@ -153,7 +153,7 @@ class Draft:
         self.counts: list[int] = []
         self.expected: list[int] = []
         self.limits: list[int] = []
-        """As in `StepPlan`; empty where no row is ever elastic."""
+        """As in `StepPlan`; empty where no row is ever speculative."""
         self.new_rows: list[NewRow] = []
         self.new_bytes = 0
         """Bytes of the new rows."""
@@ -189,30 +189,30 @@ class Draft:
         self.new_rows.append(new)
         self.new_bytes += _num_bytes(len(new.token_ids), new.sampling, new.embeddings)
 
-    def record(self, last: Flight) -> Flight:
+    def record(self, last: PlanInFlight) -> PlanInFlight:
         """The finished plan, as the scheduler keeps it. Columns of `last`, the plan before it, serve again while the
         same sequences run.
         """
-        flight, sequences = self.flight, self.sequences
-        flight.sequences = flight.samplers = sequences
+        launched, sequences = self.launched, self.sequences
+        launched.sequences = launched.samplers = sequences
         if not self.new_rows and sequences == last.sequences:  # no sequence joined or left, so no epoch has changed
-            flight.rows, flight.epochs = last.rows, last.epochs
+            launched.rows, launched.epochs = last.rows, last.epochs
         else:
-            flight.rows = tuple([sequence.row for sequence in sequences])
-            flight.epochs = tuple([sequence.epoch for sequence in sequences])
-        counts = flight.expected = tuple(self.expected)
+            launched.rows = tuple([sequence.row for sequence in sequences])
+            launched.epochs = tuple([sequence.epoch for sequence in sequences])
+        counts = launched.expected = tuple(self.expected)
         if not self.plain:
             counts = tuple(self.counts)
-            flight.prefill_tokens = sum([count for _, _, count, _ in flight.prefills])
-            if 0 in flight.expected:
-                flight.samplers = [s for s, samples in zip(sequences, self.expected, strict=True) if samples]
-        flight.counts = counts
-        flight.decode_tokens = sum(counts) - flight.prefill_tokens
+            launched.prefill_tokens = sum([count for _, _, count, _ in launched.prefills])
+            if 0 in launched.expected:
+                launched.samplers = [s for s, samples in zip(sequences, self.expected, strict=True) if samples]
+        launched.counts = counts
+        launched.decode_tokens = sum(counts) - launched.prefill_tokens
         if self.limits and max(self.limits) > PLAIN:
-            flight.limits = tuple(self.limits)
-        return flight
+            launched.limits = tuple(self.limits)
+        return launched
 
-    def drop_preempted(self, retired: list[int]) -> None:
+    def drop_preempted(self, freed_rows: list[int]) -> None:
         """Take out sequences that lost their blocks after they were planned."""
         kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]
         rows = {self.sequences[index].row for index in kept}
@@ -224,9 +224,9 @@ class Draft:
         self.changes = [change for change in self.changes if change.row in rows]
         for new in self.new_rows:
             if new.row not in rows:
-                retired.remove(new.row)  # the worker has not heard of it
+                freed_rows.remove(new.row)  # the worker has not heard of it
         self.new_rows = [new for new in self.new_rows if new.row in rows]
-        self.flight.prefills = [entry for entry in self.flight.prefills if entry[0].row in rows]
+        self.launched.prefills = [entry for entry in self.launched.prefills if entry[0].row in rows]
 
 
 def _num_bytes(tokens: int, sampling: SamplingState, embeddings: bytes | None) -> int:

@@ -6,14 +6,14 @@ from itertools import chain
 import numpy as np
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.append_tokens import Acceptance, Gaps
+from troupellm.actors.scheduler.append_tokens import TokenAppender, Gaps
 from troupellm.actors.scheduler.beam_sequences import Beams
 from troupellm.actors.scheduler.draft_stats import Drafting, ProposerCounts
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans import PLAIN, Aligned, BrokenResult, Flight
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.plans import PLAIN, Aligned, BrokenResult, PlanInFlight
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.sequences.sequence import Event, Sequence
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.metrics import DraftStats, StepStats
@@ -24,74 +24,74 @@ from troupellm.protocol.messages.worker import RowError, RowLogprobs, RowPooled,
 class Updates:
     def __init__(
         self,
-        ledger: Ledger,
-        residents: Residents,
+        open_requests: OpenRequests,
+        running_set: RunningSet,
         tables: BlockTables,
         ready: WorkerReady,
-        shares: Shares,
+        fair_share: FairShare,
         guides: GuideGate | None,
     ) -> None:
         """guides: None where the worker builds guides when it needs them."""
-        self._ledger = ledger
-        self._residents = residents
+        self._open = open_requests
+        self._running_set = running_set
         self._tables = tables
         self._vocab_width = ready.vocab_width
         self._ability = ready.pooling
         self.num_tokens = 0
         """Tokens that were shown."""
         self._reported = (0, 0, 0)
-        self._beams = Beams(ledger, residents, tables)
-        self.acceptance = Acceptance(ledger, residents, shares)
+        self._beams = Beams(open_requests, running_set, tables)
+        self.token_appender = TokenAppender(open_requests, running_set, fair_share)
         self.drafting = Drafting()
         self.proposer = ProposerCounts()
         self.graphs: GraphReport | None = None
         self._guides = guides
 
-    def check(self, flight: Flight, result: StepResult) -> Aligned:
+    def check(self, launched: PlanInFlight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
 
         Raises:
             BrokenResult: no worker in its right mind says this.
         """
-        aligned = align(flight, result)
+        aligned = align(launched, result)
         if not self._valid(aligned):
             raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
         if result.logprobs or result.prompt_logprobs:
-            check_described(result, self._vocab_width)
-        self._check_pooled(flight, result, aligned)
-        if aligned.token_counts == flight.expected:
+            check_logprobs(result, self._vocab_width)
+        self._check_pooled(launched, result, aligned)
+        if aligned.token_counts == launched.expected:
             return aligned
-        for index, (expected, count) in enumerate(zip(flight.expected, aligned.token_counts, strict=True)):
-            if index in aligned.errors or (not count and flight.sequences[index].sampling.guide is not None):
+        for index, (expected, count) in enumerate(zip(launched.expected, aligned.token_counts, strict=True)):
+            if index in aligned.errors or (not count and launched.sequences[index].sampling.guide is not None):
                 continue  # a guide has added tokens in the step before, which this plan did not know of
             if count < expected or (count and not expected):
                 raise BrokenResult(f"step {result.step}: a row has {count} tokens instead of {expected}")
         return aligned
 
-    def apply(self, flight: Flight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
+    def apply(self, launched: PlanInFlight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
         """`aligned` as `check` gave it."""
-        prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
-        pooled = _alive_pooled(flight, result) if result.pooled else ()
-        gaps = self.acceptance.gaps(flight, now)
-        self._confirm(flight, aligned, now)
-        drafts = self.drafting.note(flight, aligned) if aligned.drafted else None
-        rows, counts, tokens = self.acceptance.take(flight, aligned, now)
-        logprobs = self._logprobs(flight, result, rows, counts) if result.logprobs else ()
-        if flight.lockstep:
-            answers = self._beams.take(flight, result, now)
+        prompt_logprobs = self._prompt_logprobs(launched, result) if result.prompt_logprobs else ()
+        pooled = _alive_pooled(launched, result) if result.pooled else ()
+        gaps = self.token_appender.gaps(launched, now)
+        self._confirm(launched, aligned, now)
+        drafts = self.drafting.note(launched, aligned) if aligned.drafted else None
+        rows, counts, tokens = self.token_appender.take(launched, aligned, now)
+        logprobs = self._logprobs(launched, result, rows, counts) if result.logprobs else ()
+        if launched.has_beams:
+            answers = self._beams.take(launched, result, now)
             rows += tuple(answers.rows)
             counts += tuple(map(len, answers.tokens))
             tokens += tuple(chain.from_iterable(answers.tokens))
             logprobs += tuple(answers.logprobs)
-        self._end_pooled(flight, pooled)
-        for sequence in self.acceptance.take_spent():
+        self._end_pooled(launched, pooled)
+        for sequence in self.token_appender.take_spent():
             if not sequence.ended:  # a later row of the result may have failed its request
                 self._start_over(sequence)
-        if self._residents.ending or self._residents.leaving:
-            self._ledger.release_returned()
+        if self._running_set.ending or self._running_set.leaving:
+            self._open.release_returned()
         self.num_tokens += len(tokens)
-        self._report(flight, result, len(tokens), gaps, now, drafts)
-        facts = self._ledger.take(result.step)
+        self._report(launched, result, len(tokens), gaps, now, drafts)
+        facts = self._open.take(result.step)
         return StepOutput(
             step=result.step,
             rows=rows,
@@ -116,58 +116,58 @@ class Updates:
         self.proposer.forget()
         self.graphs = None
 
-    def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
+    def _check_pooled(self, launched: PlanInFlight, result: StepResult, aligned: Aligned) -> None:
         """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
         wanted = {}
-        for sequence, _, _, ends in flight.prefills:
+        for sequence, _, _, ends in launched.prefills:
             if ends and sequence.pooling is not None and self._ability is not None:
                 wanted[sequence.row] = 4 * self._ability.vector_length(sequence.pooling)
         if not (wanted or result.pooled):
             return
-        failed = {flight.rows[index] for index in aligned.errors}
+        failed = {launched.rows[index] for index in aligned.errors}
         given = {entry.row: len(entry.vector) for entry in result.pooled}
         if len(given) != len(result.pooled) or given != {row: n for row, n in wanted.items() if row not in failed}:
             raise BrokenResult(f"step {result.step}: the pooled vectors are not those of its prompts")
 
-    def _end_pooled(self, flight: Flight, pooled: tuple[RowPooled, ...]) -> None:
+    def _end_pooled(self, launched: PlanInFlight, pooled: tuple[RowPooled, ...]) -> None:
         if not pooled:
             return
-        alive = _alive(flight)
+        alive = _alive(launched)
         for entry in pooled:
             sequence = alive[entry.row]
             sequence.request.reason = "stop"
-            self._ledger.end(sequence, Event.STOP)
+            self._open.end(sequence, Event.STOP)
 
     def _start_over(self, sequence: Sequence) -> None:
         """Its guide was used up: it waits outside of the batch for another one."""
         if self._guides is not None:
             self._guides.rebuild(sequence)
-        self._residents.preempt(sequence)
+        self._running_set.preempt(sequence)
 
     def _valid(self, aligned: Aligned) -> bool:
         tokens = aligned.tokens
         return not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab_width)
 
-    def _confirm(self, flight: Flight, aligned: Aligned, now: float) -> None:
+    def _confirm(self, launched: PlanInFlight, aligned: Aligned, now: float) -> None:
         """Positions of prefills are computed: let others find their full blocks, and siblings start."""
-        failed = {flight.rows[index] for index in aligned.errors}
-        for sequence, epoch, count, samples in flight.prefills:
+        failed = {launched.rows[index] for index in aligned.errors}
+        for sequence, epoch, count, samples in launched.prefills:
             if sequence.epoch != epoch or sequence.row in failed:
                 continue
             if not sequence.decoding:
                 sequence.num_confirmed_prefill += count
             if not samples or sequence.decoding:
-                self._tables.label(sequence)
+                self._tables.cache_blocks(sequence)
             else:
-                self._tables.label_all(sequence)
+                self._tables.cache_all_blocks(sequence)
                 sequence.decoding = True
                 if sequence.request.first_token is None and sequence.pooling is None:
                     sequence.request.first_token = now
-                self._ledger.prompt_computed(sequence)
+                self._open.prompt_computed(sequence)
 
-    def _prompt_logprobs(self, flight: Flight, result: StepResult) -> tuple[RowLogprobs, ...]:
+    def _prompt_logprobs(self, launched: PlanInFlight, result: StepResult) -> tuple[RowLogprobs, ...]:
         """Each prompt position once, also when a preempted sequence computes its prompt again."""
-        alive = _alive(flight)
+        alive = _alive(launched)
         shown = []
         for entry in result.prompt_logprobs:
             sequence = alive.get(entry.row)
@@ -180,11 +180,11 @@ class Updates:
         return tuple(shown)
 
     def _logprobs(
-        self, flight: Flight, result: StepResult, rows: Columns[int], counts: Columns[int]
+        self, launched: PlanInFlight, result: StepResult, rows: Columns[int], counts: Columns[int]
     ) -> tuple[RowLogprobs, ...]:
         """Those of the tokens that are shown."""
         kept = dict(zip(rows, counts, strict=True))
-        lengths = {sequence.row: len(sequence.tokens) for sequence in flight.samplers if sequence.row in kept}
+        lengths = {sequence.row: len(sequence.tokens) for sequence in launched.samplers if sequence.row in kept}
         shown = []
         for entry in result.logprobs:
             length = lengths.get(entry.row)
@@ -195,20 +195,20 @@ class Updates:
         return tuple(shown)
 
     def _report(
-        self, flight: Flight, result: StepResult, new_tokens: int, gaps: Gaps, now: float, drafts: DraftStats | None
+        self, launched: PlanInFlight, result: StepResult, new_tokens: int, gaps: Gaps, now: float, drafts: DraftStats | None
     ) -> None:
         counted = (
-            self._residents.num_preemptions,
+            self._running_set.num_preemptions,
             self._tables.num_queried_tokens,
             self._tables.num_hit_tokens,
         )
         before, self._reported = self._reported, counted
-        self._ledger.stats.append(
+        self._open.stats.append(
             StepStats(
-                num_rows=len(flight.rows),
-                prefill_tokens=flight.prefill_tokens,
-                decode_tokens=flight.decode_tokens + (0 if drafts is None else drafts.drafted),
-                seconds=now - flight.planned_at,
+                num_rows=len(launched.rows),
+                prefill_tokens=launched.prefill_tokens,
+                decode_tokens=launched.decode_tokens + (0 if drafts is None else drafts.drafted),
+                seconds=now - launched.planned_at,
                 timings=result.timings,
                 new_tokens=new_tokens,
                 preemptions=counted[0] - before[0],
@@ -220,52 +220,52 @@ class Updates:
         )
 
 
-def _alive(flight: Flight) -> dict[int, Sequence]:
+def _alive(launched: PlanInFlight) -> dict[int, Sequence]:
     """By row, the sequences of a plan that are still what they were when it was made."""
-    planned = zip(flight.sequences, flight.epochs, strict=True)
+    planned = zip(launched.sequences, launched.epochs, strict=True)
     return {sequence.row: sequence for sequence, epoch in planned if sequence.epoch == epoch}
 
 
-def _alive_pooled(flight: Flight, result: StepResult) -> tuple[RowPooled, ...]:
-    alive = _alive(flight)
+def _alive_pooled(launched: PlanInFlight, result: StepResult) -> tuple[RowPooled, ...]:
+    alive = _alive(launched)
     return tuple(entry for entry in result.pooled if entry.row in alive)
 
 
-def align(flight: Flight, result: StepResult) -> Aligned:
+def align(launched: PlanInFlight, result: StepResult) -> Aligned:
     """Read a result against its plan.
 
     Raises:
         BrokenResult: the columns do not fit each other or the plan.
     """
     counts = result.token_counts
-    same = result.rows == flight.rows and result.epochs == flight.epochs
-    if not (same and len(counts) == len(flight.rows) and sum(counts) == len(result.tokens)):
+    same = result.rows == launched.rows and result.epochs == launched.epochs
+    if not (same and len(counts) == len(launched.rows) and sum(counts) == len(result.tokens)):
         raise BrokenResult(f"step {result.step}: columns of the result do not fit each other or the plan")
     errors: dict[int, RowError] = {}
     if result.errors:
         failed = {error.row: error for error in result.errors}
-        errors = {index: failed[row] for index, row in enumerate(flight.rows) if row in failed}
+        errors = {index: failed[row] for index, row in enumerate(launched.rows) if row in failed}
     finished = frozenset(result.finished)
-    if finished and not finished <= {one.row for one in flight.sequences if one.sampling.guide is not None}:
+    if finished and not finished <= {one.row for one in launched.sequences if one.sampling.guide is not None}:
         raise BrokenResult(f"step {result.step}: a row is complete that has no guide")
     aligned = Aligned(result.token_counts, result.tokens, errors, finished, result.accepted, result.drafted)
-    if result.drafted or result.accepted or (flight.limits and result.token_counts != flight.expected):
-        _check_drafts(flight, aligned, result.step)
+    if result.drafted or result.accepted or (launched.limits and result.token_counts != launched.expected):
+        _check_drafts(launched, aligned, result.step)
     return aligned
 
 
-def _check_drafts(flight: Flight, aligned: Aligned, step: int) -> None:
+def _check_drafts(launched: PlanInFlight, aligned: Aligned, step: int) -> None:
     """
     Raises:
         BrokenResult: drafts or tokens that the plan left no room for.
     """
-    size = len(flight.rows)
+    size = len(launched.rows)
     nothing = (0,) * size
     accepted, drafted = aligned.accepted or nothing, aligned.drafted or nothing
-    limits = flight.limits or (PLAIN,) * size
+    limits = launched.limits or (PLAIN,) * size
     if not len(accepted) == len(drafted) == size or len(aligned.accepted) != len(aligned.drafted):
         raise BrokenResult(f"step {step}: columns of drafts do not fit the plan")
-    rows = zip(flight.sequences, limits, aligned.token_counts, accepted, drafted, strict=True)
+    rows = zip(launched.sequences, limits, aligned.token_counts, accepted, drafted, strict=True)
     for index, (sequence, limit, count, taken, given) in enumerate(rows):
         if not 0 <= taken <= given <= max(limit, 0):
             raise BrokenResult(f"step {step}: a row has {taken} accepted of {given} drafts, with a limit of {limit}")
@@ -275,7 +275,7 @@ def _check_drafts(flight: Flight, aligned: Aligned, step: int) -> None:
             raise BrokenResult(f"step {step}: a row has {count} tokens with {taken} accepted drafts")
 
 
-def check_described(result: StepResult, vocab_width: int) -> None:
+def check_logprobs(result: StepResult, vocab_width: int) -> None:
     """Check log-probabilities: their text depends on their sizes, and a beam goes on with their tokens.
 
     Raises:

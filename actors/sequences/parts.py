@@ -6,7 +6,7 @@ from typing import NamedTuple
 from troupellm.protocol.params.sampling_checks import RepetitionDetection
 
 
-class Trunk:
+class SharedPrompt:
     """Blocks that hold the first `num_positions` positions of every sequence of a request. Later positions of the last
     block belong to one sequence."""
 

@@ -1,7 +1,7 @@
 """Where the worker sits: how a plan gets there and a result back, and how a worker that failed is replaced.
 
-`ThreadSeat` keeps it on a thread of this process, `process_seat` in a process of its own. A seat is passive: the worker
-actor alone calls it.
+`ThreadWorker` keeps it on a thread of this process, `process_host` in a process of its own. A host is passive: the
+worker actor alone calls it.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from troupellm.actors.runtime.ports import Line
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.models.runner.steps_in_flight import Steps
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
-from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport, obey
+from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport, execute
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
@@ -41,7 +41,7 @@ class WorkerStuck(WorkerCrashed):
     """The worker neither answers nor can be replaced: the end of the engine."""
 
 
-class WorkerSeat(Protocol):
+class WorkerHost(Protocol):
     """Holds one worker at a time. All calls come from the event loop; results come in the order of the plans."""
 
     @property
@@ -78,7 +78,7 @@ class WorkerSeat(Protocol):
         """Get ready, beside a worker that serves, for the case that it is lost."""
 
     async def command(self, command: WorkerCommand) -> WorkerReport:
-        """Have the worker obey, while it has no plan.
+        """Have the worker execute a command, while it has no plan.
 
         Raises:
             WorkerGone: it died over it.
@@ -94,7 +94,7 @@ class WorkerSeat(Protocol):
         """
 
 
-class ThreadSeat:
+class ThreadWorker:
     """`thread` must make all its calls from one thread, in order.
 
     A thread cannot be killed, so a step that hangs is abandoned, not ended, and the worker cannot come back.
@@ -149,18 +149,18 @@ class ThreadSeat:
 
     async def command(self, command: WorkerCommand) -> WorkerReport:
         answer: list[tuple[WorkerReport | None, BaseException | None]] = []
-        told: list[LoadProgress] = []
+        reported: list[LoadProgress] = []
         waiter = new_waiter()
 
         def done(report: WorkerReport | None, error: BaseException | None) -> None:
             answer.append((report, error))
             waiter.wake()
 
-        self._thread.post(partial(obey, self._worker, command, told.append), done)
+        self._thread.post(partial(execute, self._worker, command, reported.append), done)
         while not await waiter.wait(self._timeout):  # reading weights takes as long as it moves on
-            if not told:
+            if not reported:
                 raise WorkerStuck(f"a command to the worker took longer than {self._timeout:g} s (step_timeout)")
-            told.clear()
+            reported.clear()
             waiter = new_waiter()
         report, error = answer[0]
         if error is not None:
@@ -202,18 +202,18 @@ class _Run:
         self._wanted = True
 
     def send(self, plan: StepPlan) -> None:
-        self._thread.post(partial(self._advance, plan), self._told)
+        self._thread.post(partial(self._advance, plan), self._finished)
 
     def drop(self) -> None:
         """Report no more results of its steps."""
         self._over, self._wanted = True, False
 
-    def _told(self, result: StepResult | None, error: BaseException | None) -> None:
+    def _finished(self, result: StepResult | None, error: BaseException | None) -> None:
         if self._wanted:
             self._land(result, error)
 
     def _wait(self, wait: Wait) -> None:
-        self._thread.post_behind(wait, self._advance, self._told)
+        self._thread.post_behind(wait, self._advance, self._finished)
 
     def _advance(self, plan: StepPlan | None = None) -> StepResult | None:
         """On the thread: launch a plan, else note that a wait is over; then give the result that is due, if one is."""

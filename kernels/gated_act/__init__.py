@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.act_quant import row_codes
+from troupellm.kernels.act_quant import quantize_activation
 from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.gated_act.reference import gelu_mul_reference, silu_mul_reference
 
@@ -35,13 +35,13 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return _gate(gate_up, "gelu", _GELU, gelu_mul_reference)
 
 
-def silu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`row_codes` of `silu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
+def silu_mul_quantized(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`quantize_activation` of `silu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
     return _codes(gate_up, "silu", dtype, silu_mul)
 
 
-def gelu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`row_codes` of `gelu_mul`, as `silu_mul_codes`."""
+def gelu_mul_quantized(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`quantize_activation` of `gelu_mul`, as `silu_mul_quantized`."""
     return _codes(gate_up, "gelu", dtype, gelu_mul)
 
 
@@ -65,7 +65,7 @@ def _codes(
     gate_up: Tensor, name: Literal["silu", "gelu"], dtype: torch.dtype, gate: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     if by_kernels(gate_up.device):
-        from troupellm.kernels.gated_act.triton_gate import gate_codes_triton
+        from troupellm.kernels.gated_act.triton_gate import gate_quantized_triton
 
-        return gate_codes_triton(gate_up, name, dtype)
-    return row_codes(gate(gate_up), dtype)
+        return gate_quantized_triton(gate_up, name, dtype)
+    return quantize_activation(gate(gate_up), dtype)

@@ -17,7 +17,7 @@ JOB_QUERIES = 256
 JOB_HEADS = 8
 """Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS (kMostHeads of attend.h): larger
 groups than half of it would have one token in each call."""
-BUCKET_SLACK = 1.25
+BUCKET_MARGIN = 1.25
 """Largest ratio of the longest to the shortest member of a bucket."""
 
 Ints = NDArray[np.int64]
@@ -98,8 +98,8 @@ class AttentionPlan:
         self.compiled = compiled
         self._num_kv_heads, self._starts, self._counts = num_kv_heads, starts, counts
         self._tables = np.ascontiguousarray(block_tables)
-        self.told: dict[int, object] = {}
-        """The plan in the form of compiled code, see `native.told`."""
+        self.cpp_plans: dict[int, object] = {}
+        """The plan in the form of compiled code, see `native.cpp_plan`."""
         self._apart: dict[int, Apart | None] = {}
         self._ends = np.cumsum(counts)
         self.num_tokens = int(self._ends[-1])
@@ -218,7 +218,7 @@ class AttentionPlan:
         order = np.argsort(blocks, kind="stable")
         groups: list[list[int]] = []
         for item in order.tolist():
-            if not groups or blocks[item] > max(BUCKET_SLACK * blocks[groups[-1][0]], blocks[groups[-1][0]] + 1):
+            if not groups or blocks[item] > max(BUCKET_MARGIN * blocks[groups[-1][0]], blocks[groups[-1][0]] + 1):
                 groups.append([])
             groups[-1].append(item)
         return tuple(self._bucket(np.asarray(group), first, blocks) for group in groups)

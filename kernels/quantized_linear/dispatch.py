@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
-from troupellm.kernels.quantized_linear import cpu_codes, cpu_int8
+from troupellm.kernels.quantized_linear import cpu_packed, cpu_int8
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
 from troupellm.kernels.quantized_linear.footprint import stays
 from troupellm.kernels.quantized_linear.gguf_mixture import GgufMixture
@@ -81,7 +81,7 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
         return gpu_product(weight, bias, batch_invariant=batch_invariance())
     if isinstance(weight, Int8Channel):
         return cpu_int8.Int8Product(weight, bias)
-    return cpu_codes.coded_product(weight, bias)
+    return cpu_packed.packed_product(weight, bias)
 
 
 def _mixture_product(weight: GgufMixture, bias: Tensor | None) -> SideBySide | None:

@@ -10,7 +10,7 @@ from math import ceil
 import torch
 
 from troupellm.kernels.common.triton import by_kernels
-from troupellm.kernels.quantized_linear import cpu_codes
+from troupellm.kernels.quantized_linear import cpu_packed
 from troupellm.kernels.quantized_linear.outline import Code, Outline
 
 BYTES: dict[Code, float] = {
@@ -89,7 +89,7 @@ def stack_keeps(outline: Outline) -> bool:
 def _cpu_keeps(outline: Outline, dtype: torch.dtype) -> bool:
     if _int8_inputs(outline):
         return True
-    return dtype == torch.float32 and outline.decodable and cpu_codes.load() is not None
+    return dtype == torch.float32 and outline.decodable and cpu_packed.load() is not None
 
 
 def _int8_inputs(outline: Outline) -> bool:

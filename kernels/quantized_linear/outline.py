@@ -30,6 +30,7 @@ class Outline:
 
     @property
     def decodable(self) -> bool:
-        """True if `packed_codes.coded` can convert it: pairs of inputs share a scale, and the type is not e5m2."""
+        """True if `packed_weights.packed_weight` can convert it: pairs of inputs share a scale, and the type is not
+        e5m2."""
         pairs = self.group > 0 and self.group % 2 == 0 and self.columns % self.group == 0
         return pairs and not self.code.endswith("e5m2")

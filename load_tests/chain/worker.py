@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
-from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket
+from troupellm.protocol.messages.worker import StepPlan, StepResult, LaunchedStep
 
 DISTINCT_TOKENS = 64
 CONTEXT = 1 << 20
@@ -56,14 +56,14 @@ class InstantWorker(FakeWorker):
         """How long answers must be for the last stamp to be reached with all rows running."""
         return self._window * (self._wanted + 2) + 4 * self._running
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         if len(self._decoding) == self._running and plan.counts == self._ones:
             return self._steady(plan)
         result = super().launch(plan)
         assert isinstance(result, StepResult)
         sampling = zip(plan.rows, result.token_counts, strict=True)
         self._decoding.update([row for row, count in sampling if count])
-        self._decoding.difference_update(plan.retired)
+        self._decoding.difference_update(plan.freed_rows)
         return result
 
     def _steady(self, plan: StepPlan) -> StepResult:

@@ -25,7 +25,7 @@ from troupellm.models.gpu.host_transfer import Results, Staging
 from troupellm.models.gpu.launched_step import Choice, LaunchedPlan, computed_plan
 from troupellm.models.gpu.row_table import DeviceRows
 from troupellm.models.gpu.sample import Chooser
-from troupellm.models.gpu.sampling_columns import ELSEWHERE, GREEDY, SamplingColumns
+from troupellm.models.gpu.sampling_tensors import ELSEWHERE, GREEDY, SamplingTensors
 from troupellm.models.gpu.steps_in_flight import Flights
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.runner.poison import Poison
@@ -34,7 +34,7 @@ from troupellm.models.runner.stages import Stages, Step, empty_result
 from troupellm.models.sampling.logits_processors import Processors
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator
-from troupellm.models.speculation.verify_batch import Trial
+from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan, StepResult, StepTimings
 
@@ -101,7 +101,7 @@ class CudaRunner:
             speculator=self.speculator,
             asynchronous=True,
         )
-        self._columns = SamplingColumns()
+        self._columns = SamplingTensors()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
         self.chooser = Chooser(self._columns, codes, self.rows, self._staging)
         self._maker = BatchMaker(cache, plan)
@@ -114,9 +114,9 @@ class CudaRunner:
 
     def _make_graphs(self, sizes: tuple[int, ...], codes: Tensor, clock: Callable[[], float]) -> DecodeGraphs:
         """The graphs of decode steps, or of the verification of drafts; arguments as of the runner."""
-        dispatcher, taps = Dispatcher(sizes), None
+        dispatcher, aux_hidden_states = Dispatcher(sizes), None
         if self.speculator is not None:
-            taps = self.speculator.taps
+            aux_hidden_states = self.speculator.aux_hidden_states
             dispatcher = Dispatcher(sizes, queries=(1, 1 + self.speculator.most), draws=False)
         return DecodeGraphs(
             self.device,
@@ -127,7 +127,7 @@ class CudaRunner:
             self._maker,
             self.rows,
             codes,
-            taps=taps,
+            aux_hidden_states=aux_hidden_states,
             clock=clock,
         )
 
@@ -196,9 +196,9 @@ class CudaRunner:
         if not spans.slots.size:
             return computed_plan(plan, empty_result(plan))
         self.rows.check_window(spans.slots, spans.starts)
-        if step.trial is not None:
-            return self._at_once(step, self._graph_of_drafts(spans, step.sampling, step.trial))
-        reads = bool(self.stages.described(spans) or self.stages.pooled(spans))
+        if step.verify_batch is not None:
+            return self._at_once(step, self._graph_of_drafts(spans, step.sampling, step.verify_batch))
+        reads = bool(self.stages.logprob_parts(spans) or self.stages.pooled(spans))
         if self.flights.untold and (reads or int(self._columns.kinds[spans.slots].max()) == ELSEWHERE):
             self.flights.catch_up()
             step.sampling, step.pooling = self.stages.ending(spans)
@@ -220,8 +220,8 @@ class CudaRunner:
             columns, hidden = self._eager(step)
             logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
         seconds = StepTimings(prepare=perf_counter() - begin)
-        positions, described = tuple(ends.tolist()), self.chooser.described(slots)
-        ticket = LaunchedPlan(plan, step.sampling, rows, positions, None, seconds, described=described)
+        positions, logprob_parts = tuple(ends.tolist()), self.chooser.logprob_parts(slots)
+        ticket = LaunchedPlan(plan, step.sampling, rows, positions, None, seconds, logprob_parts=logprob_parts)
         if logits is None:  # chunks of prompts alone; nothing has to come back
             ticket.result = step_result(plan, None, step.sampling, (), seconds)
         elif guided:
@@ -243,7 +243,7 @@ class CudaRunner:
             _, hidden = self._eager(step)
             stages.read_prompts(step, step.spans, hidden, drawn)
             logits = self.decoder.logits(hidden[:drawn]) if drawn else None
-        elif step.trial is None:
+        elif step.verify_batch is None:
             _, logits, _ = self._replay(graph, step.spans)
         else:
             logits = self._replay_drafts(graph, step)
@@ -263,11 +263,11 @@ class CudaRunner:
         """Replay a step's graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
         count = spans.slots.size
         columns = self._columns.of(spans.slots, spans.starts + 1, key.requests, self.rows.scratch)
-        sent = self._tell(columns)
+        sent = self._send(columns)
         logits, tokens = self.graphs.run(key)
         return sent[0][:, :count], logits[:count], tokens[:count]
 
-    def _tell(self, columns: NDArray[np.int64], *more: NDArray[np.int64]) -> list[Tensor]:
+    def _send(self, columns: NDArray[np.int64], *more: NDArray[np.int64]) -> list[Tensor]:
         """Before a graph: send its columns to where it reads them, all changes of rows, and more, which is returned
         behind the columns."""
         sent = self._staging.send(columns, *more, *self.rows.changes(), into=self.graphs.columns)
@@ -283,15 +283,15 @@ class CudaRunner:
         owner = np.repeat(np.arange(counts.size), counts)
         # A row's own tokens are the last ones of its part of the batch.
         places = owner * queries + queries - np.repeat(np.cumsum(counts), counts) + np.arange(owner.size)
-        _, every, drawn = self._tell(columns, places, places[self.stages.wanted(spans)[0]])
+        _, every, drawn = self._send(columns, places, places[self.stages.wanted(spans)[0]])
         logits, shown = self.graphs.verify(key)
         if shown.shape[1]:
-            step.tapped.append(shown.index_select(0, every))
+            step.aux.append(shown.index_select(0, every))
         return logits.index_select(0, drawn)
 
-    def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], trial: Trial) -> GraphKey | None:
+    def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], verify_batch: VerifyBatch) -> GraphKey | None:
         """The key of the graph that can replay a step with drafts, if any. May capture one."""
-        if trial.trees or not sampling.all() or self.stages.described(spans):
+        if verify_batch.trees or not sampling.all() or self.stages.logprob_parts(spans):
             return None
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             return None
@@ -318,7 +318,7 @@ class CudaRunner:
         columns = self._columns.of(slots[sampling], (starts + counts)[sampling], int(sampling.sum()), self.rows.scratch)
         wanted, _ = self.stages.wanted(spans)
         wanted = wanted if wanted.size else np.zeros(1, np.int64)  # no kernel is asked for nothing
-        grown = host_trees(step.trial, spans, positions, owner, order, self.cache.layout)
+        grown = host_trees(step.verify_batch, spans, positions, owner, order, self.cache.layout)
         sent = self._staging.send(columns, table, tokens, wanted, *self.rows.changes(), *grown.values())
         self.rows.apply(tuple(sent[4:8]))
         text, trees = device_trees(list(grown), sent[8:])

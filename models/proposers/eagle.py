@@ -23,7 +23,7 @@ from troupellm.models.layers.attention import KVPair
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.decoder import EMBEDDING, HEAD, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.proposers.checkpoint_folder import drafter_folder
@@ -37,7 +37,7 @@ FUSION = "fc"
 class Eagle:
     """A `Network` that reads states."""
 
-    taps = Taps(last=True)
+    aux_hidden_states = AuxHiddenStates(last=True)
     reads_states = True
     vocabulary: Tensor | None = None
 
@@ -60,9 +60,9 @@ class Eagle:
             self._head = pack(source.linear(HEAD, (config.vocab_size, size)))
         self._turns = Turns(config, longest, target.embedding)
 
-    def states(self, tapped: Tensor) -> Tensor:
+    def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`."""
-        return self._target.normed(tapped)
+        return self._target.normed(aux)
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""

@@ -24,7 +24,7 @@ from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.load.architecture import read_config
 from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.proposers.base import Proposer
@@ -40,7 +40,7 @@ COUNT = "num_nextn_predict_layers"
 class NextTokenLayer:
     """A `Network` that reads states."""
 
-    taps = Taps(last=True)
+    aux_hidden_states = AuxHiddenStates(last=True)
     reads_states = True
     vocabulary: Tensor | None = None
 
@@ -60,9 +60,9 @@ class NextTokenLayer:
         self._layer = DecoderLayer(config, 0, source)
         self._turns = Turns(config, longest, target.embedding)
 
-    def states(self, tapped: Tensor) -> Tensor:
+    def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`."""
-        return self._target.normed(tapped)
+        return self._target.normed(aux)
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`; its states are normed like the model's."""

@@ -17,7 +17,7 @@ from troupellm.models.load.read_decoder import stored_format
 from troupellm.models.load.to_device import OnDevice
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
-from troupellm.models.proposers.paged_pending import KEPT
+from troupellm.models.proposers.paged_pending_states import KEPT
 from troupellm.models.quantization.checkpoint import QuantizedCheckpoint
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.protocol.config.engine import ModelConfig
@@ -85,7 +85,7 @@ def source_of(
     return source if device.type == "cpu" else OnDevice(source, device)
 
 
-def tell_method(folder: Path) -> Method:
+def method_of(folder: Path) -> Method:
     """Which method a folder's checkpoint is for, by its tensors.
 
     Raises:

@@ -25,7 +25,7 @@ from troupellm.models.runner.stages import Stages, Step, empty_result
 from troupellm.models.sampling.logits_processors import Processors
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator
-from troupellm.models.speculation.verify_batch import Trial
+from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.messages.worker import StepPlan, StepResult, StepTimings
 
@@ -75,7 +75,7 @@ class ModelRunner:
             activation: applied to a classifier's logits.
             guides: for rows with a guide; without it there can be none.
             attention_backend: computes attention; auto is the first suitable one.
-            speculation: makes the speculator; without it no row may be elastic.
+            speculation: makes the speculator; without it no row may be speculative.
 
         Raises:
             ConfigError: that back end does not support the model.
@@ -134,7 +134,7 @@ class ModelRunner:
         step = stages.spans(plan, begin)
         if not step.spans.slots.size:
             return empty_result(plan)
-        pieces = [(spans, *self._batch(spans, step.trial)) for spans in step.spans.pieces(PIECE_TOKENS)]
+        pieces = [(spans, *self._batch(spans, step.verify_batch)) for spans in step.spans.pieces(PIECE_TOKENS)]
         # Only now, before a stretch that needs no interpreter, since the threads that fill masks need it.
         stages.begin_masks(step)
         logits = self._forward(step, pieces, meanwhile)
@@ -163,7 +163,7 @@ class ModelRunner:
             meanwhile()
         return self.decoder.logits(hidden) if step.drawn else None
 
-    def _batch(self, spans: Spans, trial: Trial | None) -> tuple[ForwardBatch, int]:
+    def _batch(self, spans: Spans, verify_batch: VerifyBatch | None) -> tuple[ForwardBatch, int]:
         """Flatten spans, in a constant number of vector operations.
 
         Returns:
@@ -175,13 +175,13 @@ class ModelRunner:
         if ends[-1] > slots.size:
             owner = np.repeat(owner, counts)
             places, owning = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts), slots[owner]
-        grown = trial is not None and trial.trees
-        positions = trial.positions(spans, places, owner) if trial is not None and grown else places
+        grown = verify_batch is not None and verify_batch.trees
+        positions = verify_batch.positions(spans, places, owner) if verify_batch is not None and grown else places
         wanted, num_sampling = self.stages.wanted(spans)
         batch = ForwardBatch(
             token_ids=self.rows.tokens_at(owning, places),
             positions=torch.from_numpy(positions),
-            groups=self._groups(spans, owner, places, positions, trial if grown else None),
+            groups=self._groups(spans, owner, places, positions, verify_batch if grown else None),
             logit_tokens=torch.from_numpy(wanted),
             inputs=self.stages.inputs(spans) if self.rows.embeddings else None,
         )
@@ -193,7 +193,7 @@ class ModelRunner:
         owner: NDArray[np.int64],
         places: NDArray[np.int64],
         positions: NDArray[np.int64],
-        trial: Trial | None,
+        verify_batch: VerifyBatch | None,
     ) -> tuple[GroupBatch, ...]:
         """Where each view of the KV cache is written and read.
 
@@ -225,7 +225,7 @@ class ModelRunner:
                     spans.starts,
                     spans.counts,
                     view.window,
-                    None if trial is None else trial.tree(spans, places, owner, positions, view.window),
+                    None if verify_batch is None else verify_batch.tree(spans, places, owner, positions, view.window),
                 ),
             )
             for view in layout.views

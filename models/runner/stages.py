@@ -27,7 +27,7 @@ from troupellm.models.sampling.masks import Advanced, TokenMasks
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.speculation.verify import Verification
-from troupellm.models.speculation.verify_batch import Trial
+from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.fill_masks import FilledLater
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.models.structured_outputs.report_tokens import tell
@@ -53,7 +53,7 @@ class Step:
     begin: float
     spans: Spans
     """The positions that are computed, drafts included; rows that compute nothing are not in it."""
-    trial: Trial | None
+    trial: VerifyBatch | None
     """The drafts of the step. None: without a speculator, or in its sleep."""
     sampling: NDArray[np.bool_]
     """Rows that draw a token."""
@@ -66,7 +66,7 @@ class Step:
     filled: FilledLater | None = None
     """Masks of guided rows, which other threads may be filling."""
     prepared: float = 0.0
-    tapped: list[Tensor] = field(default_factory=list)
+    aux: list[Tensor] = field(default_factory=list)
     """What the proposer is shown of the forward pass, piece by piece."""
     about_prompts: list[RowLogprobs] = field(default_factory=list)
     computed: float = 0.0
@@ -110,7 +110,7 @@ class Stages:
         """
         if self.speculator is None and max(plan.draft_limits, default=-1) >= 0:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
-        for row in plan.retired:
+        for row in plan.freed_rows:
             self._retire(row)
         for new in plan.new_rows:
             self._add(new)
@@ -168,10 +168,10 @@ class Stages:
 
     def forward(self, step: Step, batch: ForwardBatch) -> Tensor:
         """Hidden states of the tokens that `wanted` names."""
-        if self.speculator is None or not self.speculator.taps.shows:
+        if self.speculator is None or not self.speculator.aux_hidden_states.shows:
             return self.decoder.forward(batch, self.cache.layers)
-        hidden, shown = self.decoder.forward_tapped(batch, self.cache.layers, self.speculator.taps)
-        step.tapped.append(shown)
+        hidden, shown = self.decoder.forward_with_aux(batch, self.cache.layers, self.speculator.aux_hidden_states)
+        step.aux.append(shown)
         return hidden
 
     def read_prompts(self, step: Step, spans: Spans, hidden: Tensor, num_sampling: int) -> None:
@@ -180,7 +180,7 @@ class Stages:
         Args:
             spans: of a piece of the step.
         """
-        if self.rows.describes:
+        if self.rows.wants_prompt_logprobs:
             step.about_prompts += self._prompt_logprobs(step.plan, spans, hidden[num_sampling:])
         if len(self.pooler):
             self._pool(spans, hidden)
@@ -209,7 +209,7 @@ class Stages:
             for sources, targets in check.moves(self.cache.block_size):
                 self.cache.move(sources, targets)  # kept drafts lie behind each other from here on
         seconds = perf_counter() - step.begin if self._asynchronous else None
-        self.speculator.learn(trial, {} if check is None else check.judged, step.tapped, seconds)
+        self.speculator.learn(trial, {} if check is None else check.verdict, step.aux, seconds)
 
     def result(self, step: Step) -> StepResult:
         """The step's result as plain data."""
@@ -227,7 +227,7 @@ class Stages:
         Those to sample from come first, then those of described prompts, then those to pool.
         """
         slots, ends = spans.slots, np.cumsum(spans.counts)
-        if slots.size and ends[-1] == slots.size and not self.rows.describes and not len(self.pooler):
+        if slots.size and ends[-1] == slots.size and not self.rows.wants_prompt_logprobs and not len(self.pooler):
             last = np.flatnonzero(spans.starts + 1 >= self.rows.lengths[slots])
             return last, last.size
         # Of a row that samples: its last token, and the drafts behind it.
@@ -255,7 +255,7 @@ class Stages:
 
     def described(self, spans: Spans) -> list[int]:
         """Indices of the rows that ask for prompt log-probabilities and compute prompt tokens that predict others."""
-        if not self.rows.describes:
+        if not self.rows.wants_prompt_logprobs:
             return []
         wants = self.rows.prompt_logprobs[spans.slots] >= 0
         return np.flatnonzero(wants & (spans.starts + 1 < self.rows.num_prompt_tokens[spans.slots])).tolist()

@@ -24,7 +24,7 @@ from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.load.architecture import open_config
 from troupellm.models.load.fingerprint import SameModel, same_model
 from troupellm.models.load.implementation import describe_served
-from troupellm.models.load.notes import attention_note, tell_compiling
+from troupellm.models.load.notes import attention_note, report_compiling
 from troupellm.models.load.read_decoder import read_decoder, stored_format
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory
 from troupellm.models.memory.stored_size import stored_size
@@ -218,7 +218,7 @@ def load_model(folder: Path, config: EngineConfig, progress: ProgressSink) -> Lo
         ConfigError: a setting does not fit the model or the machine.
     """
     gpu = find_device(config.worker.device)
-    tell_compiling(progress, on_cpu=gpu is None)
+    report_compiling(progress, on_cpu=gpu is None)
     reader, config = settle_quantization(folder, open_config(folder, progress), config)
     if is_encoder(reader):
         refuse_for_encoders(config)

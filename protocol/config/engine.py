@@ -133,7 +133,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     scheduling_policy: Annotated[
         Literal["fair", "fcfs", "priority"],
-        _help("order of the waiting room; fair: equal shares for all API keys, and first come first served within one"),
+        _help("order of the waiting queue; fair: equal shares for all API keys, and first come first served within one"),
     ] = "fair"
     queue_timeout: Annotated[
         Seconds | None, _help("seconds a request may wait to begin; then it is refused with 503 (default: no bound)")
@@ -293,7 +293,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(BodyConfig, frozen=True, kw_only=True):
-    """The HTTP front."""
+    """The HTTP server."""
 
     host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0 takes a free port")] = 8000

@@ -44,7 +44,7 @@ _NAMES = {
     "nothing is compiled at start; leave it out": "compilation-config",
     "use --cudagraph-capture-sizes": "cuda-graph-sizes max-cudagraph-capture-size",
     "it is not there yet; merge the adapter into the checkpoint": "enable-lora lora-modules max-loras max-lora-rank",
-    "dialects are plug-ins of the entry point group troupellm.dialects": "tool-parser-plugin reasoning-parser-plugin",
+    "parsers are plug-ins of the entry point group troupellm.dialects": "tool-parser-plugin reasoning-parser-plugin",
     "tools that may not be called are never shown to the model; leave it out": "exclude-tools-when-tool-choice-none",
     "only text models are served; leave it out": """
         limit-mm-per-prompt allowed-media-domains language-model-only enable-mm-embeds media-io-kwargs

@@ -1,7 +1,7 @@
 """Request bodies: read with a cap and a deadline, and decoded where they are compressed.
 
 Compressed bodies, gzip and zstd, are decoded under the limit of plain ones. A few kilobytes can decode to gigabytes, so
-no more than a piece beyond the limit is ever made.
+no more than a chunk beyond the limit is ever made.
 """
 
 import io
@@ -20,7 +20,7 @@ from troupellm.server.base.exchange import Exchange, Message
 from troupellm.server.base.threads import offload
 
 ENCODINGS = ("gzip", "zstd")
-PIECE_BYTES = 65_536
+CHUNK_BYTES = 65_536
 MAX_WINDOW_BYTES = 8 * 2**20
 """Memory that a zstd body may ask its reader for: what RFC 9659 allows on the web."""
 MAX_MEMBERS = 64
@@ -58,26 +58,26 @@ def decode(raw: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _gunzip(raw: bytes, limit: int) -> bytes:
-    pieces, size, members = list[bytes](), 0, 1
+    chunks, size, members = list[bytes](), 0, 1
     member = zlib.decompressobj(_GZIP)
-    for start in range(0, len(raw), PIECE_BYTES):  # in parts, since what was not read yet is copied after each piece
-        part = raw[start : start + PIECE_BYTES]
+    for start in range(0, len(raw), CHUNK_BYTES):  # in parts, since what was not read yet is copied after each chunk
+        part = raw[start : start + CHUNK_BYTES]
         while part:
             if member.eof:
                 member, members = zlib.decompressobj(_GZIP), members + 1
                 if members > MAX_MEMBERS:
                     raise _damaged("gzip")
             try:
-                pieces.append(member.decompress(part, min(PIECE_BYTES, limit + 1 - size)))
+                chunks.append(member.decompress(part, min(CHUNK_BYTES, limit + 1 - size)))
             except zlib.error:
                 raise _damaged("gzip") from None
-            size += len(pieces[-1])
+            size += len(chunks[-1])
             if size > limit:
                 raise too_large(limit)
             part = member.unused_data if member.eof else member.unconsumed_tail
     if not member.eof:
         raise _damaged("gzip")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _unzstd(raw: bytes, limit: int) -> bytes:
@@ -86,15 +86,15 @@ def _unzstd(raw: bytes, limit: int) -> bytes:
     context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     try:
         _check_unzstd_size(context.stream_reader(io.BytesIO(raw), read_across_frames=True), limit)
-        pieces, rest = list[bytes](), raw
+        chunks, rest = list[bytes](), raw
         for _ in range(MAX_MEMBERS):  # only this reader tells whether a frame is whole
             frame = context.decompressobj()
-            pieces.append(frame.decompress(rest))
+            chunks.append(frame.decompress(rest))
             rest = frame.unused_data
             if not frame.eof:
                 break
             if not rest:
-                return b"".join(pieces)
+                return b"".join(chunks)
     except zstandard.ZstdError:
         pass
     raise _damaged("zstd")
@@ -102,8 +102,8 @@ def _unzstd(raw: bytes, limit: int) -> bytes:
 
 def _check_unzstd_size(reader: Any, limit: int) -> None:
     size = 0
-    while piece := reader.read(PIECE_BYTES):
-        size += len(piece)
+    while chunk := reader.read(CHUNK_BYTES):
+        size += len(chunk)
         if size > limit:
             raise too_large(limit)
 
@@ -117,7 +117,7 @@ INLINE_BYTES = 65_536
 
 
 class BodyReader:
-    """Reads a body piece by piece, for those who do not want it whole."""
+    """Reads a body chunk by chunk, for those who do not want it whole."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class BodyReader:
             self._until += anyio.current_time() - began
 
     async def read(self) -> bytes | None:
-        """The next piece; None at the end.
+        """The next chunk; None at the end.
 
         Raises:
             HttpError: 413 too large, 408 too slow.
@@ -183,12 +183,12 @@ class BodyReader:
         if message["type"] == "http.disconnect":
             self._exchange.gone = True
             raise ClientGone
-        piece: bytes = message.get("body", b"")
-        self._size += len(piece)
+        chunk: bytes = message.get("body", b"")
+        self._size += len(chunk)
         if self._size > self._limit:
             raise too_large(self._limit)
         self._more = message.get("more_body", False)
-        return piece
+        return chunk
 
 
 def is_large(exchange: Exchange) -> bool:
@@ -225,14 +225,14 @@ async def read_body(exchange: Exchange, *, limit: int, timeout: float, reservati
     """
     encoding = encoding_of(exchange.header(b"content-encoding"))
     reader = BodyReader(exchange, limit=limit, timeout=timeout, encoded=encoding is not None)
-    pieces, size = [], 0
-    while (piece := await reader.read()) is not None:
-        pieces.append(piece)
-        size += len(piece)
+    chunks, size = [], 0
+    while (chunk := await reader.read()) is not None:
+        chunks.append(chunk)
+        size += len(chunk)
         if reservation is not None:
             with reader.paused():
                 await reservation.grow(size, timeout)
-    raw = b"".join(pieces)
+    raw = b"".join(chunks)
     if encoding is not None:
         if reservation is not None:
             await reservation.enter(timeout)

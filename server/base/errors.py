@@ -54,7 +54,7 @@ _FULL: dict[ErrorShape, tuple[int, str]] = {
     "responses": (503, _UNAVAILABLE),
     "anthropic": (529, _UNAVAILABLE),
 }
-"""Status and type of a full waiting room. Coding agents wait after 503 and 529, and end the turn after 429."""
+"""Status and type of a full waiting queue. Coding agents wait after 503 and 529, and end the turn after 429."""
 
 _TABLE: tuple[tuple[type[TroupeError], int, str], ...] = (
     # error, status, type; the first match wins
@@ -226,7 +226,7 @@ def answer(
     """Status, body and headers for an error. A foreign error is logged and shown as an internal error.
 
     `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object;
-    `overload_status` is that of a full waiting room and of a key at its limit; None: the one that clients of the API
+    `overload_status` is that of a full waiting queue and of a key at its limit; None: the one that clients of the API
     act on (see `_FULL`), and 429 for a key.
     """
     error = flatten(error)
@@ -251,13 +251,13 @@ def answer(
     return ErrorAnswer(status, msgspec.json.encode(content), headers, code, param)
 
 
-def in_stream(told: ErrorAnswer) -> bytes:
+def in_stream(error_answer: ErrorAnswer) -> bytes:
     """The body of an error, in OpenAI's shape, as an event of a stream that has begun.
 
     Its message has the code too: clients that read chunks of two kinds keep nothing else of an error.
     """
-    content = msgspec.json.decode(told.body)
-    content["error"]["message"] = with_code(content["error"]["message"], told.code)
+    content = msgspec.json.decode(error_answer.body)
+    content["error"]["message"] = with_code(content["error"]["message"], error_answer.code)
     return msgspec.json.encode(content)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.actors.admission.prompts import party_of
+from troupellm.actors.admission.prompts import request_group_of
 from troupellm.actors.client.stream import Stream
 from troupellm.protocol.api.chat import CompletionRequest, TextResponse
 from troupellm.protocol.messages.input import Prompt
@@ -19,7 +19,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import EventStream, open_events
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.served_engine import ServedEngine
 from troupellm.server.openai.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
@@ -27,7 +27,7 @@ from troupellm.server.openai.sessions import session_of
 from troupellm.server.openai.streaming import account, final_usage, include_usage, options, pump, usage_body
 
 
-async def create(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
+async def create(host: ServerState, exchange: Exchange, request: CompletionRequest) -> None:
     engine = host.require()
     model = host.check_model(request.model)
     exchange.renames = renames(request)
@@ -37,7 +37,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     host.skipped.report(exchange, session_of(exchange, request).skipped)
     params = sampling_params(request, engine)
     if params.thinking_token_budget is not None:
-        params = msgspec.structs.replace(params, thinking=engine.speaker.thinking)
+        params = msgspec.structs.replace(params, thinking=engine.chat_format.thinking)
     response_id, created = f"cmpl-{request.request_id or secrets.token_hex(16)}", host.now()
     writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params, engine.tokenizer)
     if request.stream:
@@ -74,11 +74,11 @@ async def _generate_all(
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
-    party = party_of(party_name(), prompts, params)
+    request_group = request_group_of(request_group_name(), prompts, params)
 
     async def generate(number: int, prompt: Prompt) -> None:
         name = f"{response_id}-{number}"
-        async with engine.stream(prompt, params, request_id=name, streaming=False, party=party, **given) as stream:
+        async with engine.stream(prompt, params, request_id=name, streaming=False, request_group=request_group, **given) as stream:
             exchange.quota = stream.quota
             answers[number] = await stream.collect()
 
@@ -89,7 +89,7 @@ async def _generate_all(
 
 
 async def _stream(
-    host: EngineHost,
+    host: ServerState,
     exchange: Exchange,
     engine: ServedEngine,
     prompts: Sequence[Prompt],
@@ -99,15 +99,15 @@ async def _stream(
     request = writer.request
     async with AsyncExitStack() as stack:
         streams: list[Stream] = []
-        party = party_of(party_name(), prompts, params)
+        request_group = request_group_of(request_group_name(), prompts, params)
         for number, prompt in enumerate(prompts):
             name = f"{writer.response_id}-{number}"
-            stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
+            stream = engine.stream(prompt, params, request_id=name, request_group=request_group, **options(exchange, request))
             stack.push_async_callback(stream.cancel)
             streams.append(stream)
         stack.callback(_abort_all, streams)  # first: each cancellation waits for the engine to let go of its own
-        # All at once: the room of a call is given back when those of it who are in have left, and over a front the
-        # first could have its whole answer before the second had asked.
+        # All at once: the room of a call is given back when those of it who are in have left, and over an API process
+        # the # first could have its whole answer before the second had asked.
         async with anyio.create_task_group() as group:
             for stream in streams:
                 group.start_soon(stream.opened)
@@ -157,6 +157,6 @@ def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho 
     return writer.chunk(number, stream, delta, echo)
 
 
-def party_name() -> str:
+def request_group_name() -> str:
     """The id of a call with several prompts: our own, not the client's, since no two calls may share one."""
     return secrets.token_hex(16)

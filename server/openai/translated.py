@@ -17,10 +17,10 @@ from troupellm.protocol.params.chat_events import (
     TurnEvent,
 )
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 
-def bounded(host: EngineHost, chat: ChatRequest) -> ChatRequest:
+def bounded(host: ServerState, chat: ChatRequest) -> ChatRequest:
     """Without a limit that no answer can reach."""
     limit = chat.max_completion_tokens
     if limit is not None and limit >= host.require().limits.max_model_len:
@@ -78,7 +78,7 @@ def relabelled(exchange: Exchange, error: TroupeError, names: Names) -> TroupeEr
     return relabel(error, names)
 
 
-def pieces_of(choice: TurnChoice) -> list[TurnEvent]:
+def chunks_of(choice: TurnChoice) -> list[TurnEvent]:
     """A whole answer as a stream that brings it in one go."""
     events = []
     if choice.reasoning:

@@ -16,7 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from troupellm.protocol.wire.api_process import Apply, Submit
-from troupellm.server.api_processes.fleet import INTENSITY
+from troupellm.server.api_processes.processes import INTENSITY
 from troupellm.server.app.app import asgi
 from troupellm.tests.support.clients.sockets import RawSocket, raw_socket
 from troupellm.tests.support.environment.shared_memory import lock_files, shared_segments

@@ -14,7 +14,7 @@ from troupellm.protocol.api.caller import NOBODY
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import asgi, routes
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.internal_requests import Inside
 from troupellm.tests.support.servers.front_pair import front_pair
 from troupellm.tests.support.servers.serving import server_config
@@ -34,7 +34,7 @@ STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/me
 TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
 ANTHROPIC_TYPES = {429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error"}
 FULL = {"/v1/responses": 503, "/v1/messages": 529}
-"""Status of a full waiting room where clients of an API act on another one than 429."""
+"""Status of a full waiting queue where clients of an API act on another one than 429."""
 
 
 @asynccontextmanager
@@ -125,7 +125,7 @@ async def test_a_line_of_a_batch_waits_for_room_whatever_balancers_are_told(tiny
         engine.stream("runs", max_tokens=4000, ignore_eos=True) as running,
     ):
         await running.opened()
-        host = EngineHost(server_config(overload_status=503), engine)
+        host = ServerState(server_config(overload_status=503), engine)
         inside = Inside(host, routes(host, "/v1"))
         body = msgspec.json.encode({"model": "tiny"} | DOORS["/v1/completions"])
         refused = await inside.post("/v1/completions", body, caller=NOBODY)

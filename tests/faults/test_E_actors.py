@@ -20,7 +20,7 @@ from troupellm.tests.support.servers import odd_server
 from troupellm.tests.support.servers.canary import under_attack
 from troupellm.tests.support.servers.processes import ON_A_THREAD, ready_process
 from troupellm.tests.support.servers.serving import eventually, running_server
-from troupellm.tests.support.workers.meddler import MARKER, Seats
+from troupellm.tests.support.workers.meddler import MARKER, WorkerHosts
 
 pytestmark = pytest.mark.anyio
 
@@ -153,10 +153,10 @@ async def test_E7_mailboxes_of_one_message_deadlock_nobody(tiny_engine, monkeypa
 
 async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
     """A token whose embedding is NaN makes everything behind it NaN: alone, streamed, in forks, and over again."""
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=60) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:
         spare = engine.ready.vocab_width - 1  # of the padding, which the canaries have no use for
-        runner_of(seats.worker).decoder.embedding[spare] = float("nan")
+        runner_of(hosts.worker).decoder.embedding[spare] = float("nan")
         body = {"model": "tiny", "prompt": [*MARKER, spare, 5], "max_tokens": 8} | PLAIN
         for fields in ({}, {"stream": True}, {"n": 3, "temperature": 1.0}, {"prompt": [spare]}):
             answer = await attacked.client.post("/v1/completions", json=body | fields)
@@ -166,7 +166,7 @@ async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
             if not fields.get("stream"):
                 assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
         assert engine.snapshot().scheduler.worker_losses == 0
-    assert seats.worker.resets == 0
+    assert hosts.worker.resets == 0
 
 
 LOOPS = [

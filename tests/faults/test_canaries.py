@@ -10,7 +10,7 @@ import pytest
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
 from troupellm.tests.support.servers.canary import TOLERANCE, Attacked, rounds, under_attack
 from troupellm.tests.support.servers.serving import eventually, http_request
-from troupellm.tests.support.workers.meddler import Seats, changed
+from troupellm.tests.support.workers.meddler import WorkerHosts, changed
 
 pytestmark = pytest.mark.anyio
 
@@ -49,19 +49,19 @@ async def noticed(engine, harm) -> bool:
     "worse", [other_tokens, lambda result: shifted(result, 5 * TOLERANCE)], ids=["tokens", "log-probabilities"]
 )
 async def test_canaries_notice_other_answers(tiny_engine, worse):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine:
 
         def harm(attacked: Attacked) -> None:
-            seats.worker.on_result = worse
+            hosts.worker.on_result = worse
 
         assert await noticed(engine, harm)
 
 
 async def test_canaries_forgive_what_float32_cannot_tell(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=20) as attacked:
-        seats.worker.on_result = lambda result: shifted(result, TOLERANCE / 10)
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=20) as attacked:
+        hosts.worker.on_result = lambda result: shifted(result, TOLERANCE / 10)
         sung = attacked.answered["long"]
         with anyio.fail_after(NOTICED_SECONDS):
             while attacked.answered["long"] < sung + 2:  # noqa: ASYNC110 - plain numbers without change events

@@ -10,14 +10,14 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "actors/scheduler/fair_share.py",
         "min(others) - _HEAD_START",
         "max(others) - _HEAD_START",
-        "actors/scheduler/test_shares.py",
+        "actors/scheduler/test_fair_share.py",
     ),
     Mutant(
         "a tenant with a greater weight pays more for its prompts",
         "actors/scheduler/fair_share.py",
         "self._served.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)\n",
         "self._served.get(tenant, 0.0) + tokens * self._weights.get(tenant, 1.0)\n",
-        "actors/scheduler/test_shares.py",
+        "actors/scheduler/test_fair_share.py",
     ),
     Mutant(
         "a reply of another engine epoch is taken",
@@ -76,10 +76,10 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "actors/admission/test_admission.py",
     ),
     Mutant(
-        "the tokens of a party's last members are never given back",
+        "the tokens of a request_group's last members are never given back",
         "actors/admission/admission.py",
-        "sequences, tokens = sequences + party.sequences, tokens + party.tokens",
-        "sequences = sequences + party.sequences",
+        "sequences, tokens = sequences + request_group.sequences, tokens + request_group.tokens",
+        "sequences = sequences + request_group.sequences",
         "actors/admission/test_admission.py",
     ),
     Mutant(
@@ -175,7 +175,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "an answered transfer does not give its credit back",
-        "actors/kv_offload/traffic.py",
+        "actors/kv_offload/transfers.py",
         "            self._load[edge] -= 1\n",
         "",
         "actors/kv_offload/test_fetches.py actors/kv_offload/test_turns.py",

@@ -10,7 +10,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "kernels/act_quant/reference.py",
         "LARGEST_INT8 = 127",
         "LARGEST_INT8 = 128",
-        "kernels/kv_quant/test_kv_codes.py",
+        "kernels/kv_quant/test_kv_quant.py",
     ),
     Mutant(
         "the offset of a norm's weight is left out",

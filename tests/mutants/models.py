@@ -185,7 +185,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "models/speculation/draft_length.py",
         "if not self.off or (new_row and self.off <= self._retry // 2):",
         "if not self.off or new_row:",
-        "models/speculation/test_stretches.py",
+        "models/speculation/test_on_off.py",
     ),
     Mutant(
         "a failed row keeps a token that no vocabulary has",

@@ -54,7 +54,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "blocks are free while a plan may write them": Mutation(
         "actors.scheduler.running_set",
-        "        if sequence.last_step <= self._flights.last_returned and not transfers:\n",
+        "        if sequence.last_step <= self._in_flight.last_returned and not transfers:\n",
         "        if not transfers:\n",
     ),
     "a preempted sequence keeps its epoch": Mutation("actors.sequences.sequence", "        self.epoch += 1\n", ""),
@@ -76,9 +76,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "plans after a loss go under the old epoch": Mutation(
         "actors.scheduler.replay", "        self._planner.engine_epoch += 1\n", ""
     ),
-    "plans that were lost are waited for": Mutation("actors.scheduler.replay", "        self._flights.forget()\n", ""),
+    "plans that were lost are waited for": Mutation("actors.scheduler.replay", "        self._in_flight.forget()\n", ""),
     "one death is enough for a conviction": Mutation(
-        "actors.scheduler.quarantine", "DEATHS_TO_CONVICT = 2", "DEATHS_TO_CONVICT = 1"
+        "actors.scheduler.quarantine", "DEATHS_TO_BLAME = 2", "DEATHS_TO_BLAME = 1"
     ),
     "the watchdog looks on": Mutation("actors.engine.system", "            mailbox.nudge()\n", "            pass\n"),
     "the tenant that was served most is next": Mutation(
@@ -144,11 +144,11 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "only one of two plans in flight has blocks for its drafts": Mutation(
         "actors.scheduler.speculative_rows",
-        "if reserved + width <= sequence.fence and",
-        "if start + 1 <= sequence.fence and",
+        "if reserved + width <= sequence.no_check_until and",
+        "if start + 1 <= sequence.no_check_until and",
     ),
     "what refused drafts had reserved is kept": Mutation(
-        "actors.scheduler.append_tokens", "                    sequence.slack -= limit\n", "                    pass\n"
+        "actors.scheduler.append_tokens", "                    sequence.num_lookahead_tokens -= limit\n", "                    pass\n"
     ),
     "every row drafts as if it were alone": Mutation(
         "actors.scheduler.speculative_rows",
@@ -159,7 +159,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.kv_offload.loads", "        return loading.pending\n", "        return set()\n"
     ),
     "a place is given away while it is read": Mutation(
-        "actors.kv_offload.host_places", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
+        "actors.kv_offload.host_slots", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
     ),
     "a load that ends late is taken for its successor's": Mutation(
         "actors.kv_offload.loads", "        if sequence.tiers.loading is not loading:\n", "        if False:\n"
@@ -173,7 +173,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.kv_offload.traffic", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
     ),
     "a block is found in host memory before it is there": Mutation(
-        "actors.kv_offload.host_places", "if block is not None and block.ready else", "if block is not None else"
+        "actors.kv_offload.host_slots", "if block is not None and block.ready else", "if block is not None else"
     ),
     "a block is found on the device though its load failed": Mutation(
         "actors.kv_offload.loads",
@@ -189,7 +189,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.kv_offload", "        if keep_host:\n", "        if True:\n"
     ),
     "what was being fetched is found though it did not come": Mutation(
-        "actors.kv_offload.host_places",
+        "actors.kv_offload.host_slots",
         "            self._drop(block)\n        elif",
         "            block.ready = True\n        elif",
     ),

@@ -75,7 +75,7 @@ class RestingWorld(World):
 
     async def _rest(self, kind: str, mode: Any) -> None:
         """An engine said to stand still does so until it is woken, and no request that it waited for is left."""
-        rest, rises = self.system.rest, self._rises
+        rest, rises = self.system.sleep_control, self._rises
         patience = None if self._operators == 1 else self._draw.choice((None, None, 0.0, 0.05, 0.5))
         with anyio.move_on_after(patience):
             await (rest.pause(mode) if kind == "pause" else rest.sleep(int(kind[-1]), mode))
@@ -89,7 +89,7 @@ class RestingWorld(World):
 
     async def _meddle(self) -> None:
         """An operation that may come at any time."""
-        rest = self.system.rest
+        rest = self.system.sleep_control
         match self._draw.randrange(3):
             case 0:
                 await self._rise("pause")
@@ -111,15 +111,15 @@ class RestingWorld(World):
     async def _rise(self, kind: str, *tags: Any) -> None:
         try:
             if kind == "pause":
-                self.system.rest.resume()
+                self.system.sleep_control.resume()
             else:
-                await self.system.rest.wake(tags or None)
+                await self.system.sleep_control.wake(tags or None)
         finally:
             self._rises += 1
 
     async def _until_calm(self, scope: anyio.CancelScope) -> None:
         await self.calm.wait()
-        rest = self.system.rest
+        rest = self.system.sleep_control
         scope.cancel()
         with anyio.CancelScope(shield=True):
             try:

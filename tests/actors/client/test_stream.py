@@ -108,7 +108,7 @@ async def test_pieces_may_be_taken_at_once_and_ends_come_by_waking(engine_of: An
                 swift.extend(deltas)
                 order.extend(deltas)
 
-            stream.read_by(SimpleNamespace(take=take, ready=lambda: len(order) % 3 != 2))
+            stream.set_sink(SimpleNamespace(take=take, ready=lambda: len(order) % 3 != 2))
             while deltas := await stream.wake():
                 order += deltas
             assert 0 < len(swift) < len(order) - 1
@@ -125,7 +125,7 @@ async def test_what_a_taker_raises_ends_its_own_iteration_only(engine_of: Any, q
     async with engine_of() as engine:
         async with engine.stream(PROMPT, max_tokens=40) as other, engine.stream(PROMPT, max_tokens=40) as stream:
             await stream.opened()
-            stream.read_by(SimpleNamespace(**{"take": [].extend, "ready": lambda: True} | {at: broken}))
+            stream.set_sink(SimpleNamespace(**{"take": [].extend, "ready": lambda: True} | {at: broken}))
             with pytest.raises(ZeroDivisionError):
                 [await stream.wake() for _ in range(40)]
             assert await stream.wake() is None

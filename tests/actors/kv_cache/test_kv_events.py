@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
 from troupellm.actors.kv_cache.events import MOST_READERS, KVEventLog
 from troupellm.actors.kv_offload.eviction import make_policy
-from troupellm.actors.kv_offload.host_places import HostTier
+from troupellm.actors.kv_offload.host_slots import HostTier
 from troupellm.actors.kv_offload.tier import TierBlock
 from troupellm.protocol.messages.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EventsLost, KVEvent
 from troupellm.protocol.messages.snapshot import KVEventsSnapshot
@@ -114,7 +114,7 @@ def test_what_the_pool_tells_is_what_it_finds() -> None:
             group = chance.randrange(2)
             (block,) = pool.take(1, group)
             held.append((block, group))
-            pool.label(block, key(chance.randrange(40)), key(99), bytes(4))
+            pool.cache_block(block, key(chance.randrange(40)), key(99), bytes(4))
         elif held:
             block, group = held.pop(chance.randrange(len(held)))
             if chance.random() < 0.1:

@@ -100,7 +100,7 @@ def only_in_host_memory(prompts: list[list[int]], **limits: object) -> TierHarne
     harness.oracle.reset()
     harness.oracle.tiers.host = host
     harness.core.worker_sleeps(keeps_host=True)
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     harness.oracle.silent = True
     harness.plans.clear()
     return harness

@@ -3,7 +3,7 @@
 import pytest
 
 from troupellm.actors.kv_offload.cost import fetch_from
-from troupellm.actors.kv_offload.traffic import LOADS
+from troupellm.actors.kv_offload.transfers import LOADS
 from troupellm.actors.sequences.sequence import State
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import STORES, TierReport
@@ -365,14 +365,14 @@ def test_a_sleep_that_keeps_host_memory_keeps_what_was_written() -> None:
     harness.oracle.reset()
     harness.oracle.tiers.host = held
     harness.core.worker_sleeps(keeps_host=True)
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     harness.core.assert_invariants()
     ask(harness, 2, PROMPT)
     harness.run()
     assert usage(harness, 2).cached_sources.host == 16
     harness.oracle.reset()
     harness.core.worker_sleeps(keeps_host=False)
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     ask(harness, 3, PROMPT)
     harness.run()
     assert usage(harness, 3).cached_tokens == 0

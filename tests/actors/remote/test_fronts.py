@@ -17,11 +17,11 @@ from troupellm.protocol.errors import (
     RequestFailed,
     TroupeError,
 )
-from troupellm.protocol.messages.input import Demand, Party, Submission
+from troupellm.protocol.messages.input import Demand, RequestGroup, Submission
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
-from troupellm.protocol.wire.api_process import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
+from troupellm.protocol.wire.api_process import Abort, Apply, PauseReader, Chunks, ResumeReader, Submit, WireError
 from troupellm.tests.support.engines.inside import requests_of, system_of
 from troupellm.tests.support.servers.front_pair import FrontPair, front_pair
 
@@ -74,14 +74,14 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         ),
         "wait": False,
         "tenant": "anna",
-        "party": Party(name="call", sequences=2, tokens=9),
+        "request_group": RequestGroup(name="call", sequences=2, tokens=9),
         "cache_salt": b"salt",
         "deadline": 50.0,
         "streaming": False,
         "hints": KVHints(session="s-1", retain=60.0),
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
-    assert set(given) | {"prompt", "pooling", "bulk"} == set(fields)  # requests that are pooled: see test_pooling
+    assert set(given) | {"prompt", "pooling", "many_prompts"} == set(fields)  # requests that are pooled: see test_pooling
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []
@@ -120,11 +120,11 @@ async def test_one_frame_holds_the_pieces_of_all_requests(engine_of: Any, quiet:
 
             for number in range(16):
                 group.start_soon(read, number)
-        frames = [frame for frame in pair.to_front.frames[before[0] :] if isinstance(frame, Pieces)]
+        frames = [frame for frame in pair.to_front.frames[before[0] :] if isinstance(frame, Chunks)]
         steps = engine.snapshot().scheduler.steps - before[1]
-        assert sum(len(piece.token_ids) for frame in frames for piece in frame.pieces) == 16 * 50
+        assert sum(len(chunk.token_ids) for frame in frames for chunk in frame.chunks) == 16 * 50
         assert len(frames) <= steps + 16  # each of the requests may also be opened by itself
-        assert max(len({piece.request for piece in frame.pieces}) for frame in frames) == 16
+        assert max(len({chunk.request for chunk in frame.chunks}) for frame in frames) == 16
         await quiet(engine)
 
 
@@ -243,7 +243,7 @@ async def test_pieces_merge_while_the_front_takes_nothing(engine_of: Any, until:
         async for delta in stream:
             tokens += delta.token_ids
         assert tokens == expected(PROMPT, 500)
-        assert max(len(frame.pieces) for frame in pair.to_front.frames[crossed_before:] if type(frame) is Pieces) == 1
+        assert max(len(frame.chunks) for frame in pair.to_front.frames[crossed_before:] if type(frame) is Chunks) == 1
 
 
 async def test_a_dying_front_takes_exactly_its_own_requests_along(engine_of: Any, until: Any, expected: Any) -> None:
@@ -353,7 +353,7 @@ def test_every_error_crosses_with_what_it_says() -> None:
 def test_messages_that_break_the_rules_are_refused(engine_of: Any) -> None:
     async def main() -> None:
         async with engine_of() as engine:
-            session = engine.front_session(lambda message: None, lambda: checkpoint())
+            session = engine.api_process_session(lambda message: None, lambda: checkpoint())
             apply = Apply(request=1, arrival=0.0, demand=Demand(sequences=1, tokens=1), wait=False, deadline=None)
             session.handle(apply)
             with pytest.raises(ValueError, match="twice"):

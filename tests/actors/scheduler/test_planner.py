@@ -154,7 +154,7 @@ def test_the_latest_arrived_is_preempted_and_recomputed_with_all_its_tokens() ->
     assert [row.row for row in returns] == [200]
     assert returns[0].num_prompt_tokens == 4
     assert len(returns[0].token_ids) > 4 * 4
-    assert any(200 in plan.retired for plan in harness.plans)
+    assert any(200 in plan.freed_rows for plan in harness.plans)
     assert harness.reader.streams[100] == stream_of(prompt(4), 0, 8, frozenset())
     assert harness.reader.streams[200] == stream_of(prompt(4, 20), 0, 8, frozenset())
     assert harness.core.snapshot().preemptions == 1
@@ -177,7 +177,7 @@ def test_retired_rows_are_told_once() -> None:
     harness.run()
     harness.submit(submission(2, prompt(4, 20), max_tokens=2))
     harness.run()
-    assert [plan.retired for plan in harness.plans] == [(), (), (100,), ()]
+    assert [plan.freed_rows for plan in harness.plans] == [(), (), (100,), ()]
 
 
 def test_two_plans_in_flight_overlap_and_change_no_token() -> None:

@@ -11,14 +11,14 @@ from troupellm.models.batch.row_drafts import DraftError, Drafts
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.proposers.base import ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan
 from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, Pair, make_prompt
 from troupellm.tests.support.gpu.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
-from troupellm.tests.support.speculation.scripted_drafts import ElasticHost, ScriptedProposer
+from troupellm.tests.support.speculation.scripted_drafts import SpeculativeHost, ScriptedProposer
 from troupellm.tests.support.workers.plan_script import Script, plain
 
 
@@ -34,7 +34,7 @@ def mixed(script: Script) -> None:
     script.step({2: 1})
     script.step({2: 22, 0: 1})
     script.decode(2, 0, 1, steps=2)
-    script.step({0: 1, 2: 1}, retired=(1,))
+    script.step({0: 1, 2: 1}, freed_rows=(1,))
     script.add(1, make_prompt(9, 4))
     script.step({1: 9, 0: 1, 2: 1})
     script.decode(1, 2, steps=9)
@@ -113,7 +113,7 @@ def test_a_demanding_row_that_leaves_lets_the_others_go_ahead_again(llama: Pair)
     told.add(1, make_prompt(7), logit_bias=((7, 5.0),))
     told.step({0: 6, 1: 7})
     told.decode(0, 1, steps=2)
-    told.step({0: 1}, retired=(1,))
+    told.step({0: 1}, freed_rows=(1,))
     told.decode(0, steps=3)
     runner = device_runner(llama)
     check(replay(runner, told.plans), told.results)
@@ -225,8 +225,8 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
     ]  # fmt: skip
     prompts = [make_prompt(5 + 9 * row, row) for row in range(4)]
 
-    def host(runner: ModelRunner, limit: int) -> ElasticHost:
-        found = ElasticHost(runner, limit)
+    def host(runner: ModelRunner, limit: int) -> SpeculativeHost:
+        found = SpeculativeHost(runner, limit)
         for row, prompt in enumerate(prompts):
             found.add(row, prompt, **options[row])
         found.run(20, chunk=7)
@@ -240,7 +240,7 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
         (tuple(prompts[row]), options[row].get("seed", 0), 0): alone.tokens[row][len(prompts[row]) :]
         for row in range(4)
     }
-    proposer = ScriptedProposer(truth, vocab, right=right, taps=Taps(last=True))
+    proposer = ScriptedProposer(truth, vocab, right=right, aux_hidden_states=AuxHiddenStates(last=True))
     runner = device_runner(llama, sizes, speculation=speculation(proposer, vocab, most=5))
     replayed = []
     verify = runner.graphs.verify
@@ -256,7 +256,7 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
     written = runner.cache.storage.isnan().flatten(3).logical_not().any(-1).any(0).any(0).nonzero()
     pads = {NUM_BLOCKS} if sizes else set()
     assert set(written.flatten().tolist()) - runner.rows.held_blocks() == pads
-    growing = ScriptedProposer(truth, vocab, right=right, branches=2, taps=Taps(last=True))
+    growing = ScriptedProposer(truth, vocab, right=right, branches=2, aux_hidden_states=AuxHiddenStates(last=True))
     grown = host(device_runner(llama, sizes, speculation=speculation(growing, vocab)), 5)
     for row, prompt in enumerate(prompts):
         assert grown.tokens[row][: len(prompt) + 20] == alone.tokens[row][: len(prompt) + 20]
@@ -271,12 +271,12 @@ def test_rows_of_a_window_with_as_many_drafts_each(tmp_path: Path, family: str) 
     vocab, texts = pair.config.vocab_size, []
     runner: ModelRunner
     for on_device in (False, True):
-        given = speculation(Steady({}, vocab, taps=Taps(layers=(0,))), vocab, most=3)
+        given = speculation(Steady({}, vocab, aux_hidden_states=AuxHiddenStates(layers=(0,))), vocab, most=3)
         if on_device:
             runner = device_runner(pair, (4,), speculation=given)
         else:
             runner = pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=given)
-        told = ElasticHost(runner, 3)
+        told = SpeculativeHost(runner, 3)
         for row, prompt in enumerate(prompts):
             told.add(row, prompt)
         told.run(16)
@@ -293,7 +293,7 @@ def test_trees_through_a_window(tmp_path: Path) -> None:
         pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=speculation(ScriptedProposer({}, vocab), vocab)),
         device_runner(pair, speculation=speculation(ScriptedProposer({}, vocab, branches=2), vocab)),
     ):
-        told = ElasticHost(runner, 5 * (len(texts) > 0))
+        told = SpeculativeHost(runner, 5 * (len(texts) > 0))
         for row in range(3):
             told.add(row, make_prompt(5 + 9 * row, row))
         told.run(20)

@@ -9,15 +9,15 @@ from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.batch import triton_planner
 from troupellm.models.gpu.graph_dispatch import GraphKey
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN, WIDTH, choose
-from troupellm.models.layers.taps import Taps
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN, WIDTH, choose
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.tests.support.gpu.absent_gpu import BLOCK_SIZE, LENGTH, META, PLAIN, ROWS, VARIED, VOCAB, absent, numbers
 from troupellm.tests.support.gpu.launches import launches
 
 QWEN3 = msgspec.structs.replace(PLAIN, qk_norm="head")
 GREEDY, DRAWING, CUTTING = GraphKey(ROWS), GraphKey(ROWS, kind=DRAWN), GraphKey(ROWS, kind=CUT)
 VERIFYING = GraphKey(1, queries=ROWS)
-TAPS = Taps(last=True)
+TAPS = AuxHiddenStates(last=True)
 
 
 def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:

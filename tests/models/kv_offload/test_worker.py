@@ -57,7 +57,7 @@ def generate(worker: ModelWorker, row: int, blocks: tuple[int, ...], *, start: i
 
 def forget(worker: ModelWorker, row: int) -> None:
     worker.collect(worker.launch(StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(row,)
+        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(row,)
     )))  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def forget(worker: ModelWorker, row: int) -> None:
 @pytest.mark.parametrize("cache", ["auto", "int8", "fp8"])
 def test_what_comes_back_is_what_left(folder: Path, cache: str, poison: str) -> None:
     worker, ready = load(folder, kv_cache_dtype=cache, poison_memory=poison, enable_prefix_caching=poison == "off")
-    assert ready.host_places == 2**20 // bytes_of_block(worker.runner.cache)
+    assert ready.host_slots == 2**20 // bytes_of_block(worker.runner.cache)
     assert ready.tiers == ()
     driver, before = Driver(worker), tuple(range(6))
     expected = generate(worker, 0, before)
@@ -96,7 +96,7 @@ def test_a_block_may_be_given_away_in_the_plan_that_stores_it(folder: Path) -> N
         stores = [move("store", block=block, place=block) for block in range(FULL)]
         other = tuple(range(60 + turn, 76 + turn))
         result = step(
-            worker, 100 + turn, 0, len(other), retired=(0,) if not turn else (99 + turn,), transfers=tuple(stores),
+            worker, 100 + turn, 0, len(other), freed_rows=(0,) if not turn else (99 + turn,), transfers=tuple(stores),
             new_rows=(new_row(100 + turn, other, tuple(range(6))),),
         )  # fmt: skip
         driver.see(result)
@@ -116,7 +116,7 @@ def test_a_freed_block_is_stored_as_it_was(folder: Path, poison: str) -> None:
     expected = generate(worker, 0, tuple(range(6)))
     stores = tuple(move("store", block=block, place=block) for block in range(FULL))
     plan = StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(0,), transfers=stores
+        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(0,), transfers=stores
     )  # fmt: skip
     driver.see(worker.collect(worker.launch(plan)))
     driver.ok(*(move("load", block=6 + index, place=index) for index in range(FULL)))
@@ -203,7 +203,7 @@ def test_numbers_are_used_once_at_a_time(folder: Path) -> None:
 
 def test_without_host_memory_transfers_are_refused(folder: Path) -> None:
     worker, ready = load(folder, kv_offloading_size=None)
-    assert ready.host_places == 0
+    assert ready.host_slots == 0
     with pytest.raises(PlanError, match="no tier to move blocks to"):
         Driver(worker).step(move("store", block=0))
     worker.close()

@@ -54,7 +54,7 @@ def test_eagle_drafts_what_its_definition_gives(target: Path, tmp_path: Path, la
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        features = decoder.normed(bench.tapped(row.tokens[:-1]))
+        features = decoder.normed(bench.aux(row.tokens[:-1]))
 
         def step(states: torch.Tensor, tokens: list[int]) -> torch.Tensor:
             return plain_heads.eagle(weights, decoder.embedding, states, tokens, layers)
@@ -74,7 +74,7 @@ def test_eagle3_drafts_what_its_definition_gives(target: Path, tmp_path: Path) -
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        vectors = bench.tapped(row.tokens[:-1]) @ weights["fc.weight"].T
+        vectors = bench.aux(row.tokens[:-1]) @ weights["fc.weight"].T
 
         def step(states: torch.Tensor, tokens: list[int]) -> torch.Tensor:
             return plain_heads.eagle3(weights, bench.decoder.embedding, states, tokens)
@@ -100,7 +100,7 @@ def test_medusa_drafts_what_its_definition_gives(target: Path, tmp_path: Path, o
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        feature = bench.decoder.normed(bench.tapped(row.tokens[:-1])[-1:])
+        feature = bench.decoder.normed(bench.aux(row.tokens[:-1])[-1:])
         for head, draft in enumerate(drafts):
             found = plain_heads.medusa(weights, head, 2, feature)
             scores = found @ weights[f"{head}.2.weight"].T if outputs else bench.decoder.scores(found)

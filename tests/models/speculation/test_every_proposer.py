@@ -33,7 +33,7 @@ from troupellm.tests.support.checkpoints.toy_models import (
     toy_llama,
 )
 from troupellm.tests.support.kernels.exact_draws import next_token, p_value
-from troupellm.tests.support.speculation.scripted_drafts import ElasticHost
+from troupellm.tests.support.speculation.scripted_drafts import SpeculativeHost
 
 ROWS, FEWER, FEWEST = 34_000, 3_000, 1_000
 """Three tokens of each have drafts to judge."""
@@ -88,16 +88,16 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
     found: Proposals = []
     finish = Speculator.finish
 
-    def watched(self: Speculator, trial: Any, judged: Any) -> None:
-        found.extend((judged[row].accepted, drafts.parents is not None) for row, drafts in trial.drafts.items())
-        finish(self, trial, judged)
+    def watched(self: Speculator, verify_batch: Any, verdict: Any) -> None:
+        found.extend((verdict[row].accepted, drafts.parents is not None) for row, drafts in verify_batch.drafts.items())
+        finish(self, verify_batch, verdict)
 
     monkeypatch.setattr(Speculator, "finish", watched)
     return found
 
 
 class WorkerSteps:
-    """A worker, as `ElasticHost` knows its runner."""
+    """A worker, as `SpeculativeHost` knows its runner."""
 
     def __init__(self, worker: ModelWorker) -> None:
         runner = worker.runner
@@ -135,7 +135,7 @@ def draws(toy: Toy, kind: str, options: dict[str, Any], rows: int) -> NDArray[np
     said: list[list[int]] = []
     with drafting(toy, kind) as (steps, most):
         for begin in range(0, rows, AT_ONCE):
-            host = ElasticHost(steps, most)
+            host = SpeculativeHost(steps, most)
             for row in range(min(AT_ONCE, rows - begin)):
                 host.add(row, PROMPT, **{"temperature": 1.0, "seed": first + begin + row, **options})
             while len(host.finished) < len(host.tokens):
@@ -144,7 +144,7 @@ def draws(toy: Toy, kind: str, options: dict[str, Any], rows: int) -> NDArray[np
                 host.finished |= {row for row, text in host.tokens.items() if len(text) >= end}
             said += [text[len(PROMPT) : end] for text in host.tokens.values()]
             gone = StepPlan(
-                step=host.steps, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=tuple(host.tokens)
+                step=host.steps, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=tuple(host.tokens)
             )
             steps.run(gone)
     found = np.array(said, dtype=np.int64)

@@ -10,7 +10,7 @@ from anyio.abc import SocketStream
 
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.http.listener import bind
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 from troupellm.tests.support.servers.serving import eventually
 
 pytestmark = pytest.mark.anyio
@@ -25,10 +25,10 @@ async def answer(send: Any) -> None:
 
 
 @asynccontextmanager
-async def served(app: App, most: int) -> AsyncIterator[tuple[HttpFront, int]]:
+async def served(app: App, most: int) -> AsyncIterator[tuple[HypercornServer, int]]:
     config = ServerConfig(port=0, disable_access_log=True, max_connections=most)
     listener, url = bind(config)
-    front = HttpFront(app, config, listener)
+    front = HypercornServer(app, config, listener)
     async with anyio.create_task_group() as group:
         group.start_soon(front.run)
         yield front, int(url.rpartition(":")[2])
@@ -36,13 +36,13 @@ async def served(app: App, most: int) -> AsyncIterator[tuple[HttpFront, int]]:
 
 
 @asynccontextmanager
-async def connections(front: HttpFront, port: int, count: int) -> AsyncIterator[list[SocketStream]]:
+async def connections(front: HypercornServer, port: int, count: int) -> AsyncIterator[list[SocketStream]]:
     """Idle connections, oldest first."""
     made: list[SocketStream] = []
     try:
         for number in range(count):
             made.append(await anyio.connect_tcp("127.0.0.1", port))
-            await eventually(lambda number=number: len(front.crowd) + front.crowd.dropped == number + 1)
+            await eventually(lambda number=number: len(front.connections) + front.connections.dropped == number + 1)
         yield made
     finally:
         for connection in made:
@@ -64,7 +64,7 @@ async def test_a_new_connection_closes_the_longest_idle_one() -> None:
         await answer(send)
 
     async with served(app, 2) as (front, port), connections(front, port, 3) as made:
-        assert front.crowd.dropped == 1
+        assert front.connections.dropped == 1
         assert [await is_closed(connection) for connection in made] == [True, False, False]
 
 
@@ -93,6 +93,6 @@ async def test_a_connection_counts_as_idle_from_its_last_answer_on() -> None:
     async with served(app, 2) as (front, port), connections(front, port, 2) as (first, second):
         assert not await is_closed(first)
         async with await anyio.connect_tcp("127.0.0.1", port):
-            await eventually(lambda: front.crowd.dropped == 1)
+            await eventually(lambda: front.connections.dropped == 1)
             assert await is_closed(second)
             assert not await is_closed(first)

@@ -11,7 +11,7 @@ from typing import Any
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.kv_offload.fetches import Ask
 from troupellm.actors.kv_offload.loads import Loading
-from troupellm.actors.kv_offload.traffic import LOOKUPS
+from troupellm.actors.kv_offload.transfers import LOOKUPS
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.scheduler.core import SchedulerCore
@@ -42,7 +42,7 @@ def _check_tiers(core: SchedulerCore) -> list[str]:
     offload, wrong = offload_of(core), []
     if offload is None:
         return []
-    host, traffic, fetches = offload._host, offload._traffic, offload._fetches
+    host, traffic, fetches = offload._host, offload._transfers, offload._fetches
     if not 0 <= host.num_used <= host.num_places:
         wrong.append(f"1: {host.num_used} of {host.num_places} places of host memory are used")
     tiers = range(1 + len(core._ready.tiers))
@@ -75,10 +75,10 @@ def check_mailbox(box: Mailbox[Any, Any]) -> str | None:
     return None
 
 
-def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
+def check_outbox(outbox: LocalOutbox, budget: int, margin: int) -> str | None:
     """4: what a reader has not taken is bounded by its budget and what was under way when it was paused."""
     undelivered = outbox._undelivered
-    if outbox.streams and undelivered > budget + slack:
+    if outbox.streams and undelivered > budget + margin:
         return f"4: request {outbox.request} holds {undelivered} undelivered tokens, the budget is {budget}"
     return None
 
@@ -104,9 +104,9 @@ class Turns:
     def arrived(self, message: SubmitRequest, core: SchedulerCore) -> None:
         turn, tenant = next(self._turns), message.tenant
         newcomer = tenant not in self._busy_since
-        residents, room = residents_of(core), core._room
-        loading = {sequence.request.tenant for sequence in residents.loading.values()}
-        if newcomer or not (shares_of(core).rows(tenant) or tenant in room._lines or tenant in loading):
+        running_set, waiting_queue = residents_of(core), core._waiting_queue
+        loading = {sequence.request.tenant for sequence in running_set.loading.values()}
+        if newcomer or not (shares_of(core).rows(tenant) or tenant in waiting_queue._lines or tenant in loading):
             self._busy_since[tenant] = turn
         self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
@@ -221,6 +221,6 @@ def check_admission(admission: Admission) -> list[str]:
         "sequences": admission._sequences.used,
         "tokens": 0 if tokens is None else tokens.used,
         "in line": admission.waiting,
-        "parties": len(admission._parties),
+        "parties": len(admission._groups),
     }
     return [f"9: at the end the door still counts {left}"] if any(left.values()) else []

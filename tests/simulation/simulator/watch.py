@@ -253,16 +253,16 @@ class Watch:
             return
         for wrong in check_core(core):
             self.fail(wrong)
-        if self.scenario.pressure.host_places:
+        if self.scenario.pressure.host_slots:
             for wrong in check_loading(core, sorted(self.worker.tiers.loading())):
                 self.fail(wrong)
         stream = self.scenario.config.stream
-        slack = 4 * (1 + self.scenario.config.scheduler.max_plans_in_flight) * 4
-        slack *= 1 + self.scenario.pressure.drafts
+        margin = 4 * (1 + self.scenario.config.scheduler.max_plans_in_flight) * 4
+        margin *= 1 + self.scenario.pressure.drafts
         if stream.flush_interval:  # what the output actor keeps until it wakes a reader comes all at once
-            slack += int(3 * stream.flush_interval / self.scenario.pressure.step_seconds)
+            margin += int(3 * stream.flush_interval / self.scenario.pressure.step_seconds)
         for outbox in self.system.requests:
-            late = check_outbox(outbox, stream.stream_budget_tokens, slack)
+            late = check_outbox(outbox, stream.stream_budget_tokens, margin)
             if late is not None:
                 self.fail(late)
 

@@ -20,11 +20,11 @@ def system_of(engine: Engine) -> Any:
 
 def worker_host_of(engine: Engine) -> Any:
     """The thread or process that the worker actor drives."""
-    return system_of(engine)._worker._seat
+    return system_of(engine)._worker._worker_host
 
 
 def residents_of(core: SchedulerCore) -> Any:
-    return core._residents
+    return core._running_set
 
 
 def shares_of(core: SchedulerCore) -> Any:
@@ -32,7 +32,7 @@ def shares_of(core: SchedulerCore) -> Any:
 
 
 def ledger_of(core: SchedulerCore) -> Any:
-    return core._ledger
+    return core._open
 
 
 def block_tables_of(core: SchedulerCore) -> Any:
@@ -132,7 +132,7 @@ def fingerprint_of(worker: ModelWorker) -> str:
 
 def arena_of(worker: ModelWorker) -> Any:
     """The worker's host memory for KV blocks."""
-    return transfers_of(worker)._arena
+    return transfers_of(worker)._host_buffer
 
 
 def marks_of(proposer: Any) -> Any:
@@ -158,7 +158,7 @@ def static_logits_of(graphs: Any) -> Any:
 
 
 def static_taps_of(graphs: Any) -> Any:
-    return graphs._tapped
+    return graphs._aux_layers
 
 
 def possible_graphs_of(runner: Any) -> Any:

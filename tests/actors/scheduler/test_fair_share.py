@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.running_set import SEARCH_STEPS
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.protocol.config.engine import TenantConfig
 from troupellm.tests.support.engines.inside import counters_of, shares_of
 from troupellm.tests.support.scheduler.oracle import Harness, beam_submission, make_core, ready, stream_of, submission
@@ -139,62 +139,62 @@ def test_blocks_make_way_too() -> None:
 
 
 def test_a_rest_earns_nothing() -> None:
-    shares = Shares()
-    shares.arrive("a", ())
-    shares.runs("a")
-    shares.charge("a", 1000)
-    shares.arrive("b", ())
-    assert shares.served("b") == 999
-    shares.runs("b")
-    shares.rests("b")
-    shares.charge("a", 500)
-    shares.arrive("b", ())
-    assert shares.served("b") == 1499
+    fair_share = FairShare()
+    fair_share.arrive("a", ())
+    fair_share.runs("a")
+    fair_share.charge("a", 1000)
+    fair_share.arrive("b", ())
+    assert fair_share.served("b") == 999
+    fair_share.runs("b")
+    fair_share.rests("b")
+    fair_share.charge("a", 500)
+    fair_share.arrive("b", ())
+    assert fair_share.served("b") == 1499
 
 
 def test_a_returning_tenant_starts_level_with_the_least_served_one() -> None:
-    shares = Shares()
+    fair_share = FairShare()
     for tenant, tokens in (("least", 300), ("most", 900)):
-        shares.arrive(tenant, ())
-        shares.runs(tenant)
-        shares.charge(tenant, tokens)
-    least = shares.served("least")
-    shares.arrive("returns", ())
-    assert shares.served("returns") == least - 1.0
+        fair_share.arrive(tenant, ())
+        fair_share.runs(tenant)
+        fair_share.charge(tenant, tokens)
+    least = fair_share.served("least")
+    fair_share.arrive("returns", ())
+    assert fair_share.served("returns") == least - 1.0
 
 
 def test_what_was_served_is_remembered_over_a_rest() -> None:
-    shares = Shares()
-    shares.arrive("a", ())
-    shares.runs("a")
-    shares.arrive("b", ())
-    shares.charge("b", 700)
-    shares.arrive("b", ())
-    assert (shares.served("a"), shares.served("b")) == (0, 700)
+    fair_share = FairShare()
+    fair_share.arrive("a", ())
+    fair_share.runs("a")
+    fair_share.arrive("b", ())
+    fair_share.charge("b", 700)
+    fair_share.arrive("b", ())
+    assert (fair_share.served("a"), fair_share.served("b")) == (0, 700)
 
 
 def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
-    shares = Shares()
-    shares.runs("stays")
+    fair_share = FairShare()
+    fair_share.runs("stays")
     for number in range(20_000):
-        shares.arrive(f"tenant-{number}", ())
-        shares.charge(f"tenant-{number}", number)
-    assert len(counters_of(shares)) <= 4097
+        fair_share.arrive(f"tenant-{number}", ())
+        fair_share.charge(f"tenant-{number}", number)
+    assert len(counters_of(fair_share)) <= 4097
 
 
 def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
     """No other tenant is there when one of them comes."""
-    shares = Shares()
-    room = WaitingRoom(shares)
+    fair_share = FairShare()
+    waiting_queue = WaitingQueue(fair_share)
     for number in range(20_000):
         name = f"tenant-{number}"
-        room.arrive(name)
-        shares.charge(name, 20_000 - number)
-        shares.runs(name)
-        shares.charge_step()
-        shares.rests(name)
-        assert len(counters_of(shares)) <= 4097
-    assert shares.served("tenant-19999") > 0
+        waiting_queue.arrive(name)
+        fair_share.charge(name, 20_000 - number)
+        fair_share.runs(name)
+        fair_share.charge_step()
+        fair_share.rests(name)
+        assert len(counters_of(fair_share)) <= 4097
+    assert fair_share.served("tenant-19999") > 0
 
 
 def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
@@ -213,12 +213,12 @@ def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
 
 
 def test_a_step_is_charged_by_running_rows_over_the_weight() -> None:
-    shares = Shares({"half": 0.5})
-    shares.runs("a")
-    shares.runs("a")
-    shares.runs("half")
-    shares.charge_step()
-    assert (shares.served("a"), shares.served("half")) == (4, 4)
+    fair_share = FairShare({"half": 0.5})
+    fair_share.runs("a")
+    fair_share.runs("a")
+    fair_share.runs("half")
+    fair_share.charge_step()
+    assert (fair_share.served("a"), fair_share.served("half")) == (4, 4)
 
 
 def search(harness: Harness, request: int, width: int, tenant: str, **fields: int) -> None:
