@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         Written as Written,
     )
     from troupellm.models.kv_connectors.base import ConnectorContext as ConnectorContext
-    from troupellm.models.kv_connectors.sealed_block import Seal as Seal
+    from troupellm.models.kv_connectors.signed_block import BlockSignature as BlockSignature
     from troupellm.models.kv_offload.store import (
         BlockStore as BlockStore,
         StoreContext as StoreContext,
@@ -184,7 +184,7 @@ _HOMES = {
         ("BlockStore", "StoreContext", "StoreCorrupt", "StoreError", "StoreMiss", "StoreUse"), "models.kv_offload.store"
     ),
     "ConnectorContext": "models.kv_connectors.base",
-    "Seal": "models.kv_connectors.sealed_block",
+    "BlockSignature": "models.kv_connectors.signed_block",
     **dict.fromkeys(("CallSyntax", "Channels", "Thinking", "Written"), "models.chat_parsers.syntax"),
     "Matcher": "models.structured_outputs.backend",
     **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.sampling.logits_processors"),

@@ -5,11 +5,11 @@ from typing import Any
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import (
     CacheGroup,
+    LaunchedStep,
     LoadProgress,
     ProgressSink,
     StepPlan,
     StepResult,
-    LaunchedStep,
     WorkerReady,
 )
 

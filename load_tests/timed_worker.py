@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.messages.worker import ProgressSink, StepPlan, StepResult, LaunchedStep, Worker, WorkerReady
+from troupellm.protocol.messages.worker import LaunchedStep, ProgressSink, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 
 

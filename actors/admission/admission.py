@@ -26,7 +26,9 @@ class AdmissionSlot:
 
     __slots__ = ("_admission", "_group", "_taken", "_waiting_tokens", "handed_over", "quota", "sequences", "tenant")
 
-    def __init__(self, admission: "Admission", demand: Demand, request_group: "_Group | None", quota: Quota | None) -> None:
+    def __init__(
+        self, admission: "Admission", demand: Demand, request_group: "_Group | None", quota: Quota | None
+    ) -> None:
         self._admission = admission
         self._group = request_group
         self.tenant = demand.tenant
@@ -84,7 +86,7 @@ class _Group:
 
 
 class _Applicant:
-    __slots__ = ("demand", "slot", "refusal", "waiter")
+    __slots__ = ("demand", "refusal", "slot", "waiter")
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
@@ -102,7 +104,9 @@ class Admission:
         self.capacity = config.max_num_seqs + config.max_num_queued_reqs
         self._weights = weights
         self._sequences = TenantCapacity(self.capacity, weights)
-        self._tokens = None if config.max_num_queued_tokens is None else TenantCapacity(config.max_num_queued_tokens, weights)
+        self._tokens = (
+            None if config.max_num_queued_tokens is None else TenantCapacity(config.max_num_queued_tokens, weights)
+        )
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._line: dict[str, OrderedDict[_Applicant, None]] = {}
@@ -224,7 +228,11 @@ class Admission:
 
     def _fits_its_group(self, demand: Demand) -> bool:
         request_group = None if demand.request_group is None else self._groups.get(demand.request_group.name)
-        fits = request_group is not None and request_group.sequences >= demand.sequences and request_group.tokens >= demand.tokens
+        fits = (
+            request_group is not None
+            and request_group.sequences >= demand.sequences
+            and request_group.tokens >= demand.tokens
+        )
         return fits and request_group is not None and request_group.tenant == demand.tenant
 
     def _admit(self, demand: Demand) -> AdmissionSlot:
@@ -237,7 +245,9 @@ class Admission:
             else:
                 taken, tokens = _whole(demand)
                 self._take(demand.tenant, taken, tokens)
-                request_group = self._groups[demand.request_group.name] = _Group(demand.request_group.name, demand.tenant, taken, tokens)
+                request_group = self._groups[demand.request_group.name] = _Group(
+                    demand.request_group.name, demand.tenant, taken, tokens
+                )
             assert request_group is not None
             request_group.inside += 1
             request_group.sequences -= demand.sequences
@@ -293,7 +303,9 @@ class Admission:
             if not self.quotas.fits(tenant, _whole(demand)[0]):
                 continue
             capacities = self._capacities(demand)
-            if all(tenant_capacity.fits(tenant, amount, kept_only=somebody_waits) for tenant_capacity, amount in capacities):
+            if all(
+                tenant_capacity.fits(tenant, amount, kept_only=somebody_waits) for tenant_capacity, amount in capacities
+            ):
                 return demand
             if not all(tenant_capacity.may_fit(tenant, amount) for tenant_capacity, amount in capacities):
                 return None
@@ -329,4 +341,6 @@ class Admission:
 def _whole(demand: Demand) -> tuple[int, int]:
     """Sequences and prompt tokens, of the whole group if it is one's."""
     request_group = demand.request_group
-    return (demand.sequences, demand.tokens) if request_group is None else (request_group.sequences, request_group.tokens)
+    return (
+        (demand.sequences, demand.tokens) if request_group is None else (request_group.sequences, request_group.tokens)
+    )

@@ -39,7 +39,9 @@ class Door(PoolingDoor):
     def _fresh_name(self, nbytes: int) -> str:
         """Twice so many hexadecimal digits."""
 
-    def chat_parser(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True) -> ChatParser | None:
+    def chat_parser(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True
+    ) -> ChatParser | None:
         """How the answers to a prompt are to be read; None where they are plain text.
 
         Raises:

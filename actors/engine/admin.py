@@ -127,7 +127,9 @@ class EngineAdmin(EngineLife):
         Returns:
             how many they are; None: the tenant has no such session.
         """
-        return await self._on_loop().system.sleep_control.ask(lambda done: DropSession(tenant, session, done), _SESSION_SECONDS)
+        return await self._on_loop().system.sleep_control.ask(
+            lambda done: DropSession(tenant, session, done), _SESSION_SECONDS
+        )
 
     def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
         """Changes of KV blocks, until the engine ends, for routers. A reader that falls behind loses events and is told

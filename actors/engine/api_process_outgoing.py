@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.protocol.errors import RequestAborted, TroupeError
 from troupellm.protocol.params.outputs import Delta, TokenLogprob
-from troupellm.protocol.wire.api_process import Ended, Chunk, Chunks, PromptChunk, WireError
+from troupellm.protocol.wire.api_process import Chunk, Chunks, Ended, PromptChunk, WireError
 
 FRAME_WEIGHT = 262_144
 """About the bytes after which a frame takes no further chunk."""

@@ -134,7 +134,9 @@ class Engine(EngineAdmin, Door):
             ready=loaded.ready,
         )
 
-    def api_process_session(self, post: Callable[[Answer], None], drained: Callable[[], Awaitable[None]]) -> ApiProcessSession:
+    def api_process_session(
+        self, post: Callable[[Answer], None], drained: Callable[[], Awaitable[None]]
+    ) -> ApiProcessSession:
         """The engine's side of one API process; see there."""
         return ApiProcessSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
 

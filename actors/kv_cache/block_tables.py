@@ -70,7 +70,9 @@ class BlockTables:
         """Each group's window. A beam keeps all blocks, since a step may let another beam go on from far behind it."""
         return self._all_kept if sequence.is_beam else self.windows
 
-    def admit(self, sequence: Sequence, reserve: int, shared_prompt: SharedPrompt | None = None, *, span: int | None = None) -> bool:
+    def admit(
+        self, sequence: Sequence, reserve: int, shared_prompt: SharedPrompt | None = None, *, span: int | None = None
+    ) -> bool:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
         Found tokens count as computed, so the sequence starts behind them: behind full blocks that it shares, and

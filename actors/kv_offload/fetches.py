@@ -11,9 +11,9 @@ from math import inf
 from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_pool import in_group
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.cost import fetch_from
 from troupellm.actors.kv_offload.loads import UNHARMED
-from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.tier import TierBlock
 from troupellm.actors.kv_offload.transfers import LOOKUPS
 from troupellm.actors.sequences.sequence import Sequence

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_pool import in_group
 from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix
-from troupellm.actors.kv_offload.cost import fetch_from
 from troupellm.actors.kv_offload.context import OffloadContext
+from troupellm.actors.kv_offload.cost import fetch_from
 from troupellm.actors.kv_offload.transfers import LOOKUPS
 from troupellm.protocol.config.kv_hints import PrefetchReport
 from troupellm.protocol.messages.kv_transfers import TransferDone

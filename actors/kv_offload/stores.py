@@ -138,7 +138,9 @@ class Stores:
             self._counts.moved("spill", answer, tier)
             self._host.complete_load(source, ok=True)
 
-        self._transfers.begin("spill", done, place=source.place, key=source.key, group=group, block=NULL_BLOCK, tier=tier)
+        self._transfers.begin(
+            "spill", done, place=source.place, key=source.key, group=group, block=NULL_BLOCK, tier=tier
+        )
 
     def _store(self, group: int, block: int, key: bytes) -> bool:
         target = self._host.prepare_store(key)

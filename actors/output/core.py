@@ -12,7 +12,7 @@ import msgspec
 
 from troupellm.actors.output.detokenizer import SequenceText, TextTables
 from troupellm.actors.output.logprobs import token_logprobs
-from troupellm.actors.output.rows import NOBODY, StepRows, OutputRequest, OutputRow
+from troupellm.actors.output.rows import NOBODY, OutputRequest, OutputRow, StepRows
 from troupellm.actors.output.stop_strings import StopRegions, StopStrings
 from troupellm.protocol.errors import TroupeError, row_failure
 from troupellm.protocol.messages.output import OpenRequest, OutputMessage, RequestClosed, RowFinished, StepOutput

@@ -61,7 +61,7 @@ class OutputRow:
 class StepRows:
     """The rows that a step names, looked up once for as long as the steps name the same."""
 
-    __slots__ = ("open_rows", "kept", "rows")
+    __slots__ = ("kept", "open_rows", "rows")
 
     def __init__(self, rows: tuple[int, ...], keeping: Mapping[int, OutputRow]) -> None:
         """keeping: the sequences whose tokens are only kept, by row."""

@@ -36,8 +36,8 @@ from troupellm.protocol.messages.scheduler import (
     StopStringMet,
     SubmitRequest,
     WorkerAsleep,
-    WorkerRestarted,
     WorkerLost,
+    WorkerRestarted,
     WriteOut,
 )
 from troupellm.protocol.messages.sleep import WorkerControl

@@ -84,7 +84,12 @@ class SchedulerCore:
         self._in_flight = PlansInFlight(config.plans_in_flight)
         self._running_set = RunningSet(self._tables, self._waiting_queue, self._in_flight, fair_share)
         self._offload = self._tables.tiers = make_offload(
-            offload, ready, self._tables, self._running_set, self._waiting_queue, self._prefill_budget.seconds_per_token,
+            offload,
+            ready,
+            self._tables,
+            self._running_set,
+            self._waiting_queue,
+            self._prefill_budget.seconds_per_token,
             kv_events,
         )
         self._open = OpenRequests(self._running_set, self._waiting_queue)

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import BlockEvents, KVEventLog
 from troupellm.actors.kv_cache.prefix_search import first_seen
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.cost import Cost, fetch_from
 from troupellm.actors.kv_offload.eviction import make_policy
 from troupellm.actors.kv_offload.fetches import Ask, Fetches
 from troupellm.actors.kv_offload.host_slots import HostTier
 from troupellm.actors.kv_offload.loads import Loading, Loads
-from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.prefetches import Prefetches
 from troupellm.actors.kv_offload.resets import Resets
 from troupellm.actors.kv_offload.stats import Counts
@@ -129,7 +129,12 @@ class Offload:
     def asks_first(self, sequence: Sequence) -> bool:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
         tiers = sequence.tiers
-        if tiers.asked or not self._fetches.inward or not self.reads(sequence) or sequence.request.shared_prompt is not None:
+        if (
+            tiers.asked
+            or not self._fetches.inward
+            or not self.reads(sequence)
+            or sequence.request.shared_prompt is not None
+        ):
             return False
         if not self._beyond(sequence)[0]:
             return False

@@ -16,7 +16,13 @@ class PauseControl:
     Held back means as if their reader did not read: they have no blocks, can be aborted, and keep their deadline.
     """
 
-    def __init__(self, open_requests: OpenRequests, running_set: RunningSet, plans_in_flight: PlansInFlight, offload: Offload | None) -> None:
+    def __init__(
+        self,
+        open_requests: OpenRequests,
+        running_set: RunningSet,
+        plans_in_flight: PlansInFlight,
+        offload: Offload | None,
+    ) -> None:
         self._offload = offload
         self._unwritten: list[Callable[[], None]] = []
         self._open = open_requests

@@ -12,7 +12,7 @@ from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import Offload
-from troupellm.actors.scheduler.plans import PLAIN, StepPlanBuilder, PlanInFlight, PlansInFlight
+from troupellm.actors.scheduler.plans import PLAIN, PlanInFlight, PlansInFlight, StepPlanBuilder
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.speculative_rows import SpeculativeRows

@@ -158,7 +158,9 @@ class Quarantine:
 
     def first(self, waiting_queue: WaitingQueue) -> Sequence | None:
         """The member that is served next."""
-        waiting = [sequence for request in self.members or () for sequence in request.sequences if sequence in waiting_queue]
+        waiting = [
+            sequence for request in self.members or () for sequence in request.sequences if sequence in waiting_queue
+        ]
         return min(waiting, key=lambda sequence: sequence.arrival_key, default=None)
 
 

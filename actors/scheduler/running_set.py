@@ -33,7 +33,9 @@ class RunningSet:
     Blocks that a plan in flight may write come back when that plan has returned; until then they are on their way.
     """
 
-    def __init__(self, tables: BlockTables, waiting_queue: WaitingQueue, plans_in_flight: PlansInFlight, fair_share: FairShare) -> None:
+    def __init__(
+        self, tables: BlockTables, waiting_queue: WaitingQueue, plans_in_flight: PlansInFlight, fair_share: FairShare
+    ) -> None:
         self._tables = tables
         self._waiting_queue = waiting_queue
         self._in_flight = plans_in_flight
@@ -187,7 +189,9 @@ class RunningSet:
         fair_share, tenant = self._fair_share, waiting.request.tenant
         coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
         after = fair_share.rows(tenant) + (1 + coming) * fair_share.row_share(tenant)
-        above = {name for name in fair_share.running if fair_share.rows(name) - fair_share.row_share(name) >= after} - {tenant}
+        above = {name for name in fair_share.running if fair_share.rows(name) - fair_share.row_share(name) >= after} - {
+            tenant
+        }
         if not above:
             return None
         able = [s for s in self.running.values() if s.request.tenant in above]

@@ -48,7 +48,9 @@ class SharedPrompts:
 
     def holders(self) -> list[list[list[int]]]:
         """The tables of all shared prompts."""
-        return [request.shared_prompt.tables for request in self._requests.values() if request.shared_prompt is not None]
+        return [
+            request.shared_prompt.tables for request in self._requests.values() if request.shared_prompt is not None
+        ]
 
     def assert_invariants(self) -> None:
         for request in self._requests.values():

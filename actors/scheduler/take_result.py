@@ -6,7 +6,7 @@ from itertools import chain
 import numpy as np
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.append_tokens import TokenAppender, Gaps
+from troupellm.actors.scheduler.append_tokens import Gaps, TokenAppender
 from troupellm.actors.scheduler.beam_sequences import Beams
 from troupellm.actors.scheduler.draft_stats import Drafting, ProposerCounts
 from troupellm.actors.scheduler.fair_share import FairShare
@@ -195,7 +195,13 @@ class Updates:
         return tuple(shown)
 
     def _report(
-        self, launched: PlanInFlight, result: StepResult, new_tokens: int, gaps: Gaps, now: float, drafts: DraftStats | None
+        self,
+        launched: PlanInFlight,
+        result: StepResult,
+        new_tokens: int,
+        gaps: Gaps,
+        now: float,
+        drafts: DraftStats | None,
     ) -> None:
         counted = (
             self._running_set.num_preemptions,

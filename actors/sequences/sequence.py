@@ -21,7 +21,7 @@ from array import array
 from typing import Final
 
 from troupellm.actors.sequences.beam_search import BeamSearch
-from troupellm.actors.sequences.parts import DraftCounts, Repetition, TierState, SharedPrompt
+from troupellm.actors.sequences.parts import DraftCounts, Repetition, SharedPrompt, TierState
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.worker import SamplingState
@@ -135,10 +135,10 @@ class Request:
         "search",
         "sequences",
         "session",
+        "shared_prompt",
         "stop_or_eos",
         "streaming",
         "tenant",
-        "shared_prompt",
     )
 
     def __init__(self, message: SubmitRequest, prompt_keys: list[bytes], *, tenant: str = "") -> None:
@@ -197,19 +197,20 @@ class Sequence:
         "draft_limit",
         "eos_token_ids",
         "epoch",
-        "no_check_until",
         "forced",
         "guide_rebuilt",  # the guide was used up once, and built again
+        "is_beam",
         "keys",
         "known_to_worker",
         "last_step",
         "last_token",
         "limit",
-        "is_beam",
         "min_tokens",
+        "no_check_until",
+        "num_cached_blocks",
         "num_computed",
         "num_confirmed_prefill",
-        "num_cached_blocks",
+        "num_lookahead_tokens",
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "paid",
@@ -218,7 +219,6 @@ class Sequence:
         "request",
         "row",
         "sampling",
-        "num_lookahead_tokens",
         "state",
         "stop_or_eos",
         "tables",
@@ -344,7 +344,11 @@ class Sequence:
         """Take over what another sequence has: tokens, computation, and its blocks, to which there are references."""
         self.tokens, self.keys = parent.tokens[:], parent.keys.copy()
         self.tables = [table.copy() for table in parent.tables]
-        self.capacity, self.cache_age, self.num_cached_blocks = parent.capacity, parent.cache_age, parent.num_cached_blocks
+        self.capacity, self.cache_age, self.num_cached_blocks = (
+            parent.capacity,
+            parent.cache_age,
+            parent.num_cached_blocks,
+        )
         self.tiers.num_offered = parent.tiers.num_offered
         self.num_computed, self.num_confirmed_prefill = parent.num_computed, parent.num_confirmed_prefill
         self.decoding, self.no_check_until, self.num_lookahead_tokens = parent.decoding, -1, parent.num_lookahead_tokens
@@ -352,7 +356,9 @@ class Sequence:
     def forget_computation(self) -> None:
         """Back to tokens alone, for another start under the next epoch."""
         self.epoch += 1
-        self.num_computed = self.num_confirmed_prefill = self.num_cached_blocks = self.capacity = self.num_lookahead_tokens = 0
+        self.num_computed = self.num_confirmed_prefill = self.num_cached_blocks = self.capacity = (
+            self.num_lookahead_tokens
+        ) = 0
         self.tiers.num_offered = self.forced = 0
         self.decoding = False
         self.no_check_until = -1

@@ -24,7 +24,7 @@ from troupellm.actors.runtime.restart_intensity import Crashes, Intensity
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.actors.worker.thread_host import WorkerGone, WorkerHost, WorkerStuck, found_no_memory
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerRestarted, WorkerLost
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import (
     WITHOUT_CACHE,
     CommandWorker,

@@ -21,6 +21,8 @@ from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.wire.frames import Assembler, Codec, FrameError, Hello
 from troupellm.protocol.wire.worker import (
     HELLO,
+    Execute,
+    Executed,
     Failed,
     Finished,
     FromWorker,
@@ -28,8 +30,6 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
-    Execute,
-    Executed,
     PrepareGuide,
     Progress,
     Refused,

@@ -29,9 +29,9 @@ from troupellm.kernels.paged_attention.cpu import (
     CELLS,
     CppAttention,
     check_caches,
+    cpp_plan,
     load as load_attention,
     takes_compiled,
-    cpp_plan,
 )
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 
@@ -87,7 +87,9 @@ class LayerParts:
 class DecoderLayers:
     """The layers in the form of compiled code: `Layer` of layers.h."""
 
-    def __init__(self, function: cpp.Function, layers: Sequence[LayerParts], layer_products: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, function: cpp.Function, layers: Sequence[LayerParts], layer_products: Sequence[Sequence[int]]
+    ) -> None:
         """
         Raises:
             RefusedCall: the sizes of the layers do not fit each other.
@@ -168,7 +170,9 @@ class DecoderLayers:
         if keep is not None:
             check("keep", keep, torch.int64, kept)
         out = residual if keep is None else guard.empty("out", kept, self.hidden)
-        steps = np.array([(cpp_plan(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
+        steps = np.array(
+            [(cpp_plan(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64
+        )
         self._function(
             self.cpp_layers(rotations, caches).pointer,
             residual.data_ptr(),

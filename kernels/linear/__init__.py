@@ -172,7 +172,9 @@ def gated_linear(
     return GATES[activation](gate_up)
 
 
-def gated_quantized(x: Tensor | QuantizedRows, packed: PackedLinear, activation: str, codes: torch.dtype) -> QuantizedRows:
+def gated_quantized(
+    x: Tensor | QuantizedRows, packed: PackedLinear, activation: str, codes: torch.dtype
+) -> QuantizedRows:
     """`gated_linear`, for a product that takes codes of that type."""
     gate_up = linear(x, packed)
     return QuantizedRows(*GATE_QUANTIZED[activation](gate_up, codes), gate_up.dtype)

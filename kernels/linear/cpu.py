@@ -53,7 +53,15 @@ class CppWeight:
     """A weight in the form of compiled code: `FloatWeight` of parts.h."""
 
     __slots__ = (
-        "_functions", "_held", "_pointer", "_numbers", "gates", "in_features", "most_rows", "out_features", "part",
+        "_functions",
+        "_held",
+        "_numbers",
+        "_pointer",
+        "gates",
+        "in_features",
+        "most_rows",
+        "out_features",
+        "part",
     )  # fmt: skip
 
     def __init__(

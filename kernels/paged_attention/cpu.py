@@ -45,7 +45,17 @@ class Rotation:
 class CppAttention:
     """A layer's attention in the form of compiled code: `Heads` of parts.h."""
 
-    __slots__ = ("_caches", "_function", "_held", "_numbers", "half", "head_dim", "num_heads", "num_kv_heads", "pointer")
+    __slots__ = (
+        "_caches",
+        "_function",
+        "_held",
+        "_numbers",
+        "half",
+        "head_dim",
+        "num_heads",
+        "num_kv_heads",
+        "pointer",
+    )
 
     def __init__(
         self,
@@ -77,7 +87,9 @@ class CppAttention:
             check("sinks", sinks.contiguous(), torch.float32, num_heads)
         for norm in rotation.norms or ():
             check("a norm of heads", norm.contiguous(), torch.float32, head_dim)
-        self._held = [None if part is None else part.contiguous() for part in (sinks, *(rotation.norms or (None, None)))]
+        self._held = [
+            None if part is None else part.contiguous() for part in (sinks, *(rotation.norms or (None, None)))
+        ]
         numbers = np.array([scale, softcap, rotation.eps]).view(np.int64).tolist()
         addresses = [0 if part is None else part.data_ptr() for part in self._held]
         sizes = [num_heads, num_kv_heads, head_dim, self.half]
@@ -233,14 +245,23 @@ def takes_compiled(plan: object) -> TypeGuard[AttentionPlan]:
 
 
 def cpp_attention(
-    num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *, softcap: float, sinks: Tensor | None, rotation: Rotation
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    *,
+    softcap: float,
+    sinks: Tensor | None,
+    rotation: Rotation,
 ) -> CppAttention | None:
     """The compiled attention of a float32 layer on a CPU, with norm and rotation as in `rotation`; None if
     unavailable."""
     function = load()
     if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or rotation.rotary_dim > head_dim:
         return None
-    return CppAttention(function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, rotation=rotation)
+    return CppAttention(
+        function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, rotation=rotation
+    )
 
 
 @functools.cache

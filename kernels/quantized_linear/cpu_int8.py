@@ -21,7 +21,7 @@ from troupellm.kernels.common.huge_pages import prefer_huge_pages
 from troupellm.kernels.common.onednn import padded_rows
 from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import require, rows_of
-from troupellm.kernels.quantized_linear.cpu_rows import Functions, CppRows
+from troupellm.kernels.quantized_linear.cpu_rows import CppRows, Functions
 from troupellm.kernels.quantized_linear.int8 import Int8Channel
 
 FEW_ROWS = 32
@@ -42,7 +42,15 @@ class Int8FewRows(CppRows):
     """A weight in the form of compiled code: `Int8Weight` of parts.h."""
 
     __slots__ = (
-        "_functions", "_held", "_pointer", "_numbers", "gates", "in_features", "most_rows", "out_features", "part",
+        "_functions",
+        "_held",
+        "_numbers",
+        "_pointer",
+        "gates",
+        "in_features",
+        "most_rows",
+        "out_features",
+        "part",
     )  # fmt: skip
 
     def __init__(

@@ -18,7 +18,7 @@ from troupellm.kernels.common.huge_pages import prefer_huge_pages
 from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import check, require
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
-from troupellm.kernels.quantized_linear.cpu_rows import Functions, CppRows
+from troupellm.kernels.quantized_linear.cpu_rows import CppRows, Functions
 from troupellm.kernels.quantized_linear.grouped import Int4Group, Int8WeightOnly
 from troupellm.kernels.quantized_linear.packed_weights import UNIT, PackedWeight, packed_weight
 
@@ -40,7 +40,9 @@ class PackedProduct(CppRows):
     part: tuple[int, int] | None = None
     _functions: PackedFunctions
 
-    def __init__(self, functions: PackedFunctions, weight: PackedWeight, shape: tuple[int, int], bias: Tensor | None) -> None:
+    def __init__(
+        self, functions: PackedFunctions, weight: PackedWeight, shape: tuple[int, int], bias: Tensor | None
+    ) -> None:
         """
         Raises:
             RefusedCall: codes, scales or a bias of another type or size than the shape needs.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
-from troupellm.kernels.quantized_linear import cpu_packed, cpu_int8
+from troupellm.kernels.quantized_linear import cpu_int8, cpu_packed
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
 from troupellm.kernels.quantized_linear.footprint import stays
 from troupellm.kernels.quantized_linear.gguf_mixture import GgufMixture

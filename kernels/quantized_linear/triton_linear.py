@@ -15,7 +15,7 @@ from torch import Tensor
 from troupellm.kernels.common.triton import multiprocessors
 from troupellm.kernels.common.triton_language import INTERPRET, cast, dot
 from troupellm.kernels.quantized_linear.packed_weights import PackedWeight
-from troupellm.kernels.quantized_linear.tiles import INVARIANT_ROWS, SUM, packed_launch, eight_bit_launch
+from troupellm.kernels.quantized_linear.tiles import INVARIANT_ROWS, SUM, eight_bit_launch, packed_launch
 
 INT8, FOUR_BITS, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {"int8": INT8.value, "table": FOUR_BITS.value, "fp8": FP8.value}

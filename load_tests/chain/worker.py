@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
-from troupellm.protocol.messages.worker import StepPlan, StepResult, LaunchedStep
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult
 
 DISTINCT_TOKENS = 64
 CONTEXT = 1 << 20

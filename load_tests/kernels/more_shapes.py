@@ -65,7 +65,9 @@ def _rope_kv_write(shapes: Shapes, batch: int) -> Iterator[Work]:
 
 def _act_quant(shapes: Shapes, batch: int) -> Iterator[Work]:
     codes = torch.int8 if shapes.device.type == "cpu" else torch.float8_e4m3fn
-    return shapes.rowwise("codes", lambda x: quantize_activation(x, codes)[0], batch, shapes.size.hidden, 1 + 1 / shapes.width)
+    return shapes.rowwise(
+        "codes", lambda x: quantize_activation(x, codes)[0], batch, shapes.size.hidden, 1 + 1 / shapes.width
+    )
 
 
 def _grouped_linear(shapes: Shapes, batch: int) -> Iterator[Work]:

@@ -21,7 +21,7 @@ from hypercorn.config import Config
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.protocol.messages.worker import StepPlan, StepResult, LaunchedStep
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult
 from troupellm.server.api_processes.processes import ApiProcesses
 from troupellm.server.base.exchange import CHUNKS
 from troupellm.server.http.listener import bind

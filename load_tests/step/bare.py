@@ -78,7 +78,12 @@ class BareWorker:
         return self._worker.collect(self._worker.launch(plan))
 
     def _plan(
-        self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...] = (), freed_rows: tuple[int, ...] = ()
+        self,
+        rows: tuple[int, ...],
+        start: int,
+        count: int,
+        new: tuple[NewRow, ...] = (),
+        freed_rows: tuple[int, ...] = (),
     ) -> StepPlan:
         self._step += 1
         self._epochs |= {row.row: row.epoch for row in new}

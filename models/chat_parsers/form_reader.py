@@ -87,7 +87,9 @@ class FormReader:
                 if block is not None and (yield from literal(source, block.lead)):
                     return (yield from self._block(block))
                 return (
-                    yield from tagged_parameters(source, self._plan.parameters, offered_tools, self._name, self._id, ending)
+                    yield from tagged_parameters(
+                        source, self._plan.parameters, offered_tools, self._name, self._id, ending
+                    )
                 )
             case "pairs":
                 return (yield from PairsReader(source, offered_tools, self._syntax.quote).read(self._name))
@@ -119,7 +121,9 @@ class FormReader:
         if self._only_offered and not self._offered_tools.has(name):
             raise NotACall
         self._name = name
-        if NAME.fullmatch(name) and (self._source.pos < len(self._source.text) or self._offered_tools.has_no_longer(name)):
+        if NAME.fullmatch(name) and (
+            self._source.pos < len(self._source.text) or self._offered_tools.has_no_longer(name)
+        ):
             self._source.named = (name, self._id)
 
     def _quoted_word(self, *, quoted: bool) -> Reading[str]:

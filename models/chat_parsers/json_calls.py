@@ -12,7 +12,13 @@ _SEPARATORS = ",;"
 
 
 def json_calls(
-    source: Source, syntax: CallSyntax, offered_tools: OfferedTools, ends: ArgumentEnds, *, only_offered: bool, named: bool = False
+    source: Source,
+    syntax: CallSyntax,
+    offered_tools: OfferedTools,
+    ends: ArgumentEnds,
+    *,
+    only_offered: bool,
+    named: bool = False,
 ) -> Reading[bool]:
     """Read calls; False when the arguments of one ended in something that is no JSON.
 

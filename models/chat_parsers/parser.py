@@ -63,7 +63,9 @@ class Parser:
         """
         self._source = Source(new_id, most_calls, offered_tools.wrapper)
         if plan.channels is not None:
-            self._steps = read_channels(self._source, plan.channels, offered_tools, with_calls=with_calls, region=channel)
+            self._steps = read_channels(
+                self._source, plan.channels, offered_tools, with_calls=with_calls, region=channel
+            )
         else:
             self._steps = _read(self._source, plan, offered_tools, start)
         self._forced = forced

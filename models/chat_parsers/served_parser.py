@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.models.chat_parsers.catalog import AUTO, HF, NONE, choose, chat_syntax_named
+from troupellm.models.chat_parsers.catalog import AUTO, HF, NONE, chat_syntax_named, choose
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
 from troupellm.models.chat_parsers.forced_calls import ReasoningPairs, calls_guide, calls_or, may_think
 from troupellm.models.chat_parsers.harmony import opened_channel

@@ -19,9 +19,9 @@ from troupellm.models.gpu.device import Device, Graph, memory_errors
 from troupellm.models.gpu.graph_dispatch import Dispatcher, GraphKey
 from troupellm.models.gpu.row_table import DeviceRows
 from troupellm.models.gpu.sampling_tensors import COUNT, END, SLOT, TOP_K, WIDTH, choose
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, StepResult
@@ -71,7 +71,11 @@ class DecodeGraphs:
         most = max(largest, dispatcher.most_tokens)
         self._logits = torch.empty(most, decoder.config.vocab_size, dtype=torch.float32, device=device.torch_device)
         self._aux_hidden_states = aux_hidden_states
-        width = 0 if aux_hidden_states is None else decoder.config.hidden_size * (len(aux_hidden_states.layers) + aux_hidden_states.last)
+        width = (
+            0
+            if aux_hidden_states is None
+            else decoder.config.hidden_size * (len(aux_hidden_states.layers) + aux_hidden_states.last)
+        )
         self._aux_layers = torch.empty(most, width, dtype=decoder.dtype, device=device.torch_device)
         device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}

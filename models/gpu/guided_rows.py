@@ -44,4 +44,6 @@ class LateChoices:
 
     def report_tokens(self, ticket: LaunchedPlan, found: Sampled) -> Advanced | None:
         """Give the guides a step's tokens, if some of its rows have a guide."""
-        return None if ticket.slots is None else report_tokens(self._guides, self._rows, found.rows, ticket.slots, found)
+        return (
+            None if ticket.slots is None else report_tokens(self._guides, self._rows, found.rows, ticket.slots, found)
+        )

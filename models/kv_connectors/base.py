@@ -39,7 +39,7 @@ from typing import TypeVar
 import msgspec
 
 from troupellm.models.hub.secret import derived_key
-from troupellm.models.kv_connectors.sealed_block import BlockSignature
+from troupellm.models.kv_connectors.signed_block import BlockSignature
 from troupellm.models.kv_offload.store import BlockStore, StoreContext
 from troupellm.protocol.config.allowed_values import with_allowed_values
 from troupellm.protocol.config.kv_connectors import FIELD, KVTransferConfig

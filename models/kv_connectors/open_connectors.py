@@ -67,7 +67,7 @@ def _open(context: ConnectorContext) -> BlockStore:
         raise ConfigError(f"the connector {config.kv_connector} cannot be opened: {error}", param=FIELD) from error
     if not isinstance(store, BlockStore):
         raise ConfigError(f"the connector {config.kv_connector} gave no BlockStore", param=FIELD)
-    if config.kv_connector not in BUILT_IN and not store.seals_blocks:
+    if config.kv_connector not in BUILT_IN and not store.signs_blocks:
         store = PlugInStore(store, context.signature)
     store.name = config.kv_connector
     store.loads, store.stores = config.consumes, config.produces

@@ -14,7 +14,7 @@ from operator import index
 from threading import Lock, Thread
 from typing import Final
 
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, BlockSignature
+from troupellm.models.kv_connectors.signed_block import HEADER_BYTES, BlockSignature
 from troupellm.models.kv_offload.store import BlockStore, StoreError, StoreMiss, StoreUse
 
 logger = logging.getLogger("troupellm.worker")

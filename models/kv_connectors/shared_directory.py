@@ -24,7 +24,7 @@ import msgspec
 
 from troupellm.models.kv_connectors.base import ConnectorContext
 from troupellm.models.kv_connectors.folder_scan import File, FolderScan
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, BlockSignature
+from troupellm.models.kv_connectors.signed_block import HEADER_BYTES, BlockSignature
 from troupellm.models.kv_offload.disk_store_epoch import UNFINISHED, new_generation, read_generation
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 

@@ -8,7 +8,7 @@ from typing import Any
 from troupellm.models.kv_offload.block_copy import BlockMover, Move
 from troupellm.models.kv_offload.block_format import checksum
 from troupellm.models.kv_offload.host_memory import HostBuffer
-from troupellm.models.kv_offload.operations import Operations, Operation, Stage
+from troupellm.models.kv_offload.operations import Operation, Operations, Stage
 from troupellm.protocol.config.kv_offload import HOST_TIER
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierReport
 
@@ -154,7 +154,10 @@ class HostTier:
         """Without loads of blocks whose content is not the stored one."""
         if batch[0].asked.kind == "store":
             return batch
-        sound = [self._host_buffer.checksums[job.asked.place] == checksum(self._host_buffer[job.asked.place].data) for job in batch]
+        sound = [
+            self._host_buffer.checksums[job.asked.place] == checksum(self._host_buffer[job.asked.place].data)
+            for job in batch
+        ]
         with self._operations.lock:
             for job, is_sound in zip(batch, sound, strict=True):
                 if not is_sound:

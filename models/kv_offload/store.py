@@ -58,7 +58,7 @@ class BlockStore(ABC):
     """`get` may be called."""
     stores: bool = True
     """`put` may be called."""
-    seals_blocks: bool = False
+    signs_blocks: bool = False
     """Blocks that leave the engine are sealed and checked by the store itself; else a plug-in is given them sealed."""
     failure_policy: FailurePolicy = "recompute"
     """The fate of a sequence whose blocks `contains` has reported and `get` does not return."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from troupellm.models.kv_offload.block_format import checksum
 from troupellm.models.kv_offload.host_memory import HostBuffer
-from troupellm.models.kv_offload.operations import Operations, Operation, Stage
+from troupellm.models.kv_offload.operations import Operation, Operations, Stage
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo, TierLookup, TierReport
 
@@ -40,12 +40,20 @@ STARTING = "starting"
 class OuterTier:
     """One store. Methods are called on the step's thread."""
 
-    def __init__(self, number: int, store: BlockStore, host_buffer: HostBuffer, operations: Operations, timeout: float) -> None:
+    def __init__(
+        self, number: int, store: BlockStore, host_buffer: HostBuffer, operations: Operations, timeout: float
+    ) -> None:
         """
         Args:
             timeout: seconds that one operation may take; so long a read waits at most for its turn while nothing ends.
         """
-        self.number, self._store, self._host_buffer, self._operations, self._timeout = number, store, host_buffer, operations, timeout
+        self.number, self._store, self._host_buffer, self._operations, self._timeout = (
+            number,
+            store,
+            host_buffer,
+            operations,
+            timeout,
+        )
         self._reads: deque[Operation] = deque()
         self._writes: deque[Operation] = deque()
         self._resets: deque[Operation] = deque()

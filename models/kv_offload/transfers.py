@@ -38,7 +38,13 @@ class TransferEngine:
     for a store, and a step waits for copies only where it writes to a block that a store is still to read."""
 
     def __init__(
-        self, mover: BlockMover, host_buffer: HostBuffer, stores: Sequence[BlockStore], *, num_blocks: int, timeout: float
+        self,
+        mover: BlockMover,
+        host_buffer: HostBuffer,
+        stores: Sequence[BlockStore],
+        *,
+        num_blocks: int,
+        timeout: float,
     ) -> None:
         """
         Args:
@@ -49,7 +55,9 @@ class TransferEngine:
         self._host_buffer, self._num_blocks = host_buffer, num_blocks
         self._operations = Operations()
         self._host = HostTier(mover, host_buffer, self._operations)
-        self._tiers = [OuterTier(number + 1, store, host_buffer, self._operations, timeout) for number, store in enumerate(stores)]
+        self._tiers = [
+            OuterTier(number + 1, store, host_buffer, self._operations, timeout) for number, store in enumerate(stores)
+        ]
         self._reported: dict[int, TierReport] = {}
         self._changed = True
         for tier in self._tiers:
@@ -186,7 +194,9 @@ class TransferEngine:
             if is_host != (asked.tier == HOST_TIER) or not 0 <= asked.tier <= len(self._tiers):
                 raise PlanError(f"transfer {asked.transfer}: there is no {asked.kind} with tier {asked.tier}")
             if asked.kind != "reset" and not 0 <= asked.place < self._host_buffer.places:
-                raise PlanError(f"transfer {asked.transfer}: place {asked.place} of {self._host_buffer.places} was named")
+                raise PlanError(
+                    f"transfer {asked.transfer}: place {asked.place} of {self._host_buffer.places} was named"
+                )
             if is_host and not 0 <= asked.block < self._num_blocks:
                 raise PlanError(f"transfer {asked.transfer}: block {asked.block} of {self._num_blocks} was named")
             if asked.transfer in transfers:

@@ -15,11 +15,11 @@ from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention import Angles, KVPair
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.rope import rope_tables
-from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
@@ -47,7 +47,9 @@ class RunnableDecoder(Protocol):
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """As `Decoder.forward`."""
 
-    def forward_with_aux(self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates) -> tuple[Tensor, Tensor]:
+    def forward_with_aux(
+        self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates
+    ) -> tuple[Tensor, Tensor]:
         """As `Decoder.forward_with_aux`."""
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -121,7 +123,9 @@ class Decoder:
         """
         return self._run(batch, caches, NO_AUX_HIDDEN_STATES, None)
 
-    def forward_with_aux(self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates) -> tuple[Tensor, Tensor]:
+    def forward_with_aux(
+        self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates
+    ) -> tuple[Tensor, Tensor]:
         """Run `forward` and also return intermediate hidden states, of all tokens and not only of those with logits.
 
         Returns:
@@ -132,7 +136,9 @@ class Decoder:
         aux = self.embedding.new_empty(batch.token_ids.shape[0], width)
         return self._run(batch, caches, aux_hidden_states, aux), aux
 
-    def _run(self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates, aux: Tensor | None) -> Tensor:
+    def _run(
+        self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates, aux: Tensor | None
+    ) -> Tensor:
         """tapped: [tokens, width], to be written to; None where `aux_hidden_states` are none."""
         if self.together is not None and not aux_hidden_states.layers:
             plans = [group.plan for group in batch.groups]
@@ -158,7 +164,10 @@ class Decoder:
         if keep is not None:
             return hidden
         hidden = hidden[:tokens]
-        for place in [*_places(aux_hidden_states, last), *([len(aux_hidden_states.layers)] if aux_hidden_states.last else ())]:
+        for place in [
+            *_places(aux_hidden_states, last),
+            *([len(aux_hidden_states.layers)] if aux_hidden_states.last else ()),
+        ]:
             _take_aux(aux, place, None, hidden)
         return batch.with_logits(hidden)
 
@@ -249,7 +258,11 @@ class Decoder:
 
 def _places(aux_hidden_states: AuxHiddenStates, layer: int) -> list[int]:
     """The places of a layer's output among the tapped states; it may have several in a model of few layers."""
-    return [place for place, wanted in enumerate(aux_hidden_states.layers) if wanted == layer] if aux_hidden_states.layers else []
+    return (
+        [place for place, wanted in enumerate(aux_hidden_states.layers) if wanted == layer]
+        if aux_hidden_states.layers
+        else []
+    )
 
 
 def _take_aux(aux: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:

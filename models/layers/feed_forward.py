@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from troupellm.kernels.linear import QuantizedRows, activation_dtype, gated_quantized, gated_linear, linear, linear_add
+from troupellm.kernels.linear import QuantizedRows, activation_dtype, gated_linear, gated_quantized, linear, linear_add
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix

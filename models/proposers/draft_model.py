@@ -11,10 +11,10 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder, is_encoder
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.load.architecture import read_config
 from troupellm.models.load.read_decoder import read_decoder, stored_format
 from troupellm.models.load.tied_head import settle_head

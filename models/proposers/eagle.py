@@ -20,10 +20,10 @@ from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, LayerNorms
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.decoder import EMBEDDING, HEAD, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.proposers.checkpoint_folder import drafter_folder

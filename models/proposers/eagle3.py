@@ -23,10 +23,10 @@ from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.layers.attention import Attention, KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import HEAD, Decoder
 from troupellm.models.layers.feed_forward import FeedForward
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
 from troupellm.models.proposers.base import Proposer
@@ -153,7 +153,12 @@ def _described(config: SpeculativeConfig, target: Target) -> tuple[Path, ConfigR
         raise reader.refuse("target_hidden_size", f"must be the target's ({target.config.hidden_size})")
     if not reader.section("eagle_config").flag("use_aux_hidden_state", True):
         raise reader.section("eagle_config").refuse("use_aux_hidden_state", "must be true")
-    return folder, reader, msgspec.structs.replace(layers, head="none"), AuxHiddenStates(layers=_aux_layers(reader, target.config))
+    return (
+        folder,
+        reader,
+        msgspec.structs.replace(layers, head="none"),
+        AuxHiddenStates(layers=_aux_layers(reader, target.config)),
+    )
 
 
 def _aux_layers(reader: ConfigReader, target: DecoderConfig) -> tuple[int, ...]:

@@ -22,8 +22,8 @@ from troupellm.models.batch.host_device import to_device, to_host
 from troupellm.models.batch.row_drafts import Drafts
 from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.hf_config import ConfigReader
-from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
+from troupellm.models.layers.decoder import Decoder
 from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws

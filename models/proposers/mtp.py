@@ -20,11 +20,11 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.load.architecture import read_config
 from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.proposers.base import Proposer

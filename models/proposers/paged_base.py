@@ -5,8 +5,8 @@ from typing import Protocol
 from torch import Tensor
 
 from troupellm.models.layers.attention import KVPair
-from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
+from troupellm.models.layers.forward_batch import ForwardBatch
 
 
 class Network(Protocol):

@@ -37,7 +37,12 @@ class ProposalWork:
 
 
 def grow_trees(
-    network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, work: ProposalWork, widths: tuple[int, ...]
+    network: Network,
+    paging: Paging,
+    caches: list[KVPair],
+    guesser: Guesser,
+    work: ProposalWork,
+    widths: tuple[int, ...],
 ) -> Trees:
     """Trees by a network that reads states: every node of a level is gone on from, but those of the last one.
 

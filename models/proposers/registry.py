@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 
 from troupellm.models.batch.kv_cache import KVCache
-from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
+from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.proposers.base import Proposer
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.config.speculation import SpeculativeConfig

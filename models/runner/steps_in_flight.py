@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
-from troupellm.protocol.messages.worker import StepPlan, StepResult, LaunchedStep, Worker
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult, Worker
 from troupellm.protocol.messages.worker_abilities import Wait, WorksAhead
 
 

@@ -119,7 +119,9 @@ class Speculator:
         Args:
             slots, starts, ends: of the plan's rows.
         """
-        informed = not self.proposer.aux_hidden_states.wanted or (self._sleeps and self._missed.issuperset(slots.tolist()))
+        informed = not self.proposer.aux_hidden_states.wanted or (
+            self._sleeps and self._missed.issuperset(slots.tolist())
+        )
         if self._length is None or not informed or not self._as_planned(slots, starts, ends, self._rows.lengths[slots]):
             return False
         if not self._length.passes(slots.size):
@@ -213,7 +215,11 @@ class Speculator:
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
     def learn(
-        self, verify_batch: VerifyBatch, verdict: dict[int, Verdict], aux: Sequence[Tensor], seconds: float | None = None
+        self,
+        verify_batch: VerifyBatch,
+        verdict: dict[int, Verdict],
+        aux: Sequence[Tensor],
+        seconds: float | None = None,
     ) -> None:
         """Show the proposer the computed and kept tokens, and measure the time.
 

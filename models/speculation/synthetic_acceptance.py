@@ -64,7 +64,11 @@ class ByLot(Acceptance):
     """Chooses the kept drafts of one step at random."""
 
     def __init__(
-        self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], verify_batch: VerifyBatch
+        self,
+        lot: SyntheticAcceptance,
+        options: Callable[[int], RowOptions],
+        rows: Sequence[int],
+        verify_batch: VerifyBatch,
     ) -> None:
         self._lot, self._options, self._rows, self._round = lot, options, rows, verify_batch
 

@@ -202,7 +202,11 @@ class Acceptance:
 
 
 def kept_logprobs(
-    sampled: Sampled, sampling: NDArray[np.bool_], verdict: dict[int, Verdict], verify_batch: VerifyBatch, rows: Sequence[int]
+    sampled: Sampled,
+    sampling: NDArray[np.bool_],
+    verdict: dict[int, Verdict],
+    verify_batch: VerifyBatch,
+    rows: Sequence[int],
 ) -> list[RowLogprobs]:
     """One entry per row that asked for it and got tokens; waits for the device.
 

@@ -13,7 +13,7 @@ from troupellm.models.config.hf_config import ConfigReader, whole
 from troupellm.models.config.model_documents import read_json
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.source import resolve_model
-from troupellm.models.tokenizer.tokenizer import Tokenizer, token_text, known_ends
+from troupellm.models.tokenizer.tokenizer import Tokenizer, known_ends, token_text
 from troupellm.models.tokenizer.tokenizer_trial import check_trial
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ModelLoadError

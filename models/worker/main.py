@@ -32,6 +32,8 @@ from troupellm.protocol.wire.frames import FrameError
 from troupellm.protocol.wire.lifeline import die_with
 from troupellm.protocol.wire.worker import (
     HELLO,
+    Execute,
+    Executed,
     Failed,
     Finished,
     FromWorker,
@@ -39,8 +41,6 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
-    Execute,
-    Executed,
     PrepareGuide,
     Progress,
     Refused,

@@ -24,6 +24,8 @@ from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.protocol.wire.api_process import (
     Abort,
     AdminAnswer,
+    ApiProcessReady,
+    ApiProcessReport,
     Apply,
     AskAdmin,
     AskCharge,
@@ -32,8 +34,6 @@ from troupellm.protocol.wire.api_process import (
     Configure,
     CorrectCharge,
     FromApiProcess,
-    ApiProcessReady,
-    ApiProcessReport,
     HttpCount,
     Leave,
     Loading,

@@ -28,7 +28,7 @@ from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.protocol.wire.api_process import Configure, Cut, HttpCount, Loading, SetLogLevel, Status, ToApiProcess
 from troupellm.server.access.auth import admin_keys
 from troupellm.server.access.keys import read_keys
-from troupellm.server.api_processes.process import ApiProcessDied, ApiProcess
+from troupellm.server.api_processes.process import ApiProcess, ApiProcessDied
 from troupellm.server.base.errors import flatten, not_ready
 from troupellm.server.host.admin_actions import AdminActions, apply_log_level
 from troupellm.server.observe.load_log import LoadLog, terminal
@@ -145,7 +145,12 @@ class ApiProcesses:
     async def idle(self) -> None:
         """Until every front has heard that it is draining, and has nothing in flight."""
         await self._until(
-            lambda: self._over or not any(api_process.linked and not api_process.drained for api_process in self._api_processes.values())
+            lambda: (
+                self._over
+                or not any(
+                    api_process.linked and not api_process.drained for api_process in self._api_processes.values()
+                )
+            )
         )
 
     def cut(self) -> None:
@@ -220,7 +225,9 @@ class ApiProcesses:
             api_process.post(message)
 
     def _all(self, holds: Callable[[ApiProcess], bool]) -> bool:
-        return len(self._api_processes) == self._config.api_server_count and all(map(holds, self._api_processes.values()))
+        return len(self._api_processes) == self._config.api_server_count and all(
+            map(holds, self._api_processes.values())
+        )
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():

@@ -50,8 +50,8 @@ from troupellm.server.base.router import Found, Route, Router, RouteScope, choos
 from troupellm.server.base.threads import offload
 from troupellm.server.base.websocket import refuse_websocket
 from troupellm.server.batches import routes as batch_routes
-from troupellm.server.host.server_state import ServerState, stream_defaults
 from troupellm.server.host.internal_requests import is_plain
+from troupellm.server.host.server_state import ServerState, stream_defaults
 from troupellm.server.messages.routes import routes as messages_routes
 from troupellm.server.observe.logs import log_access
 from troupellm.server.observe.metrics import UNMATCHED

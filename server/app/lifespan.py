@@ -11,8 +11,8 @@ from troupellm.server.base.errors import flatten
 if TYPE_CHECKING:
     from troupellm.server.base.exchange import Receive, Send
     from troupellm.server.base.router import Route
-    from troupellm.server.host.server_state import ServerState
     from troupellm.server.host.served_engine import ServedEngine
+    from troupellm.server.host.server_state import ServerState
 
 
 def lifespan(

@@ -25,9 +25,9 @@ from troupellm.server.base.router import Route
 from troupellm.server.batches.concurrency import Governor, Share
 from troupellm.server.batches.job import Job
 from troupellm.server.batches.progress import Entry, Progress, unfinished
-from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.internal_requests import Inside
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.storage.batches import Store
 from troupellm.server.storage.batches_schema import CONTENT, INCOMING, LOCK, SCHEMA, open_folder
 from troupellm.server.storage.database import told_as_config_error

@@ -128,8 +128,8 @@ async def _run(
     from troupellm.server.app.app import routes
     from troupellm.server.base.errors import flatten
     from troupellm.server.cli.batch_results import answer_all, count
-    from troupellm.server.host.server_state import ServerState
     from troupellm.server.host.internal_requests import Inside
+    from troupellm.server.host.server_state import ServerState
     from troupellm.server.observe.load_log import LoadLog, terminal
 
     worker = engine_config.worker

@@ -72,7 +72,9 @@ class Inside:
             await route.handler(exchange, body)
         except (Exception, BaseExceptionGroup) as error:
             # 429 in every API's shape: after it a line waits as long as it takes.
-            error_answer = answer(flatten(error), shape=exchange.error_shape, renames=exchange.renames, overload_status=429)
+            error_answer = answer(
+                flatten(error), shape=exchange.error_shape, renames=exchange.renames, overload_status=429
+            )
             await exchange.respond_error(error_answer)
         return _answered(sent, request_id)
 

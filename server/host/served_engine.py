@@ -53,7 +53,9 @@ class ServedEngine(Protocol):
 
     def sampling(self, **overrides: Any) -> SamplingParams: ...
 
-    def chat_parser(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True) -> ChatParser | None: ...
+    def chat_parser(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True
+    ) -> ChatParser | None: ...
 
     def stream(
         self,

@@ -48,7 +48,9 @@ def stream_defaults(given: Collection[str], api_processes: int = 0) -> dict[str,
         api_processes: those that share the sends.
     """
     chosen = {*given, "wakes_per_second", "most_wakes_per_second"} if "flush_interval" in given else given
-    defaults = STREAM_DEFAULTS | {"most_wakes_per_second": STREAM_DEFAULTS["most_wakes_per_second"] * max(1, api_processes)}
+    defaults = STREAM_DEFAULTS | {
+        "most_wakes_per_second": STREAM_DEFAULTS["most_wakes_per_second"] * max(1, api_processes)
+    }
     return {name: value for name, value in defaults.items() if name not in chosen}
 
 

@@ -197,7 +197,9 @@ class Vitals:
         )
         if self.connections is None:
             return signs
-        return msgspec.structs.replace(signs, connections=len(self.connections), connections_dropped=self.connections.dropped)
+        return msgspec.structs.replace(
+            signs, connections=len(self.connections), connections_dropped=self.connections.dropped
+        )
 
     def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
         """Prometheus' text format, together with other processes by their names."""

@@ -17,8 +17,8 @@ from troupellm.protocol.params.tools import by_name
 from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.cache_marks import marks_of_chat
 from troupellm.server.openai.kv_sessions import keep_session
 from troupellm.server.openai.messages import has_long_tools, has_slow_parts, read_parts, tool_use_of
@@ -34,7 +34,12 @@ class ServedTurn(ChatTurn):
     """A turn that keeps the books of its exchange: tokens and times for the access line, what is left of a quota."""
 
     def __init__(
-        self, exchange: Exchange, stream: Stream, params: SamplingParams, model: str, chat_parser: ChatParser | None = None
+        self,
+        exchange: Exchange,
+        stream: Stream,
+        params: SamplingParams,
+        model: str,
+        chat_parser: ChatParser | None = None,
     ) -> None:
         super().__init__(stream, params.n, chat_parser, exchange.delivered)
         self._exchange = exchange

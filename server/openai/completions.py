@@ -19,8 +19,8 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import EventStream, open_events
 from troupellm.server.base.threads import offload
-from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.openai.sessions import session_of
@@ -78,7 +78,9 @@ async def _generate_all(
 
     async def generate(number: int, prompt: Prompt) -> None:
         name = f"{response_id}-{number}"
-        async with engine.stream(prompt, params, request_id=name, streaming=False, request_group=request_group, **given) as stream:
+        async with engine.stream(
+            prompt, params, request_id=name, streaming=False, request_group=request_group, **given
+        ) as stream:
             exchange.quota = stream.quota
             answers[number] = await stream.collect()
 
@@ -102,7 +104,9 @@ async def _stream(
         request_group = request_group_of(request_group_name(), prompts, params)
         for number, prompt in enumerate(prompts):
             name = f"{writer.response_id}-{number}"
-            stream = engine.stream(prompt, params, request_id=name, request_group=request_group, **options(exchange, request))
+            stream = engine.stream(
+                prompt, params, request_id=name, request_group=request_group, **options(exchange, request)
+            )
             stack.push_async_callback(stream.cancel)
             streams.append(stream)
         stack.callback(_abort_all, streams)  # first: each cancellation waits for the engine to let go of its own

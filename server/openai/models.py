@@ -8,8 +8,8 @@ import msgspec
 from troupellm.protocol.api.model_info import ModelCard, ModelList
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 
 
 async def listing(host: ServerState, exchange: Exchange, _: None) -> None:

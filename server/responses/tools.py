@@ -96,7 +96,9 @@ class ChosenTools(msgspec.Struct, frozen=True):
         given = dict(choice) if isinstance(choice, Mapping) else choice or "auto"
         plain = {one.name for one in allowed if one.namespace is None}
         # Of those that are not allowed too: a model may call what it has called before.
-        inner = [(one.name, one.namespace, one.tool["name"]) for one in offered_tools.functions if one.name not in plain]
+        inner = [
+            (one.name, one.namespace, one.tool["name"]) for one in offered_tools.functions if one.name not in plain
+        ]
         pairs = {name: (namespace, own) for name, namespace, own in inner if namespace is not None}
         return cls(offered_tools.kept, given, fields, names, pairs, offered_tools.skipped)
 

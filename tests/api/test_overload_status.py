@@ -14,8 +14,8 @@ from troupellm.protocol.api.caller import NOBODY
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import asgi, routes
-from troupellm.server.host.server_state import ServerState
 from troupellm.server.host.internal_requests import Inside
+from troupellm.server.host.server_state import ServerState
 from troupellm.tests.support.servers.front_pair import front_pair
 from troupellm.tests.support.servers.serving import server_config
 

@@ -11,7 +11,7 @@ from troupellm.kernels.linear import cpu as products, gated_linear, linear, line
 from troupellm.kernels.paged_attention import cpu as attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_packed, cpu_int8
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
 from troupellm.kernels.rope_kv_write.kv_write import kv_rows
 from troupellm.kernels.sampling import cpu as sampling, draw
 from troupellm.kernels.sampling.adjust import keep_bits, unpacked

@@ -76,7 +76,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "plans after a loss go under the old epoch": Mutation(
         "actors.scheduler.replay", "        self._planner.engine_epoch += 1\n", ""
     ),
-    "plans that were lost are waited for": Mutation("actors.scheduler.replay", "        self._in_flight.forget()\n", ""),
+    "plans that were lost are waited for": Mutation(
+        "actors.scheduler.replay", "        self._in_flight.forget()\n", ""
+    ),
     "one death is enough for a conviction": Mutation(
         "actors.scheduler.quarantine", "DEATHS_TO_BLAME = 2", "DEATHS_TO_BLAME = 1"
     ),
@@ -148,7 +150,9 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "if start + 1 <= sequence.no_check_until and",
     ),
     "what refused drafts had reserved is kept": Mutation(
-        "actors.scheduler.append_tokens", "                    sequence.num_lookahead_tokens -= limit\n", "                    pass\n"
+        "actors.scheduler.append_tokens",
+        "                    sequence.num_lookahead_tokens -= limit\n",
+        "                    pass\n",
     ),
     "every row drafts as if it were alone": Mutation(
         "actors.scheduler.speculative_rows",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from troupellm import Seal, StoreCorrupt, StoreError, StoreMiss
+from troupellm import BlockSignature, StoreCorrupt, StoreError, StoreMiss
 from troupellm_tcp_peer import wire
 from troupellm_tcp_peer.run import Run
 from troupellm_tcp_peer.wire import Wire, WireError
@@ -29,9 +29,9 @@ AnswerT = TypeVar("AnswerT")
 class PeerClient:
     """One peer. Safe in any thread."""
 
-    def __init__(self, address: tuple[str, int], key: bytes, seal: Seal, seconds: float) -> None:
+    def __init__(self, address: tuple[str, int], key: bytes, signature: BlockSignature, seconds: float) -> None:
         """seconds: that one call may take, connecting included."""
-        self.address, self._key, self._seal, self._seconds = address, key, seal, seconds
+        self.address, self._key, self._signature, self._seconds = address, key, signature, seconds
         self._idle: list[Wire] = []
         self._busy: set[Wire] = set()
         self._following: OrderedDict[bytes, bytes] = OrderedDict()
@@ -81,7 +81,7 @@ class PeerClient:
         if header is None:
             raise StoreMiss(key.hex())
         try:
-            self._seal.check(key, header, into)
+            self._signature.check(key, header, into)
         except StoreCorrupt:
             self._distrust(run)
             raise
@@ -135,7 +135,7 @@ class PeerClient:
                 if following is None or following in self._run_of or following in keys:
                     break
                 keys.append(following)
-            run = Run(keys, self._seal)
+            run = Run(keys, self._signature)
             run.turn.acquire()
             if len(keys) > 1:
                 if len(self._runs) >= MOST_RUNS:
@@ -282,8 +282,8 @@ class PeerClient:
         greeting = connected.receive(wire.GREETING.size)
         if wire.GREETING.unpack(greeting)[:2] != (wire.MAGIC, wire.VERSION):
             raise WireError("the peer does not speak this protocol, or another version of it")
-        seal, challenge = self._seal, secrets.token_bytes(wire.CHALLENGE_BYTES)
-        claim = wire.CLAIM.pack(wire.MAGIC, wire.VERSION, seal.block_bytes, seal.fingerprint, challenge)
+        signature, challenge = self._signature, secrets.token_bytes(wire.CHALLENGE_BYTES)
+        claim = wire.CLAIM.pack(wire.MAGIC, wire.VERSION, signature.block_bytes, signature.fingerprint, challenge)
         connected.send(claim, wire.proof(self._key, b"client", greeting, claim))
         try:
             verdict, given = wire.VERDICT.unpack(connected.receive(wire.VERDICT.size))

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from threading import Lock
 
-from troupellm import Seal
+from troupellm import BlockSignature
 from troupellm_tcp_peer import wire
 from troupellm_tcp_peer.wire import Wire, WireError
 
@@ -19,14 +19,14 @@ class Run:
     Its maker holds `turn` before other threads can find it and until `begin` has returned; `read` waits for that.
     """
 
-    def __init__(self, keys: Sequence[bytes], seal: Seal) -> None:
+    def __init__(self, keys: Sequence[bytes], signature: BlockSignature) -> None:
         """keys: the requested ones; the caller of `begin` reads the first."""
         self.keys = tuple(keys)
         self.turn = Lock()
         self.connected: Wire | None = None
         self.broken = False
         """No more answers may be read."""
-        self._seal = seal
+        self._signature = signature
         self._due: deque[bytes] = deque()
         self._early: dict[bytes, tuple[bytes, bytearray] | None] = {}
 
@@ -64,7 +64,7 @@ class Run:
             following = self._due.popleft()
             if following == key:
                 return self._read_block(self.connected, into)
-            early = bytearray(self._seal.block_bytes)
+            early = bytearray(self._signature.block_bytes)
             header = self._read_block(self.connected, memoryview(early))
             self._early[following] = None if header is None else (header, early)
         raise WireError("the peer was not asked for this block in the end")
@@ -76,6 +76,6 @@ class Run:
             raise WireError("the peer sent something else than a block")
         if not present:
             return None
-        header = connected.receive(self._seal.frame_bytes - self._seal.block_bytes)
+        header = connected.receive(self._signature.frame_bytes - self._signature.block_bytes)
         connected.receive_into(into)
         return header

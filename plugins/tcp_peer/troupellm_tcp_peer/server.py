@@ -7,9 +7,9 @@ import secrets
 import socket
 import threading
 
-from troupellm import Seal
+from troupellm import BlockSignature
 from troupellm_tcp_peer import wire
-from troupellm_tcp_peer.shelf import Shelf
+from troupellm_tcp_peer.block_lru import BlockLru
 from troupellm_tcp_peer.wire import Wire, WireError
 
 logger = logging.getLogger("troupellm.worker")
@@ -24,10 +24,17 @@ _BACKLOG = 16
 
 
 class PeerServer:
-    """Serves a shelf. Connections above the limit are closed at once: their engines compute the blocks."""
+    """Serves a block LRU. Connections above the limit are closed at once: their engines compute the blocks."""
 
     def __init__(
-        self, address: tuple[str, int], key: bytes, seal: Seal, shelf: Shelf, *, most: int, seconds: float
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        signature: BlockSignature,
+        block_lru: BlockLru,
+        *,
+        most: int,
+        seconds: float,
     ) -> None:
         """
         Args:
@@ -38,7 +45,7 @@ class PeerServer:
         Raises:
             OSError: the address cannot be listened at.
         """
-        self._key, self._seal, self._shelf, self._most, self._seconds = key, seal, shelf, most, seconds
+        self._key, self._signature, self._served, self._most, self._seconds = key, signature, block_lru, most, seconds
         self._listener = socket.create_server(address, backlog=_BACKLOG, family=_family(address[0]))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
@@ -120,7 +127,7 @@ class PeerServer:
         known = hmac.compare_digest(given, wire.proof(self._key, b"client", greeting, claim))
         if (magic, version) != (wire.MAGIC, wire.VERSION) or not known:
             return False
-        same = (block_bytes, fingerprint) == (self._seal.block_bytes, self._seal.fingerprint)
+        same = (block_bytes, fingerprint) == (self._signature.block_bytes, self._signature.fingerprint)
         verdict = wire.ACCEPTED if same else wire.OTHER_BLOCKS
         connected.send(wire.VERDICT.pack(verdict, wire.proof(self._key, b"server", greeting, claim)))
         return same
@@ -131,16 +138,16 @@ class PeerServer:
         connected.within(self._seconds)
         what, count, size = wire.read_question(head)
         if what == wire.RESET:
-            self._shelf.clear()
+            self._served.clear()
             connected.send(wire.COUNT.pack(0))
             return
         keys = wire.read_keys(connected.receive(size), count)
         if what == wire.CONTAINS:
-            connected.send(wire.COUNT.pack(self._shelf.count(keys)))
+            connected.send(wire.COUNT.pack(self._served.count(keys)))
             return
         for key in keys:
             connected.within(self._seconds)
-            found = self._shelf.find(key)
+            found = self._served.find(key)
             if found is None:
                 connected.send(wire.PRESENT.pack(0))
             else:

@@ -9,7 +9,7 @@ from troupellm.actors.admission.admission import Admission, AdmissionSlot, _Appl
 from troupellm.actors.admission.prompts import estimate_tokens, request_group_of
 from troupellm.protocol.config.engine import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
-from troupellm.protocol.messages.input import ManyPrompts, ChatPrompt, Demand, RequestGroup, TextPrompt, TokensPrompt
+from troupellm.protocol.messages.input import ChatPrompt, Demand, ManyPrompts, RequestGroup, TextPrompt, TokensPrompt
 from troupellm.protocol.params.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio

@@ -65,7 +65,9 @@ async def step(worker_host: Any, number: int) -> None:
     assert await worker_host.receive() == number
 
 
-async def test_all_parts_are_done_and_it_is_asked_again_after_the_next_call(worker_host: Any, device: PuttingOff) -> None:
+async def test_all_parts_are_done_and_it_is_asked_again_after_the_next_call(
+    worker_host: Any, device: PuttingOff
+) -> None:
     device.left = 2
     await step(worker_host, 0)
     assert device.rested.wait(PATIENCE)

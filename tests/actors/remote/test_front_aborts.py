@@ -9,7 +9,7 @@ import pytest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.params.sampling import SamplingParams
-from troupellm.protocol.wire.api_process import Abort, Admitted, Apply, Ended, Chunks, Submit
+from troupellm.protocol.wire.api_process import Abort, Admitted, Apply, Chunks, Ended, Submit
 from troupellm.tests.support.engines.inside import system_of
 from troupellm.tests.support.servers.front_pair import front_pair
 

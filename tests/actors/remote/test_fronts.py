@@ -21,7 +21,7 @@ from troupellm.protocol.messages.input import Demand, RequestGroup, Submission
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
-from troupellm.protocol.wire.api_process import Abort, Apply, PauseReader, Chunks, ResumeReader, Submit, WireError
+from troupellm.protocol.wire.api_process import Abort, Apply, Chunks, PauseReader, ResumeReader, Submit, WireError
 from troupellm.tests.support.engines.inside import requests_of, system_of
 from troupellm.tests.support.servers.front_pair import FrontPair, front_pair
 
@@ -81,7 +81,9 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         "hints": KVHints(session="s-1", retain=60.0),
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
-    assert set(given) | {"prompt", "pooling", "many_prompts"} == set(fields)  # requests that are pooled: see test_pooling
+    assert set(given) | {"prompt", "pooling", "many_prompts"} == set(
+        fields
+    )  # requests that are pooled: see test_pooling
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []

@@ -12,7 +12,7 @@ from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.worker.actor import WorkerActor
 from troupellm.actors.worker.thread_host import WorkerGone
-from troupellm.protocol.messages.scheduler import StepFinished, WorkerRestarted, WorkerLost
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import WorkerControl
 from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
 from troupellm.tests.support.scheduler.oracle import ready

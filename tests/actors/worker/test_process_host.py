@@ -15,13 +15,13 @@ from troupellm.protocol.errors import GraphCaptureError, InvalidRequest, ModelLo
 from troupellm.protocol.messages.sleep import SleepWorker, StopProfile, WakeWorker, WorkerReport
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult
 from troupellm.protocol.wire.worker import (
+    Execute,
+    Executed,
     Failed,
     Finished,
     Launch,
     Load,
     Loaded,
-    Execute,
-    Executed,
     Progress,
     Refused,
 )
@@ -62,7 +62,9 @@ async def test_plans_go_out_and_results_come_back(worker_host: ProcessWorker, pr
     assert child.code == -signal.SIGKILL
 
 
-async def test_the_spare_takes_over_with_the_sizes_of_the_first(worker_host: ProcessWorker, processes: FakeProcesses) -> None:
+async def test_the_spare_takes_over_with_the_sizes_of_the_first(
+    worker_host: ProcessWorker, processes: FakeProcesses
+) -> None:
     await worker_host.start()
     await worker_host.stand_by()
     await worker_host.stand_by()
@@ -178,7 +180,9 @@ async def test_a_kernel_that_does_not_say_whom_it_killed_accuses_nobody(
     await worker_host.close()
 
 
-async def test_a_step_that_raised_keeps_its_text_from_clients(worker_host: ProcessWorker, processes: FakeProcesses) -> None:
+async def test_a_step_that_raised_keeps_its_text_from_clients(
+    worker_host: ProcessWorker, processes: FakeProcesses
+) -> None:
     await worker_host.start()
     processes.children[0].say(Failed(kind="KeyError", message="a secret", detail="Traceback: a secret"))
     with pytest.raises(Exception, match="a model step failed with KeyError") as caught:
@@ -258,7 +262,9 @@ async def _stop_soon(child: FakeChild) -> None:
     child.stopped = True
 
 
-async def test_a_worker_process_that_cannot_be_started_is_reported(worker_host: ProcessWorker, processes: FakeProcesses) -> None:
+async def test_a_worker_process_that_cannot_be_started_is_reported(
+    worker_host: ProcessWorker, processes: FakeProcesses
+) -> None:
     processes.exhausted = True
     with pytest.raises(WorkerGone, match="cannot be started"):
         await worker_host.prepare()

@@ -17,12 +17,13 @@ from troupellm.models.worker.main import EXIT_FAILED, Server
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.messages.sleep import StopProfile
-from troupellm.protocol.messages.worker import StepPlan, LaunchedStep
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frame_socket import FrameSocket
 from troupellm.protocol.wire.frames import FrameError, PeerGone
 from troupellm.protocol.wire.worker import (
     HELLO,
+    Execute,
     Failed,
     Finished,
     FromWorker,
@@ -30,7 +31,6 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
-    Execute,
     PrepareGuide,
     Progress,
     ToWorker,

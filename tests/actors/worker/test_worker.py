@@ -17,7 +17,7 @@ from troupellm.actors.worker.actor import WorkerActor, check_order
 from troupellm.actors.worker.thread_host import ThreadWorker, WorkerGone, WorkerStuck
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
-from troupellm.protocol.messages.scheduler import StepFinished, WorkerRestarted, WorkerLost
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import CommandWorker, StopProfile, WorkerCommand, WorkerReport
 from troupellm.protocol.messages.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult, WorkerReady
 

@@ -12,7 +12,7 @@ from troupellm.kernels.fused_moe import SILU, PackedExperts
 from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.linear import pack
 from troupellm.kernels.quantized_linear import Fp8, Int4Group, Mx, QuantizedWeight, cpu_packed, held_bytes, stays
-from troupellm.kernels.quantized_linear.gpu import PackedGpuProduct, EightBitProduct, gpu_product
+from troupellm.kernels.quantized_linear.gpu import EightBitProduct, PackedGpuProduct, gpu_product
 from troupellm.models.worker.quantization_report import quantization_report
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from troupellm.kernels.cpp.checks import RefusedCall
 from troupellm.kernels.linear import pack
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, cpu_packed, cpu_int8
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, cpu_int8, cpu_packed
 from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.noise import position_keys, token_codes

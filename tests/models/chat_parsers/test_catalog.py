@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from troupellm.models.chat_parsers import catalog
-from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, choose, chat_syntax_named
+from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, chat_syntax_named, choose
 from troupellm.models.chat_parsers.forced_calls import calls_guide
 from troupellm.models.chat_parsers.hermes import HERMES
 from troupellm.protocol.errors import ConfigError
@@ -94,7 +94,11 @@ def test_every_syntax_can_be_forced(name: str):
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
 def test_every_reasoning_parser_goes_with_every_tool_parser(name: str):
     for tools in TOOL_PARSERS:
-        both, calls, thinking = chat_syntax_named(tools, name), chat_syntax_named(tools, "none"), chat_syntax_named("none", name)
+        both, calls, thinking = (
+            chat_syntax_named(tools, name),
+            chat_syntax_named(tools, "none"),
+            chat_syntax_named("none", name),
+        )
         assert both.channels == (calls.channels or thinking.channels), tools
         if both.channels is None:
             assert (both.calls, both.thinking) == (calls.calls, thinking.thinking), tools

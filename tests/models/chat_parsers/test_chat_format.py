@@ -38,7 +38,9 @@ def chat_format(tmp_path: Path):
 
 
 def chat_parser_of(chat_format: ChatFormat, use: ToolUse = NO_TOOLS, **prompt: object) -> ChatParser:
-    chat_parser = chat_format.chat_parser(ChatPrompt(**({"messages": USER} | prompt)), use, token=lambda nbytes: "0" * 2 * nbytes)
+    chat_parser = chat_format.chat_parser(
+        ChatPrompt(**({"messages": USER} | prompt)), use, token=lambda nbytes: "0" * 2 * nbytes
+    )
     assert chat_parser is not None
     return chat_parser
 

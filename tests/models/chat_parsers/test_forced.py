@@ -126,7 +126,9 @@ def test_strict_tools_as_makers_of_schemas_write_them(maker, arguments, wrong, b
 def test_a_free_answer_with_tags_or_a_call(backend, tokenizer):
     tag = {"type": "tag", "begin": "<x>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</x>"}
     source = json.dumps({"format": {"type": "triggered_tags", "triggers": ["<x>"], "tags": [tag]}})
-    either = calls_or(chat_syntax_named("hermes", "none"), tool_use(TOOLS), GuideSpec(kind="structural_tag", source=source))
+    either = calls_or(
+        chat_syntax_named("hermes", "none"), tool_use(TOOLS), GuideSpec(kind="structural_tag", source=source)
+    )
     assert fits(backend, tokenizer, either, "See <x>1</x> there")
     assert not fits(backend, tokenizer, either, "See <x>a</x> there")
     assert fits(backend, tokenizer, either, written("hermes", "count", '{"n": 3}'))

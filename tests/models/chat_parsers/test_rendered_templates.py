@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from troupellm.models.chat_parsers.catalog import AUTO, TOOL_PARSERS, choose, chat_syntax_named
+from troupellm.models.chat_parsers.catalog import AUTO, TOOL_PARSERS, chat_syntax_named, choose
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import TemplateProcesses
 from troupellm.tests.support.chat.cut_texts import read_in_all_cuts

@@ -82,7 +82,7 @@ def test_any_number_of_assigned_slots() -> None:
 def test_products_of_any_number_of_rows() -> None:
     """One for each number of rows of a tile; of codes also with sums in pieces and without."""
     from troupellm.kernels.quantized_linear.packed_weights import PackedWeight
-    from troupellm.kernels.quantized_linear.triton_linear import packed_linear, eight_bit_product
+    from troupellm.kernels.quantized_linear.triton_linear import eight_bit_product, packed_linear
 
     with absent_gpu() as launches:
         int8 = torch.int8

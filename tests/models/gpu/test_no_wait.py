@@ -30,7 +30,9 @@ def test_a_decode_step_does_not_wait_for_the_device(config: DecoderConfig, kind:
 
 def test_a_step_that_verifies_does_not_wait_for_the_device(config: DecoderConfig) -> None:
     aux_hidden_states = AuxHiddenStates(last=True)
-    absent(config, plan_tensors, aux_hidden_states).graphs.verified(GraphKey(1, queries=ROWS), numbers(WIDTH, 1), aux_hidden_states)
+    absent(config, plan_tensors, aux_hidden_states).graphs.verified(
+        GraphKey(1, queries=ROWS), numbers(WIDTH, 1), aux_hidden_states
+    )
 
 
 def test_a_mixed_step_does_not_wait_for_the_device(config: DecoderConfig) -> None:

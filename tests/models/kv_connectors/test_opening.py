@@ -14,7 +14,7 @@ from troupellm.models.kv_connectors import open_connectors as opening
 from troupellm.models.kv_connectors.base import ConnectorContext
 from troupellm.models.kv_connectors.open_connectors import GROUP, open_connectors
 from troupellm.models.kv_connectors.plugin import PlugInStore
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES
+from troupellm.models.kv_connectors.signed_block import HEADER_BYTES
 from troupellm.models.kv_offload.store import BlockStore, StoreContext, StoreMiss
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError

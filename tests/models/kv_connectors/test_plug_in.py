@@ -11,7 +11,7 @@ import pytest
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, content, key
 from troupellm.models.kv_connectors import plugin
 from troupellm.models.kv_connectors.plugin import PlugInStore
-from troupellm.models.kv_connectors.sealed_block import BlockSignature
+from troupellm.models.kv_connectors.signed_block import BlockSignature
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 SEAL = BlockSignature(SECRET, FINGERPRINT, BLOCK)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, BlockSignature
+from troupellm.models.kv_connectors.signed_block import HEADER_BYTES, BlockSignature
 from troupellm.models.kv_offload.store import StoreCorrupt
 
 DATA = bytes(range(256)) * 2

@@ -10,8 +10,8 @@ import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.kv_connectors import folder_scan, shared_directory
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES
 from troupellm.models.kv_connectors.shared_directory import ABANDONED_SECONDS, NAME, SUFFIX
+from troupellm.models.kv_connectors.signed_block import HEADER_BYTES
 from troupellm.models.kv_offload import disk_store_epoch
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError

@@ -13,9 +13,9 @@ from troupellm.kernels.fused_decoder.layers import DecoderLayers
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Driver, Pair, make_prompt

@@ -33,7 +33,7 @@ from troupellm.models.speculation.speculator import Speculator
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 from troupellm.tests.support.kernels.exact_draws import next_token
-from troupellm.tests.support.speculation.scripted_drafts import SpeculativeHost, Forgetful
+from troupellm.tests.support.speculation.scripted_drafts import Forgetful, SpeculativeHost
 
 VOCAB, ROWS, TOKENS, FEWER, DRAFTS = 9, 500, 200, 60, 6
 PROMPT = [4, 2, 2, 7]

@@ -36,7 +36,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     finish = Speculator.finish
 
     def watched(self: Speculator, verify_batch: Any, verdict: Any, *rest: Any) -> None:
-        found.extend((len(drafts), verdict[row].accepted) for row, drafts in verify_batch.drafts.items() if row in verdict)
+        found.extend(
+            (len(drafts), verdict[row].accepted) for row, drafts in verify_batch.drafts.items() if row in verdict
+        )
         finish(self, verify_batch, verdict, *rest)
 
     monkeypatch.setattr(Speculator, "finish", watched)

@@ -10,8 +10,8 @@ import torch
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_drafts import DraftError, Drafts, RowDrafts, read_drafts
-from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
+from troupellm.models.layers.decoder import Decoder
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
@@ -20,7 +20,7 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig, ModelConfig
 from troupellm.protocol.messages.worker import StepPlan, ThinkingState
 from troupellm.tests.support.checkpoints.tiny_model import LOGITS_WIDTH, write_tiny_model
-from troupellm.tests.support.speculation.scripted_drafts import SpeculativeHost, Key, ScriptedProposer
+from troupellm.tests.support.speculation.scripted_drafts import Key, ScriptedProposer, SpeculativeHost
 
 TOKENS, LENGTH = 24, 96
 PROMPTS = [np.random.default_rng(seed).integers(0, 256, 3 + 7 * seed).tolist() for seed in range(4)]
@@ -122,7 +122,11 @@ def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KV
     sums = []
     for branches, right in ((1, 0.0), (2, 0.7)):
         proposer = ScriptedProposer(
-            truth_of(plain), LOGITS_WIDTH, right=right, branches=branches, aux_hidden_states=AuxHiddenStates(last=True, layers=(0,))
+            truth_of(plain),
+            LOGITS_WIDTH,
+            right=right,
+            branches=branches,
+            aux_hidden_states=AuxHiddenStates(last=True, layers=(0,)),
         )
         runner = make(parts, proposer)
         host = SpeculativeHost(runner, 5)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, Open, content, key
 from troupellm.models.hub.secret import derived_key
-from troupellm.models.kv_connectors.sealed_block import Seal
+from troupellm.models.kv_connectors.signed_block import BlockSignature
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
 from troupellm.tests.support.engines.inside import wires_of
@@ -19,7 +19,7 @@ from troupellm_tcp_peer import wire as tcp_wire
 from troupellm_tcp_peer.connector import NAME, TcpPeer
 
 HANDSHAKE = derived_key(SECRET, f"{NAME} handshake")
-SEAL = Seal(derived_key(SECRET, "sealed KV blocks"), FINGERPRINT, BLOCK)
+SEAL = BlockSignature(derived_key(SECRET, "sealed KV blocks"), FINGERPRINT, BLOCK)
 Answer = Callable[[socket.socket, int, list[bytes]], None]
 
 
@@ -149,7 +149,7 @@ def test_questions_may_be_asked_before_answers_were_read(producer: TcpPeer) -> N
             assert tcp_wire.COUNT.unpack(_exactly(connection, tcp_wire.COUNT.size)) == (1,)
 
 
-def test_the_shelf_is_bounded_and_keeps_what_is_used(connect: Open) -> None:
+def test_the_block_lru_is_bounded_and_keeps_what_is_used(connect: Open) -> None:
     store: TcpPeer = connect(NAME, {"listen": 0, "bytes": 4 * SEAL.frame_bytes}, "kv_producer")
     consumer = connect(NAME, {"peers": peer_of(store)}, "kv_consumer")
     for number in range(4):
@@ -207,7 +207,7 @@ def test_a_lie_about_what_it_has_is_an_error(connect: Open, impostor: Callable[.
     [
         SEAL.header(key(1), content(1)) + content(1),  # another block
         SEAL.header(key(0), content(0)) + content(1),  # another content
-        Seal(b"x" * 32, FINGERPRINT, BLOCK).header(key(0), content(0)) + content(0),  # forged
+        BlockSignature(b"x" * 32, FINGERPRINT, BLOCK).header(key(0), content(0)) + content(0),  # forged
         bytes(SEAL.frame_bytes),
     ],
 )

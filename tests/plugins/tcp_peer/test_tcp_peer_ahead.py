@@ -8,12 +8,12 @@ import pytest
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
 from troupellm.models.kv_offload.store import StoreMiss
 from troupellm.tests.support.engines.inside import (
+    block_lru_of,
     busy_connections_of,
     clients_of,
     idle_connections_of,
     runs_by_key_of,
     runs_of,
-    shelf_of,
     wires_of,
 )
 from troupellm_tcp_peer import client as tcp_client, server as tcp_server, wire as tcp_wire
@@ -120,8 +120,8 @@ def test_a_connection_that_ends_meanwhile_costs_another_question(consumer: TcpPe
 
 
 def test_a_block_that_has_gone_meanwhile_is_a_miss_and_the_next_ones_come(consumer: TcpPeer, producer: TcpPeer) -> None:
-    assert shelf_of(producer) is not None
-    del shelf_of(producer)._blocks[key(2)]
+    assert block_lru_of(producer) is not None
+    del block_lru_of(producer)._blocks[key(2)]
     assert read(consumer, 1) == content(1)
     with pytest.raises(StoreMiss):
         read(consumer, 2)

@@ -7,12 +7,12 @@ import pytest
 from tests.models.kv_connectors.conftest import Open, content, key
 from tests.plugins.tcp_peer.test_tcp_peer import NAME, TcpPeer, peer_of, producer, read
 from troupellm.models.kv_offload.store import StoreError, StoreMiss
-from troupellm.tests.support.engines.inside import clients_of, seal_of, shelf_of
+from troupellm.tests.support.engines.inside import block_lru_of, clients_of, signature_of
 
 __all__ = ["producer"]
 
 
-def test_a_reset_on_either_side_empties_the_shelf(connect: Open, producer: TcpPeer) -> None:
+def test_a_reset_on_either_side_empties_the_block_lru(connect: Open, producer: TcpPeer) -> None:
     consumer = connect(NAME, {"peers": [peer_of(producer)]}, "kv_consumer")
     assert consumer.contains([key(0), key(1)]) == 2
     assert read(consumer, 0) == content(0)  # what follows is read ahead
@@ -48,17 +48,17 @@ def test_a_peer_that_was_away_is_reset_before_it_is_asked(
     assert consumer.contains([key(0)]) == 1, "it was owed once"
 
 
-def test_what_is_being_put_while_the_shelf_is_cleared_is_forgotten(
+def test_what_is_being_put_while_the_block_lru_is_cleared_is_forgotten(
     producer: TcpPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = shelf_of(producer)
-    assert shelf is not None
-    header = seal_of(shelf).header
+    block_lru = block_lru_of(producer)
+    assert block_lru is not None
+    header = signature_of(block_lru).header
 
     def late(*what: Any) -> bytes:
-        shelf.clear()
+        block_lru.clear()
         return header(*what)
 
-    monkeypatch.setattr(seal_of(shelf), "header", late)
+    monkeypatch.setattr(signature_of(block_lru), "header", late)
     producer.put(key(20), memoryview(content(20)))
     assert producer.use().blocks == 0

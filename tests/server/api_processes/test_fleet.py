@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.runtime.supervise import Child, Supervisor
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.server.api_processes import fleet as fleets, api_process as members
+from troupellm.server.api_processes import api_process as members, fleet as fleets
 from troupellm.server.api_processes.processes import ApiProcesses, ApiProcessesFailed
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import CLOSE_SECONDS
@@ -86,7 +86,9 @@ async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine:
         victim = min(children)
         os.kill(victim, signal.SIGKILL)  # another one starts and has nothing to serve either
         await until(
-            lambda: victim not in pids_of(fleet) and all(api_process.linked for api_process in members_of(fleet).values())
+            lambda: (
+                victim not in pids_of(fleet) and all(api_process.linked for api_process in members_of(fleet).values())
+            )
         )
         assert len(pids_of(fleet) & children) == 1
 

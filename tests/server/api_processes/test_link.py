@@ -7,7 +7,14 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from troupellm.protocol.wire.api_process import Abort, Admitted, FromApiProcess, ApiProcessReady, MetricsText, ToApiProcess
+from troupellm.protocol.wire.api_process import (
+    Abort,
+    Admitted,
+    ApiProcessReady,
+    FromApiProcess,
+    MetricsText,
+    ToApiProcess,
+)
 from troupellm.server.api_processes import link as links
 from troupellm.server.api_processes.link import FrameError, Link, PeerGone, open_link
 

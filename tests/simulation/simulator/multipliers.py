@@ -10,7 +10,7 @@ import msgspec
 from simulator.extras import draw_extended
 from simulator.faults import HOST, HOST_FAULTS, OUTER_FAULTS, Fault
 from simulator.hinted import HINTED_SHARE, hinted
-from simulator.model import FIRST_TEXT_TOKEN, CHUNKS
+from simulator.model import CHUNKS, FIRST_TEXT_TOKEN
 from simulator.workload import Ask, Scenario, prompt_of
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig

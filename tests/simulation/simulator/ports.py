@@ -23,7 +23,15 @@ from troupellm.protocol.messages.sleep import (
     WorkerCommand,
     WorkerReport,
 )
-from troupellm.protocol.messages.worker import ProgressSink, RowError, StepPlan, StepResult, LaunchedStep, Worker, WorkerReady
+from troupellm.protocol.messages.worker import (
+    LaunchedStep,
+    ProgressSink,
+    RowError,
+    StepPlan,
+    StepResult,
+    Worker,
+    WorkerReady,
+)
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
 

@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from simulator.faults import Fault, draw_faults
-from simulator.model import FIRST_TEXT_TOKEN, CHUNKS
+from simulator.model import CHUNKS, FIRST_TEXT_TOKEN
 from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt

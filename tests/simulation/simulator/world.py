@@ -92,7 +92,9 @@ class World(Watch):
             return ThreadWorker(worker, thread, self.ready, scenario.config.worker.step_deadline)
         self.processes = SimProcesses(worker, self.ready, random, injector, pace, start_soon)
         spare = scenario.pressure.spare
-        worker_host = self.worker_host = ProcessWorker("sim", scenario.config, self.processes, lambda progress: None, spare=spare)
+        worker_host = self.worker_host = ProcessWorker(
+            "sim", scenario.config, self.processes, lambda progress: None, spare=spare
+        )
         injector.calm = True  # a model that cannot be loaded at first is no engine
         await worker_host.start()
         injector.calm = False

@@ -73,9 +73,9 @@ def clients_of(consumer: Any) -> Any:
     return consumer._clients
 
 
-def shelf_of(producer: Any) -> Any:
+def block_lru_of(producer: Any) -> Any:
     """The blocks that a tcp-peer producer offers."""
-    return producer._shelf
+    return producer._served
 
 
 def counters_of(shares: Any) -> Any:
@@ -190,5 +190,5 @@ def wires_of(server: Any) -> Any:
     return server._wires
 
 
-def seal_of(store: Any) -> Any:
-    return store._seal
+def signature_of(store: Any) -> Any:
+    return store._signature

@@ -10,7 +10,7 @@ from troupellm.kernels.cpp import build
 from troupellm.kernels.fused_decoder import layers
 from troupellm.kernels.linear import cpu as products
 from troupellm.kernels.paged_attention import cpu as attention
-from troupellm.kernels.quantized_linear import cpu_packed, cpu_int8
+from troupellm.kernels.quantized_linear import cpu_int8, cpu_packed
 from troupellm.kernels.sampling import cpu as sampling
 
 REMEMBERED = (

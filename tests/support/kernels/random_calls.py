@@ -14,7 +14,7 @@ from torch.nn import functional
 from troupellm.kernels.act_quant.reference import quantize_rows
 from troupellm.kernels.linear import PackedLinear, pack
 from troupellm.kernels.linear.cpu import CppWeight
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_packed, cpu_int8
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows
 from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
 from troupellm.kernels.quantized_linear.packed_weights import coded

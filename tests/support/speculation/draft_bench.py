@@ -14,9 +14,9 @@ from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_drafts import Drafts
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.cache_layout import with_cache_groups
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
-from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.memory.drafter_needs import Target
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
@@ -189,7 +189,9 @@ class DraftBench:
         table = np.arange(LONGEST, dtype=np.int32)[None, None]
         positions = positions_of(starts, counts)
         batch = paging.batch(table, starts, starts, counts, torch.tensor(list(tokens)), positions)
-        return self.decoder.forward_with_aux(batch, cache.layers, aux_hidden_states or self.proposer.aux_hidden_states)[1]
+        return self.decoder.forward_with_aux(batch, cache.layers, aux_hidden_states or self.proposer.aux_hidden_states)[
+            1
+        ]
 
 
 def crowd(bench: DraftBench, check: Callable[[Row, list[int]], None], most: int, steps: int = 10) -> list[int]:

@@ -35,7 +35,13 @@ class ScriptedProposer:
             right: how often a draft is.
             branches: drafts behind each one, of which one at most is right; 1 makes chains.
         """
-        self.aux_hidden_states, self._truth, self._vocab, self._right, self._branches = aux_hidden_states, truth, vocab, right, branches
+        self.aux_hidden_states, self._truth, self._vocab, self._right, self._branches = (
+            aux_hidden_states,
+            truth,
+            vocab,
+            right,
+            branches,
+        )
         self._random = random.Random(seed)
         self._rows: dict[int, list[int]] = {}
         self.observed: dict[int, list[tuple[int, int]]] = {}

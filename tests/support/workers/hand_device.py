@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from troupellm.load_tests.fake_worker import FakeWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.messages.worker import StepPlan, StepResult, LaunchedStep, WorkerReady
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import GuideProgram
 

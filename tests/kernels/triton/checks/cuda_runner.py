@@ -23,14 +23,14 @@ from troupellm.models.gpu.device import CpuDevice, CudaDevice
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.launched_step import LaunchedPlan
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
+from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.load.to_device import OnDevice
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan
 from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
-from troupellm.tests.support.speculation.scripted_drafts import SpeculativeHost, ScriptedProposer
+from troupellm.tests.support.speculation.scripted_drafts import ScriptedProposer, SpeculativeHost
 from troupellm.tests.support.workers.plan_script import Script
 
 DEVICE = check_device()

@@ -7,7 +7,7 @@ from troupellm.kernels.act_quant.reference import quantize_activation_reference
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.quantized_linear import Fp8, GgufBlocks, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS
-from troupellm.kernels.quantized_linear.gpu import PackedGpuProduct, EightBitProduct, gpu_product
+from troupellm.kernels.quantized_linear.gpu import EightBitProduct, PackedGpuProduct, gpu_product
 
 DEVICE = check_device()
 

@@ -6,8 +6,8 @@ import pytest
 
 from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.common.triton_offline import SHARED_BYTES, Report, compile_for
-from troupellm.kernels.quantized_linear.tiles import SUM, packed_launch, eight_bit_launch
-from troupellm.kernels.quantized_linear.triton_linear import KINDS, packed_kernel, eight_bit_kernel, sum_kernel
+from troupellm.kernels.quantized_linear.tiles import SUM, eight_bit_launch, packed_launch
+from troupellm.kernels.quantized_linear.triton_linear import KINDS, eight_bit_kernel, packed_kernel, sum_kernel
 
 TYPES = {
     **dict.fromkeys(("input_scale", "weight_scale", "scales", "offsets", "parts"), "*fp32"), "codes": "*u8",

@@ -8,8 +8,8 @@ from troupellm.kernels.sampling.triton_adjust import (
     ADJUST,
     LOGPROBS,
     TALLY,
-    logprobs_kernel,
     keep_bits_kernel,
+    logprobs_kernel,
     penalize_kernel,
     tally_kernel,
 )

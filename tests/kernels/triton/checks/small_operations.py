@@ -137,7 +137,8 @@ def test_gates_in_eight_bits(activation: str, codes: torch.dtype) -> None:
     gate_up = torch.randn(3, 2 * 130, generator=torch.Generator().manual_seed(6)).to(DEVICE)
     reference = silu_mul_reference if activation == "silu" else gelu_mul_reference
     same_codes(
-        gate_quantized_triton(between_nan(gate_up), activation, codes), quantize_activation_reference(reference(gate_up), codes)
+        gate_quantized_triton(between_nan(gate_up), activation, codes),
+        quantize_activation_reference(reference(gate_up), codes),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from troupellm.kernels.act_quant.triton_act_quant import LAUNCH, quantize_activation_kernel
 from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.common.triton_offline import compile_for
-from troupellm.kernels.gated_act.triton_gate import GATE, GATE_QUANTIZED, gate_quantized_kernel, gate_kernel
+from troupellm.kernels.gated_act.triton_gate import GATE, GATE_QUANTIZED, gate_kernel, gate_quantized_kernel
 from troupellm.kernels.rms_norm.triton_norm import norm_launch, rms_norm_kernel
 from troupellm.kernels.rope_kv_write.triton_rope import head_launch, rope_kv_write_kernel
 
@@ -86,4 +86,6 @@ def test_gates_and_codes_compile_without_spills() -> None:
             arguments = {"gate_up": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}
             check(gate_quantized_kernel, arguments, GATE_QUANTIZED, {"GELU": gelu})
     for out in CODES:
-        check(quantize_activation_kernel, {"x": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}, LAUNCH, {})
+        check(
+            quantize_activation_kernel, {"x": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}, LAUNCH, {}
+        )

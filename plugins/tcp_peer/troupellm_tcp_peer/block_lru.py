@@ -4,16 +4,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from troupellm import Seal, StoreUse
+from troupellm import BlockSignature, StoreUse
 
 
-class Shelf:
-    """Sealed blocks in memory, least recently used ones give way. Safe in any thread."""
+class BlockLru:
+    """Signed blocks in memory, least recently used ones give way. Safe in any thread."""
 
-    def __init__(self, seal: Seal, limit: int) -> None:
+    def __init__(self, signature: BlockSignature, limit: int) -> None:
         """limit: bytes of all blocks, at least one."""
-        self._seal = seal
-        self._most = limit // seal.frame_bytes
+        self._signature = signature
+        self._most = limit // signature.frame_bytes
         self._blocks: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
         self._lock = threading.Lock()
         self._evicted = self._clearings = 0
@@ -25,9 +25,9 @@ class Shelf:
                 self._blocks.move_to_end(key)
                 return
             clearings = self._clearings
-        header, content = self._seal.header(key, data), bytes(data)
+        header, content = self._signature.header(key, data), bytes(data)
         with self._lock:
-            if clearings != self._clearings:  # the shelf was cleared meanwhile, and this block is older
+            if clearings != self._clearings:  # the block_lru was cleared meanwhile, and this block is older
                 return
             self._blocks[key] = header, content
             while len(self._blocks) > self._most:
@@ -52,7 +52,7 @@ class Shelf:
         return len(keys)
 
     def use(self) -> StoreUse:
-        size, blocks = self._seal.frame_bytes, len(self._blocks)
+        size, blocks = self._signature.frame_bytes, len(self._blocks)
         return StoreUse(blocks, blocks * size, self._most * size, self._evicted)
 
     def clear(self) -> None:
