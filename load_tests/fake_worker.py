@@ -47,7 +47,7 @@ class FakeWorker:
         )
 
     def launch(self, plan: StepPlan) -> Ticket:
-        for row in plan.retired:
+        for row in plan.freed_rows:
             self._prompts.pop(row, None)
         for new in plan.new_rows:
             self._prompts[new.row] = len(new.token_ids) // 4

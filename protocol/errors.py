@@ -75,7 +75,7 @@ class ModelNotFound(TroupeError):
 
 
 class EngineOverloaded(TroupeError):
-    """The waiting room is full; nothing was started. Try again after `retry_after` seconds."""
+    """The waiting queue is full; nothing was started. Try again after `retry_after` seconds."""
 
     default_code = "slow_down"
     retryable = True

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from troupellm.actors.admission.quotas import Quotas
-from troupellm.actors.admission.tenant_capacity import Room
+from troupellm.actors.admission.tenant_capacity import TenantCapacity
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.config.engine import SchedulerConfig
@@ -22,14 +22,16 @@ _SMOOTHING = 0.2
 _RETRY_AFTER_RANGE = (1.0, 30.0)
 
 
-class Place:
+class AdmissionSlot:
     """The capacity that one request holds. Every method is idempotent: only its first call has an effect."""
 
-    __slots__ = ("_admission", "_party", "_taken", "_waiting_tokens", "handed_over", "quota", "sequences", "tenant")
+    __slots__ = ("_admission", "_group", "_taken", "_waiting_tokens", "handed_over", "quota", "sequences", "tenant")
 
-    def __init__(self, admission: "Admission", demand: Demand, party: "_Party | None", quota: Quota | None) -> None:
+    def __init__(
+        self, admission: "Admission", demand: Demand, request_group: "_Group | None", quota: Quota | None
+    ) -> None:
         self._admission = admission
-        self._party = party
+        self._group = request_group
         self.tenant = demand.tenant
         self.sequences = demand.sequences
         self.quota = quota
@@ -57,7 +59,7 @@ class Place:
         tokens, sequences = self._waiting_tokens, self.sequences
         self._waiting_tokens = self.sequences = 0
         if sequences:
-            self._admission.left(self.tenant, sequences, tokens, self._party)
+            self._admission.left(self.tenant, sequences, tokens, self._group)
         if not self.handed_over:
             self.settle(0, 0)
 
@@ -70,8 +72,8 @@ class Place:
             )
 
 
-class _Party:
-    """Room that was taken for several requests of one call and is handed out to them one by one."""
+class _Group:
+    """Capacity that was taken for several requests of one call and is handed out to them one by one."""
 
     __slots__ = ("inside", "name", "sequences", "tenant", "tokens")
 
@@ -85,27 +87,29 @@ class _Party:
 
 
 class _Applicant:
-    __slots__ = ("demand", "place", "refusal", "waiter")
+    __slots__ = ("demand", "refusal", "slot", "waiter")
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
-        self.place: Place | None = None
+        self.slot: AdmissionSlot | None = None
         self.refusal: RateLimited | None = None
         self.waiter: Waiter = new_waiter()
 
 
 class Admission:
-    """The engine's door. A request larger than the whole room is let in when it is empty."""
+    """The engine's door. A request larger than the whole capacity is let in when it is empty."""
 
     def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
         weights = {tenant.name: tenant.weight for tenant in config.tenants}
         self.quotas = Quotas(config.tenants, clock)
         self.capacity = config.max_num_seqs + config.max_num_queued_reqs
         self._weights = weights
-        self._sequences = Room(self.capacity, weights)
-        self._tokens = None if config.max_num_queued_tokens is None else Room(config.max_num_queued_tokens, weights)
+        self._sequences = TenantCapacity(self.capacity, weights)
+        self._tokens = (
+            None if config.max_num_queued_tokens is None else TenantCapacity(config.max_num_queued_tokens, weights)
+        )
         self._clock = clock
-        self._parties: dict[str, _Party] = {}
+        self._groups: dict[str, _Group] = {}
         self._line: dict[str, OrderedDict[_Applicant, None]] = {}
         """Waiting applicants by tenant. A tenant without applicants has no entry, and applicants that leave are removed
         at once."""
@@ -119,7 +123,7 @@ class Admission:
     def waiting(self) -> int:
         return sum(len(line) for line in self._line.values())
 
-    def enter(self, demand: Demand) -> Place:
+    def enter(self, demand: Demand) -> AdmissionSlot:
         """Take a place now.
 
         Raises:
@@ -131,14 +135,14 @@ class Admission:
         self._check_open()
         if self.refusal is not None:
             raise self.refusal()
-        if self._has_room_of_its_party(demand):
+        if self._fits_its_group(demand):
             return self._admit(demand)
         self._check_quota(demand)
         if not self._goes_first(demand):
             raise self._refusal(_whole(demand)[0])
         return self._admit(demand)
 
-    async def wait(self, demand: Demand) -> Place:
+    async def wait(self, demand: Demand) -> AdmissionSlot:
         """Take a place, waiting in line for it.
 
         Raises:
@@ -148,7 +152,7 @@ class Admission:
             EngineStopped: the engine takes no more requests.
         """
         self._check_open()
-        if self._has_room_of_its_party(demand):
+        if self._fits_its_group(demand):
             return self._admit(demand)
         self._check_quota(demand)
         if self._goes_first(demand):
@@ -158,18 +162,18 @@ class Admission:
         try:
             await applicant.waiter.wait()
         except BaseException:
-            if applicant.place is not None:
-                applicant.place.leave()
+            if applicant.slot is not None:
+                applicant.slot.leave()
             elif applicant in self._line.get(demand.tenant, ()):
                 self._take_out(applicant)
                 self._serve()
             raise
         if applicant.refusal is not None:
             raise applicant.refusal
-        if applicant.place is None:
+        if applicant.slot is None:
             self._check_open()
             raise EngineStopped("the engine is stopping")
-        return applicant.place
+        return applicant.slot
 
     def close(self) -> None:
         """Admit no more requests; those in line get `EngineStopped`."""
@@ -186,20 +190,20 @@ class Admission:
         if tokens < 0:
             self._serve()
 
-    def left(self, tenant: str, sequences: int, tokens: int, party: _Party | None) -> None:
+    def left(self, tenant: str, sequences: int, tokens: int, request_group: _Group | None) -> None:
         now = self._clock.now()
         if self._last_leave is not None:
             gap = (now - self._last_leave) / sequences
             last = self._seconds_per_leave
             self._seconds_per_leave = gap if last is None else last + _SMOOTHING * (gap - last)
         self._last_leave = now
-        if party is not None:
-            party.inside -= 1
-            if not party.inside:  # the party ends here: later requests of that name start a new one
-                if self._parties.get(party.name) is party:
-                    del self._parties[party.name]
-                sequences, tokens = sequences + party.sequences, tokens + party.tokens
-                party.sequences = party.tokens = 0
+        if request_group is not None:
+            request_group.inside -= 1
+            if not request_group.inside:  # the group ends here: later requests of that name start a new one
+                if self._groups.get(request_group.name) is request_group:
+                    del self._groups[request_group.name]
+                sequences, tokens = sequences + request_group.sequences, tokens + request_group.tokens
+                request_group.sequences = request_group.tokens = 0
         self.quotas.leave(tenant, sequences)
         self._give_back(tenant, sequences, tokens)
         self._serve()
@@ -209,49 +213,55 @@ class Admission:
             raise EngineStopped("the engine takes no more requests")
 
     def _check_quota(self, demand: Demand) -> None:
-        bulk, whole = demand.bulk, demand.party or demand
-        if bulk is not None and not bulk.first:
+        many_prompts, whole = demand.many_prompts, demand.request_group or demand
+        if many_prompts is not None and not many_prompts.first:
             return
-        tokens = whole.tokens + whole.max_tokens if bulk is None else bulk.tokens
+        tokens = whole.tokens + whole.max_tokens if many_prompts is None else many_prompts.tokens
         field = "prompt" if whole.sequences > demand.sequences else "n"
         self.quotas.check(demand.tenant, requests=1, sequences=whole.sequences, tokens=tokens, field=field)
 
-    def _rooms(self, demand: Demand) -> list[tuple[Room, int]]:
-        """The amount that a request, or its whole party, takes of each room."""
+    def _capacities(self, demand: Demand) -> list[tuple[TenantCapacity, int]]:
+        """The amount that a request, or its whole group, takes of each capacity."""
         sequences, tokens = _whole(demand)
         if self._tokens is None:
             return [(self._sequences, sequences)]
         return [(self._sequences, sequences), (self._tokens, tokens)]
 
-    def _has_room_of_its_party(self, demand: Demand) -> bool:
-        party = None if demand.party is None else self._parties.get(demand.party.name)
-        fits = party is not None and party.sequences >= demand.sequences and party.tokens >= demand.tokens
-        return fits and party is not None and party.tenant == demand.tenant
+    def _fits_its_group(self, demand: Demand) -> bool:
+        request_group = None if demand.request_group is None else self._groups.get(demand.request_group.name)
+        fits = (
+            request_group is not None
+            and request_group.sequences >= demand.sequences
+            and request_group.tokens >= demand.tokens
+        )
+        return fits and request_group is not None and request_group.tenant == demand.tenant
 
-    def _admit(self, demand: Demand) -> Place:
-        """Room was found: take it, for the whole party if this is its first member."""
-        party, first, taken = None, True, demand.sequences
-        if demand.party is not None:
-            party = self._parties.get(demand.party.name)
-            if self._has_room_of_its_party(demand):
+    def _admit(self, demand: Demand) -> AdmissionSlot:
+        """Capacity was found: take it, for the whole group if this is its first member."""
+        request_group, first, taken = None, True, demand.sequences
+        if demand.request_group is not None:
+            request_group = self._groups.get(demand.request_group.name)
+            if self._fits_its_group(demand):
                 first, taken = False, 0
             else:
                 taken, tokens = _whole(demand)
                 self._take(demand.tenant, taken, tokens)
-                party = self._parties[demand.party.name] = _Party(demand.party.name, demand.tenant, taken, tokens)
-            assert party is not None
-            party.inside += 1
-            party.sequences -= demand.sequences
-            party.tokens -= demand.tokens
+                request_group = self._groups[demand.request_group.name] = _Group(
+                    demand.request_group.name, demand.tenant, taken, tokens
+                )
+            assert request_group is not None
+            request_group.inside += 1
+            request_group.sequences -= demand.sequences
+            request_group.tokens -= demand.tokens
         else:
             self._take(demand.tenant, demand.sequences, demand.tokens)
         quota = self.quotas.take(
             demand.tenant,
-            requests=int(first and (demand.bulk is None or demand.bulk.first)),
+            requests=int(first and (demand.many_prompts is None or demand.many_prompts.first)),
             sequences=taken,
             tokens=demand.tokens + demand.max_tokens,
         )
-        return Place(self, demand, party, quota)
+        return AdmissionSlot(self, demand, request_group, quota)
 
     def _take(self, tenant: str, sequences: int, tokens: int) -> None:
         self._sequences.change(tenant, sequences)
@@ -264,14 +274,14 @@ class Admission:
             self._tokens.change(tenant, -tokens)
 
     def _serve(self) -> None:
-        """Admit applicants in turn, until the next one must wait for room."""
+        """Admit applicants in turn, until the next one must wait for capacity."""
         while (demand := self._next()) is not None:
             applicant = next(iter(self._line[demand.tenant]))
             self._take_out(applicant)
             try:
-                if not self._has_room_of_its_party(demand):
+                if not self._fits_its_group(demand):
                     self._check_quota(demand)
-                applicant.place = self._admit(demand)
+                applicant.slot = self._admit(demand)
             except RateLimited as error:  # those before it have used what there was when it asked
                 applicant.refusal = error
             applicant.waiter.wake()
@@ -279,9 +289,9 @@ class Admission:
     def _next(self, newcomer: Demand | None = None) -> Demand | None:
         """The demand to admit next: `newcomer`, or the first in line of a tenant.
 
-        A tenant at its own limit does not block the others. A demand that waits for the shared part of either room does
-        not block tenants that fit their reserved parts of both rooms. A demand that is larger than the shared part
-        blocks all others until the room is empty.
+        A tenant at its own limit does not block the others. A demand that waits for the shared part of either capacity
+        does not block tenants that fit their reserved parts of both rooms. A demand that is larger than the shared part
+        blocks all others until the capacity is empty.
         """
         firsts = {tenant: next(iter(line)).demand for tenant, line in self._line.items()}
         if newcomer is not None:
@@ -289,14 +299,16 @@ class Admission:
         somebody_waits = False
         for tenant in sorted(firsts, key=self._fullness):
             demand = firsts[tenant]
-            if self._has_room_of_its_party(demand):
+            if self._fits_its_group(demand):
                 return demand
             if not self.quotas.fits(tenant, _whole(demand)[0]):
                 continue
-            rooms = self._rooms(demand)
-            if all(room.fits(tenant, amount, kept_only=somebody_waits) for room, amount in rooms):
+            capacities = self._capacities(demand)
+            if all(
+                tenant_capacity.fits(tenant, amount, kept_only=somebody_waits) for tenant_capacity, amount in capacities
+            ):
                 return demand
-            if not all(room.may_fit(tenant, amount) for room, amount in rooms):
+            if not all(tenant_capacity.may_fit(tenant, amount) for tenant_capacity, amount in capacities):
                 return None
             somebody_waits = True
         return None
@@ -315,7 +327,7 @@ class Admission:
             del self._line[applicant.demand.tenant]
 
     def _refusal(self, sequences: int) -> EngineOverloaded:
-        text = f"the waiting room is full: {self._sequences.used} of {self.capacity} places are taken"
+        text = f"the waiting queue is full: {self._sequences.used} of {self.capacity} places are taken"
         if self._tokens is not None:
             text += f", {self._tokens.used} of {self._tokens.capacity} prompt tokens wait"
         return EngineOverloaded(text, retry_after=self._retry_after(sequences))
@@ -328,6 +340,8 @@ class Admission:
 
 
 def _whole(demand: Demand) -> tuple[int, int]:
-    """Sequences and prompt tokens, of the whole party if it is one's."""
-    party = demand.party
-    return (demand.sequences, demand.tokens) if party is None else (party.sequences, party.tokens)
+    """Sequences and prompt tokens, of the whole group if it is one's."""
+    request_group = demand.request_group
+    return (
+        (demand.sequences, demand.tokens) if request_group is None else (request_group.sequences, request_group.tokens)
+    )

@@ -8,8 +8,8 @@ from troupellm.protocol.messages.input import (
     Demand,
     EmbedsPrompt,
     PairPrompt,
-    Party,
     Prompt,
+    RequestGroup,
     TextPrompt,
     TokensPrompt,
 )
@@ -53,13 +53,13 @@ def demand_of(submission: Submission) -> Demand:
         tokens=estimate_tokens(submission.prompt),
         max_tokens=0 if submission.pooling else params.num_sequences * (params.max_tokens or 0),
         tenant=submission.tenant,
-        party=submission.party,
-        bulk=submission.bulk,
+        request_group=submission.request_group,
+        many_prompts=submission.many_prompts,
     )
 
 
-def party_of(name: str, prompts: Sequence[Prompt], params: SamplingParams) -> Party | None:
-    """One call's prompts as a party, which is let in as a whole; None for a lone prompt.
+def request_group_of(name: str, prompts: Sequence[Prompt], params: SamplingParams) -> RequestGroup | None:
+    """One call's prompts as a group, which is let in as a whole; None for a lone prompt.
 
     Args:
         name: unlike that of any other call.
@@ -67,7 +67,7 @@ def party_of(name: str, prompts: Sequence[Prompt], params: SamplingParams) -> Pa
     if len(prompts) < 2:
         return None
     sequences = len(prompts) * params.num_sequences
-    return Party(
+    return RequestGroup(
         name=name,
         sequences=sequences,
         tokens=sum(estimate_tokens(prompt) for prompt in prompts),

@@ -9,12 +9,12 @@ from troupellm.actors.admission.embeds_prompt import as_embeds
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import (
-    Bulk,
     ChatPrompt,
     EmbedsPrompt,
+    ManyPrompts,
     PairPrompt,
-    Party,
     Prompt,
+    RequestGroup,
     TextPrompt,
     TokensPrompt,
 )
@@ -36,14 +36,14 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """Wait for a place instead of being refused."""
     tenant: str = ""
     """Whose request it is; the name of its API key, never the key."""
-    party: Party | None = None
+    request_group: RequestGroup | None = None
     cache_salt: bytes = b""
     deadline: float | None = None
     """Seconds from now until which the request must have been scheduled."""
     streaming: bool = True
     pooling: PoolingParams | None = None
     """None generates; otherwise `params` only say that nothing is generated."""
-    bulk: Bulk | None = None
+    many_prompts: ManyPrompts | None = None
     hints: KVHints = NO_HINTS
 
 

@@ -6,7 +6,7 @@ _KEPT_SHARE = 0.5
 """Part of the capacity that is kept for tenants, by weight, as far as they do not use it."""
 
 
-class Room:
+class TenantCapacity:
     """Of sequences, or of tokens. A tenant whose name is not known has the common part only."""
 
     def __init__(self, capacity: int, weights: Mapping[str, float]) -> None:
@@ -24,7 +24,7 @@ class Room:
         """The reserved capacity that is not used."""
 
     def fits(self, tenant: str, amount: int, *, kept_only: bool = False) -> bool:
-        """True if there is room. An amount larger than the whole room fits when the room is empty.
+        """True if there is room. An amount larger than the whole capacity fits when the capacity is empty.
 
         A tenant's reserved part stays available to it even if other tenants turn out to need more than was estimated.
 

@@ -15,7 +15,7 @@ from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.served_parser import Speaker, Voice
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import ChatPrompt, Party
+from troupellm.protocol.messages.input import ChatPrompt, RequestGroup
 from troupellm.protocol.params.beam_search import beam_defaults
 from troupellm.protocol.params.outputs import Completion
 from troupellm.protocol.params.sampling import SamplingParams
@@ -66,7 +66,7 @@ class Door(PoolingDoor):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
-        party: Party | None = None,
+        request_group: RequestGroup | None = None,
         cache_salt: str | bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,
@@ -81,7 +81,7 @@ class Door(PoolingDoor):
                 as zeros in the answer.
             wait: wait for a place instead of raising EngineOverloaded.
             tenant: whose request it is: tenants get fair shares and share no prefix-cache entries.
-            party: those whose prompts belong to one call; see `party_of`.
+            request_group: those whose prompts belong to one call; see `request_group_of`.
             cache_salt: replaces the tenant in the prefix cache: requests with the same salt share cache entries with
                 each other, across tenants, and with no other request.
             deadline: seconds within which the request must have been scheduled.
@@ -105,7 +105,7 @@ class Door(PoolingDoor):
             params=params,
             wait=wait,
             tenant=tenant,
-            party=party,
+            request_group=request_group,
             cache_salt=as_salt(cache_salt, prompt),
             deadline=deadline,
             streaming=streaming,

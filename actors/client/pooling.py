@@ -13,7 +13,7 @@ from troupellm.actors.client.cosines import cosines
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.stream import Stream
 from troupellm.protocol.errors import InvalidRequest
-from troupellm.protocol.messages.input import Bulk, PairPrompt, TextPrompt, Truncation
+from troupellm.protocol.messages.input import ManyPrompts, PairPrompt, TextPrompt, Truncation
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.protocol.params.outputs import Pooled
 from troupellm.protocol.params.pooling import PoolingParams
@@ -96,7 +96,7 @@ class PoolingDoor(ABC):
                     deadline=deadline,
                     streaming=False,
                     pooling=params or PoolingParams(),
-                    bulk=Bulk(first=index == 0, tokens=tokens) if len(made) > 1 else None,
+                    many_prompts=ManyPrompts(first=index == 0, tokens=tokens) if len(made) > 1 else None,
                 )
             )
             if not first:

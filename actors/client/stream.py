@@ -145,16 +145,16 @@ class Stream:
 
         def taken() -> bool:
             try:
-                if not outbox.flows or not ready():
+                if not outbox.can_write_directly or not ready():
                     return False
                 take(outbox.take_all())
             except Exception as error:  # theirs, and not the output actor's, which calls this
                 self._failure = error
-                outbox.read_by(None)
+                outbox.set_sink(None)
                 return False
             return True
 
-        outbox.read_by(taken)
+        outbox.set_sink(taken)
 
     def take_ready(self) -> list[Delta]:
         """The pieces that wait to be read, at most one per sequence, without waiting for more.

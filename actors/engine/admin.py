@@ -19,12 +19,12 @@ class EngineAdmin(EngineLife):
 
     @property
     def is_paused(self) -> bool:
-        return self._require().system.rest.paused
+        return self._require().system.sleep_control.paused
 
     @property
     def is_sleeping(self) -> bool:
         """Not before the requests have finished that a sleep waits for."""
-        return self._require().system.rest.asleep
+        return self._require().system.sleep_control.asleep
 
     async def pause(self, mode: PauseMode = "abort", *, clear_cache: bool = True) -> None:
         """Compute nothing from when this returns until `resume`. Requests that come meanwhile wait.
@@ -38,14 +38,14 @@ class EngineAdmin(EngineLife):
             Conflict: `resume` was called before all had finished, another call waits for that, or nothing can finish
                 since the engine stands still already. Cancelling this call undoes it as well.
         """
-        await self._on_loop().system.rest.pause(mode, clear_cache=clear_cache)
+        await self._on_loop().system.sleep_control.pause(mode, clear_cache=clear_cache)
 
     async def resume(self) -> None:
         """
         Raises:
             Conflict: the engine sleeps; `wake` it.
         """
-        self._on_loop().system.rest.resume()
+        self._on_loop().system.sleep_control.resume()
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> SleepReport:
         """Pause, and give memory back until `wake`: at level 0 none, at 1 the KV cache, at 2 the weights too.
@@ -61,7 +61,7 @@ class EngineAdmin(EngineLife):
         Raises:
             Conflict: as of `pause`; what the engine slept at before it sleeps at still.
         """
-        return await self._on_loop().system.rest.sleep(level, mode)
+        return await self._on_loop().system.sleep_control.sleep(level, mode)
 
     async def wake(self, tags: Iterable[WakeTag] | None = None) -> SleepReport:
         """Take back what the sleep gave, and go on unless the engine was paused.
@@ -72,7 +72,7 @@ class EngineAdmin(EngineLife):
         Raises:
             ModelLoadError: the weights cannot be read any more; the engine sleeps on.
         """
-        return await self._on_loop().system.rest.wake(tags)
+        return await self._on_loop().system.sleep_control.wake(tags)
 
     async def abort(self, request_id: str) -> int:
         """End the open requests of that id, or of a call of that id; how many there were."""
@@ -104,11 +104,11 @@ class EngineAdmin(EngineLife):
             it does so when it goes on, or is closed.
         """
         seconds = 2 * self.config.offload.kv_offload_timeout
-        return await self._on_loop().system.rest.reset_cache(seconds, external=external)
+        return await self._on_loop().system.sleep_control.reset_cache(seconds, external=external)
 
     def keep_session(self, session: str, *, tenant: str = "") -> None:
         """The session's newest turn ended in tool calls: its KV blocks are leased for `tool_lease` seconds."""
-        self._on_loop().system.rest.tell(KeepTurn(tenant, session))
+        self._on_loop().system.sleep_control.tell(KeepTurn(tenant, session))
 
     async def prefetch_session(self, session: str, *, tenant: str = "") -> PrefetchReport | None:
         """Bring the KV blocks of a session's last turns to the device, out of host memory and outer tiers.
@@ -117,7 +117,7 @@ class EngineAdmin(EngineLife):
             where its blocks were found; None: the tenant has no such session. It has one once a request with
             `hints=KVHints(session=...)` has ended, and until 1,024 others of the tenant were used.
         """
-        return await self._on_loop().system.rest.ask(
+        return await self._on_loop().system.sleep_control.ask(
             lambda done: PrefetchSession(tenant, session, done), _SESSION_SECONDS
         )
 
@@ -127,7 +127,9 @@ class EngineAdmin(EngineLife):
         Returns:
             how many they are; None: the tenant has no such session.
         """
-        return await self._on_loop().system.rest.ask(lambda done: DropSession(tenant, session, done), _SESSION_SECONDS)
+        return await self._on_loop().system.sleep_control.ask(
+            lambda done: DropSession(tenant, session, done), _SESSION_SECONDS
+        )
 
     def kv_events(self, after: int | None = None, *, snapshot: bool = False) -> AsyncIterator[KVEvent]:
         """Changes of KV blocks, until the engine ends, for routers. A reader that falls behind loses events and is told
@@ -197,7 +199,7 @@ class EngineAdmin(EngineLife):
             raise InvalidRequest(f"max_steps must be between 1 and {MOST_PROFILED_STEPS}", param="max_steps")
         name = name or f"troupellm-{self._randomness.token(6)}"
         command = StartProfile(folder=folder, name=name, max_steps=max_steps)
-        await self._on_loop().system.rest.command(command)
+        await self._on_loop().system.sleep_control.command(command)
 
     async def stop_profile(self) -> ProfileReport:
         """Write the trace, for Perfetto or chrome://tracing.
@@ -205,5 +207,5 @@ class EngineAdmin(EngineLife):
         Raises:
             InvalidRequest: none is being recorded.
         """
-        report = await self._on_loop().system.rest.command(StopProfile())
+        report = await self._on_loop().system.sleep_control.command(StopProfile())
         return ProfileReport(file=report.file, steps=report.steps)

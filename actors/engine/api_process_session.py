@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from troupellm.actors.admission.submission import Submission
 from troupellm.actors.engine.api_process_outgoing import Outgoing, Sent
-from troupellm.actors.engine.submit import charge, count_rejection, hand_over, take_place
+from troupellm.actors.engine.submit import charge, count_rejection, hand_over, take_slot
 from troupellm.actors.engine.system import System
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.ports import Clock
@@ -158,19 +158,19 @@ class FrontSession:
 
     async def _bring_in(self, request: _Request) -> None:
         apply, handed_over = request.apply, False
-        place = await take_place(self._system, apply.demand, wait=apply.wait, deadline=apply.deadline)
+        slot = await take_slot(self._system, apply.demand, wait=apply.wait, deadline=apply.deadline)
         try:
-            self._post(Admitted(apply.request, place.quota))
+            self._post(Admitted(apply.request, slot.quota))
             await request.submitted.wait()
             assert request.submit is not None
             submission = _submission(request.apply, request.submit)
             handed_over = True  # the outbox leaves the place from here on
             on_wake = partial(self._on_wake, request)
-            outbox = await hand_over(self._system, self._config, place, apply.arrival, submission, on_wake)
+            outbox = await hand_over(self._system, self._config, slot, apply.arrival, submission, on_wake)
             self._on_wake(request, outbox)
         finally:
             if not handed_over:
-                place.leave()
+                slot.leave()
 
     def _on_wake(self, request: _Request, outbox: LocalOutbox) -> None:
         """The output actor, or who else ends requests, has something for the reader."""
@@ -256,7 +256,7 @@ def _submission(apply: Apply, submit: Submit) -> Submission:
         params=submit.params,
         wait=apply.wait,
         tenant=apply.demand.tenant,
-        party=apply.demand.party,
+        request_group=apply.demand.request_group,
         cache_salt=submit.cache_salt,
         deadline=apply.deadline,
         streaming=submit.streaming,

@@ -11,7 +11,7 @@ from troupellm.protocol.config.engine import EngineConfig
 
 CONTROLS_PER_SEQUENCE = 8
 """Control messages that may wait per sequence inside: its end, a pause, a resumption, and repeats of them."""
-CONTROL_SLACK = 4096
+CONTROL_MARGIN = 4096
 
 Overflow = Literal["wait", "credit", "drop"]
 

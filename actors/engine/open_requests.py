@@ -16,7 +16,7 @@ from typing import Never
 import anyio
 from anyio.abc import TaskStatus
 
-from troupellm.actors.admission.admission import Place
+from troupellm.actors.admission.admission import AdmissionSlot
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.ports import Clock
@@ -47,7 +47,7 @@ class OpenRequests:
         self._numbers = count(1)
         self._open: dict[int, LocalOutbox] = {}
         self._ids: dict[int, str] = {}
-        self._owed: dict[int, Place] = {}
+        self._owed: dict[int, AdmissionSlot] = {}
         """Places whose requests the scheduler has not closed yet: what they used is not known."""
         self._emptied: list[Waiter] = []
 
@@ -60,7 +60,7 @@ class OpenRequests:
 
     def add(
         self,
-        place: Place,
+        slot: AdmissionSlot,
         arrival: float,
         budget: int | None,
         on_wake: Callable[[LocalOutbox], None] | None = None,
@@ -69,7 +69,7 @@ class OpenRequests:
         outbox = LocalOutbox(
             next(self._numbers),
             arrival=arrival,
-            place=place,
+            slot=slot,
             clock=self._clock,
             budget=budget,
             to_scheduler=self._to_scheduler,
@@ -79,9 +79,9 @@ class OpenRequests:
         )
         self._open[outbox.request] = outbox
         self._ids[outbox.request] = request_id
-        self._owed[outbox.request] = place
-        place.handed_over = True
-        outbox.quota = place.quota
+        self._owed[outbox.request] = slot
+        slot.handed_over = True
+        outbox.quota = slot.quota
         return outbox
 
     def named(self, request_id: str) -> list[LocalOutbox]:
@@ -95,9 +95,9 @@ class OpenRequests:
         Args:
             began: something was computed for it.
         """
-        place = self._owed.pop(request, None)
-        if place is not None:
-            place.settle(usage.prompt_tokens if began else 0, usage.completion_tokens)
+        slot = self._owed.pop(request, None)
+        if slot is not None:
+            slot.settle(usage.prompt_tokens if began else 0, usage.completion_tokens)
 
     def end(self, outbox: LocalOutbox, error: TroupeError, *, by: str | None = None) -> None:
         """End one request from outside the flow: its reader gets the error, the scheduler forgets it.

@@ -18,7 +18,7 @@ from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import Conflict, EngineStopped, InvalidRequest, RequestAborted, TroupeError
 from troupellm.protocol.messages.scheduler import (
-    HaltPlanning,
+    PausePlanning,
     ResetPrefixCache,
     ResumePlanning,
     SchedulerControl,
@@ -54,7 +54,7 @@ _GIVEN_BACK: dict[int, tuple[WakeTag, ...]] = {
 }
 
 
-class Rest:
+class PauseAndSleep:
     """Changes happen one after another; only `resume` may call off a pause that waits for requests to finish.
 
     `paused` and `level` are what was asked for last; see `SleepReport.level`.
@@ -283,7 +283,7 @@ class Rest:
                     settled.append(still)
                     waiter.wake()
 
-                self._scheduler.control(HaltPlanning(mode == "wait", settle))
+                self._scheduler.control(PausePlanning(mode == "wait", settle))
                 if mode == "abort":
                     self._requests.end_all(_aborted, by="admin")
                 self._finishing = mode == "wait"

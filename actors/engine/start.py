@@ -13,14 +13,14 @@ from typing import Any, cast
 import anyio
 import msgspec
 
-from troupellm.actors.engine.system import Company, System
+from troupellm.actors.engine.system import EngineParts, System
 from troupellm.actors.guide.compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.metrics.exposition import Exposition
 from troupellm.actors.output.detokenizer import TextTables
 from troupellm.actors.runtime.ports import Clock, LoopPort, Randomness, StepThread, ThreadPool
 from troupellm.actors.runtime.processes import Processes
-from troupellm.actors.worker.process_host import ProcessSeat
-from troupellm.actors.worker.thread_host import ThreadSeat, WorkerSeat
+from troupellm.actors.worker.process_host import ProcessWorker
+from troupellm.actors.worker.thread_host import ThreadWorker, WorkerHost
 from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
@@ -62,7 +62,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: ChatTemplate
     speaker: Speaker
     defaults: dict[str, Any]
-    seat: WorkerSeat
+    worker_host: WorkerHost
     ready: WorkerReady
 
 
@@ -76,7 +76,7 @@ class Machinery:
         self._processes = processes
         self._unwanted = threading.Event()
         self._worker: Worker | None = None
-        self._process: ProcessSeat | None = None
+        self._process: ProcessWorker | None = None
         self._compiler: ProcessCompiler | None = None
         self._templates = TemplateProcesses()
         self._frozen = False
@@ -99,7 +99,7 @@ class Machinery:
                 await self.pool.run(check_fit, tokenizer, folder, home, None)
                 config = await self.pool.run(with_local_names, config, home, sink)
             tables = await self.pool.run(TextTables, tokenizer)
-            seat, ready = await self._load_worker(config, sink, factory, folder)
+            worker_host, ready = await self._load_worker(config, sink, factory, folder)
             if factory is None:  # a custom worker may have another vocabulary
                 await self.pool.run(check_fit, tokenizer, folder, home, ready.vocab_width)
                 for note in fit_notes(tokenizer, ready.vocab_width):
@@ -117,7 +117,7 @@ class Machinery:
             chat_template=speaker.template,
             speaker=speaker,
             defaults=defaults,
-            seat=seat,
+            worker_host=worker_host,
             ready=ready,
         )
 
@@ -127,7 +127,7 @@ class Machinery:
         """Its imports take longest, so they begin first."""
         if factory is not None and not isinstance(factory, str):
             raise ConfigError("a worker process needs its worker's import path, not a function", param="worker")
-        self._process = ProcessSeat(
+        self._process = ProcessWorker(
             factory or MODEL_WORKER,
             config,
             self._processes,
@@ -138,7 +138,7 @@ class Machinery:
 
     async def _load_worker(
         self, config: EngineConfig, sink: ProgressSink, factory: WorkerFactory | str | None, folder: Path
-    ) -> tuple[WorkerSeat, WorkerReady]:
+    ) -> tuple[WorkerHost, WorkerReady]:
         if self._process is not None:
             self._process.locate(folder, config)
             return self._process, await self._process.start()
@@ -150,7 +150,7 @@ class Machinery:
             worker.meanwhile(self.thread.hold())
         if isinstance(worker, HasIdleWork):
             self.thread.when_idle(worker.idle)
-        return ThreadSeat(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
+        return ThreadWorker(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
 
     def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:
         async def prepare(program: GuideProgram) -> None:
@@ -252,13 +252,13 @@ async def start(
         max_tokens=token_cap(config.model.override_generation_config),
         stream_interval=config.stream.stream_interval,
     )
-    company = Company(
-        config=config, ready=ready, limits=limits, seat=loaded.seat, tokenizer=loaded.tokenizer,
+    parts = EngineParts(
+        config=config, ready=ready, limits=limits, worker_host=loaded.worker_host, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         compiler=machinery.compiler(config, loaded),
         clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint),
     )  # fmt: skip
-    system = System(company)
+    system = System(parts)
     systems.append(system)
     group = anyio.create_task_group()
     await group.__aenter__()

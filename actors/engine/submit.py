@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import anyio
 
-from troupellm.actors.admission.admission import Place
+from troupellm.actors.admission.admission import AdmissionSlot
 from troupellm.actors.admission.demand import demand_of
 from troupellm.actors.admission.submission import Submission
 from troupellm.actors.engine.system import System
@@ -28,14 +28,14 @@ async def submit(system: System, clock: Clock, config: StreamConfig, request: Su
         QueueTimeout: the deadline passed while it waited for a place.
     """
     arrival = clock.now()
-    place = await take_place(system, demand_of(request), wait=request.wait, deadline=request.deadline)
-    return await hand_over(system, config, place, arrival, request)
+    slot = await take_slot(system, demand_of(request), wait=request.wait, deadline=request.deadline)
+    return await hand_over(system, config, slot, arrival, request)
 
 
 async def hand_over(
     system: System,
     config: StreamConfig,
-    place: Place,
+    slot: AdmissionSlot,
     arrival: float,
     request: Submission,
     on_wake: Callable[[LocalOutbox], None] | None = None,
@@ -51,7 +51,7 @@ async def hand_over(
     """
     deadline = system.queue_deadline(request.deadline)
     budget = config.stream_budget_tokens if request.streaming else None
-    outbox = system.requests.add(place, arrival, budget, on_wake, request.request_id)
+    outbox = system.requests.add(slot, arrival, budget, on_wake, request.request_id)
     message = PrepareRequest(
         request=outbox.request,
         request_id=request.request_id,
@@ -95,7 +95,7 @@ def charge(system: System, tenant: str, tokens: int) -> Quota | None:
     return quotas.take(tenant, requests=1, sequences=0, tokens=tokens)
 
 
-async def take_place(system: System, demand: Demand, *, wait: bool, deadline: float | None = None) -> Place:
+async def take_slot(system: System, demand: Demand, *, wait: bool, deadline: float | None = None) -> AdmissionSlot:
     """Room for a request.
 
     Args:

@@ -12,9 +12,9 @@ from anyio.abc import TaskStatus
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.engine.open_requests import OpenRequests, StallWatch
-from troupellm.actors.engine.sleep import Rest
+from troupellm.actors.engine.sleep import PauseAndSleep
 from troupellm.actors.engine.watchdog import Pulse, Stuck, Watchdog
-from troupellm.actors.engine.wiring import Builder, Company, Mailboxes
+from troupellm.actors.engine.wiring import Builder, EngineParts, Mailboxes
 from troupellm.actors.guide.actor import Guide
 from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.metrics.actor import MetricsSink, MetricsStore
@@ -29,7 +29,7 @@ from troupellm.protocol.messages.scheduler import AbortRequest, GuideBuilt, Sche
 from troupellm.protocol.messages.snapshot import ActorSnapshot, GuideSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import RestartWorker
 
-__all__ = ["Company", "System"]
+__all__ = ["EngineParts", "System"]
 
 STAGE_SECONDS = 2.0
 """How long each actor gets to drain at the end before it is cancelled."""
@@ -42,34 +42,34 @@ OnCrash = Callable[[Exception, list[Any]], None]
 class System:
     """The running tree. `run` never raises: a failure ends in `failure`, and everybody who waits is answered."""
 
-    def __init__(self, company: Company) -> None:
-        self._company = company
-        boxes = self._boxes = Mailboxes(company.config)
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        boxes = self._boxes = Mailboxes(parts.config)
         self.intake, self.scheduler, self.worker = boxes.intake, boxes.scheduler, boxes.worker
         self.output, self.metrics, self.guide = boxes.output, boxes.metrics, boxes.guide
-        self.admission = Admission(company.config.scheduler, company.clock)
+        self.admission = Admission(parts.config.scheduler, parts.clock)
         self.requests = OpenRequests(
-            company.clock, self._tell, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
+            parts.clock, self._tell, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
         )
-        self.rest = Rest(
+        self.sleep_control = PauseAndSleep(
             self.scheduler, self.worker, self.admission, self.requests, lambda: self.error("the engine was closed")
         )
-        self.store = MetricsStore(company.ready.max_model_len)
+        self.store = MetricsStore(parts.ready.max_model_len)
         self.failure: Exception | None = None
         self.drained_by: float | None = None
         """When a drain is to be over, on the engine's clock."""
         self.ended = anyio.Event()
-        cache = company.config.cache
+        cache = parts.config.cache
         self.kv_events: KVEventLog | None = None
         if cache.kv_events != "off":
             self.kv_events = KVEventLog(
-                cache.kv_events_buffer, company.ready.block_size, with_tokens=cache.kv_events == "tokens"
+                cache.kv_events_buffer, parts.ready.block_size, with_tokens=cache.kv_events == "tokens"
             )
-        self._builder = Builder(company, boxes, self._on_closed, self.kv_events)
+        self._builder = Builder(parts, boxes, self._on_closed, self.kv_events)
         self._scheduler = self._builder.scheduler()
         self._worker = self._builder.worker()
         self._guide = self._builder.guide()
-        self._supervisor = Supervisor(self._children(), company.clock)
+        self._supervisor = Supervisor(self._children(), parts.clock)
         self._scope = anyio.CancelScope()
         self._alarm: str | None = None
 
@@ -86,7 +86,7 @@ class System:
                     mailbox.close()
                 self._answer_everyone()
             finally:
-                self.rest.end()
+                self.sleep_control.end()
                 if self.kv_events is not None:
                     self.kv_events.close()
                 self.ended.set()
@@ -95,10 +95,10 @@ class System:
         """End the open requests, then stop stage by stage from the door inwards; what does not drain is cancelled."""
         try:
             self._supervisor.let_return()
-            self.rest.call_off()
+            self.sleep_control.call_off()
             self._answer_everyone()
-            if self._company.ready.tiers:
-                await self.rest.write_out(self._write_seconds())
+            if self._parts.ready.tiers:
+                await self.sleep_control.write_out(self._write_seconds())
             for mailbox in self._stages:
                 mailbox.close()
                 with anyio.move_on_after(STAGE_SECONDS):
@@ -111,7 +111,7 @@ class System:
         """How long KV blocks may be written that wait for it: what a drain has left, or as long as a stage."""
         if self.drained_by is None:
             return STAGE_SECONDS
-        return max(WRITE_SECONDS, self.drained_by - self._company.clock.now())
+        return max(WRITE_SECONDS, self.drained_by - self._parts.clock.now())
 
     @property
     def _stages(self) -> Sequence[Mailbox[Any, Any]]:
@@ -122,7 +122,7 @@ class System:
 
     def actor_snapshots(self) -> tuple[ActorSnapshot, ...]:
         mailboxes = (self.intake, self.guide, self.scheduler, self.worker, self.output, self.metrics)
-        restarts = self._supervisor.restarts | {"worker": self._worker.losses - self._worker.naps}
+        restarts = self._supervisor.restarts | {"worker": self._worker.losses - self._worker.num_sleeps}
         return tuple(ActorSnapshot(box.name, restarts[box.name], (box.snapshot(),)) for box in mailboxes)
 
     @property
@@ -152,7 +152,7 @@ class System:
 
     def _children(self) -> list[Child]:
         """In start order, as the supervision table has them."""
-        boxes, config = self._boxes, self._company.config
+        boxes, config = self._boxes, self._parts.config
         children = [
             _child("metrics", lambda: MetricsSink(self.metrics, self.store), self.metrics, _nobody_waits),
             _child("output", self._builder.output, self.output, self._on_output_crash),
@@ -162,7 +162,7 @@ class System:
             _child("intake", self._builder.intake, self.intake, self._on_intake_crash),
         ]
         if stall := config.stream.stall_timeout:
-            clock = self._company.clock
+            clock = self._parts.clock
             children.append(
                 _child("stalls", lambda: StallWatch(boxes.stalls, self.requests, clock, stall), boxes.stalls)
             )
@@ -178,7 +178,7 @@ class System:
         return Watchdog(
             self._boxes.watchdog,
             self._pulse,
-            timeout=self._company.config.worker.watchdog_timeout,
+            timeout=self._parts.config.worker.watchdog_timeout,
             alarm=self._on_alarm,
             mend=self._mend,
             crash=self._supervisor.crash,
@@ -190,7 +190,7 @@ class System:
             scheduler=self.scheduler_snapshot,
             actors=self.actor_snapshots(),
             last_step=worker.last_step,
-            computing=worker.busy_since is not None or worker.restarting is not None or worker.obeying,
+            computing=worker.busy_since is not None or worker.restarting is not None or worker.executing,
         )
 
     def _on_alarm(self, text: str | None) -> None:
@@ -249,7 +249,7 @@ class System:
 
     def queue_deadline(self, wanted: float | None) -> float | None:
         """Seconds that a request may wait to begin: as long as it wants, and never longer than any may."""
-        most = self._company.config.scheduler.queue_timeout
+        most = self._parts.config.scheduler.queue_timeout
         return min((seconds for seconds in (wanted, most) if seconds is not None), default=None)
 
     def _on_closed(self, closed: RequestClosed) -> None:

@@ -6,7 +6,7 @@ from typing import Never
 
 import msgspec
 
-from troupellm.actors.engine.edges import CONTROL_SLACK, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
+from troupellm.actors.engine.edges import CONTROL_MARGIN, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
 from troupellm.actors.guide.actor import Guide
 from troupellm.actors.guide.compiler import GuideCompiler
 from troupellm.actors.input.actor import Intake
@@ -18,7 +18,7 @@ from troupellm.actors.runtime.ports import Clock, Randomness, Threads
 from troupellm.actors.scheduler.actor import Scheduler
 from troupellm.actors.scheduler.core import SchedulerCore
 from troupellm.actors.worker.actor import WorkerActor
-from troupellm.actors.worker.thread_host import WorkerSeat
+from troupellm.actors.worker.thread_host import WorkerHost
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
@@ -32,14 +32,14 @@ from troupellm.protocol.messages.worker import StepPlan, WorkerReady
 from troupellm.protocol.params.sampling import Limits
 
 
-class Company(msgspec.Struct, frozen=True, kw_only=True):
+class EngineParts(msgspec.Struct, frozen=True, kw_only=True):
     """The shared parts that the actors are built from."""
 
     config: EngineConfig
     ready: WorkerReady
     limits: Limits
-    seat: WorkerSeat
-    """The worker's seat, with the model loaded."""
+    worker_host: WorkerHost
+    """The worker's host, with the model loaded."""
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
@@ -65,7 +65,7 @@ class Mailboxes:
         self.scheduler: Mailbox[SchedulerMessage, SchedulerControl] = Mailbox(
             "scheduler",
             capacity["scheduler"],
-            control_capacity=CONTROLS_PER_SEQUENCE * capacity["scheduler"] + CONTROL_SLACK,
+            control_capacity=CONTROLS_PER_SEQUENCE * capacity["scheduler"] + CONTROL_MARGIN,
         )
         self.worker: Mailbox[StepPlan, WorkerControl] = Mailbox("worker", capacity["worker"])
         self.output: Mailbox[OutputMessage, Never] = Mailbox("output", capacity["output"])
@@ -79,7 +79,7 @@ class Builder:
 
     def __init__(
         self,
-        company: Company,
+        parts: EngineParts,
         boxes: Mailboxes,
         on_closed: Callable[[RequestClosed], None],
         kv_events: KVEventLog | None = None,
@@ -91,83 +91,83 @@ class Builder:
         """
         self._kv_events = kv_events
         self._on_closed = on_closed
-        self._company = company
+        self._parts = parts
         self._boxes = boxes
         self._rows: Iterator[int] = count()
 
     @property
     def _caching(self) -> bool:
         """Where every token sees every other one, no part of a prompt serves another prompt."""
-        return self._company.config.cache.enable_prefix_caching and not self._company.ready.whole_prompts
+        return self._parts.config.cache.enable_prefix_caching and not self._parts.ready.whole_prompts
 
     def intake(self) -> Intake:
-        company, boxes = self._company, self._boxes
+        parts, boxes = self._parts, self._boxes
         return Intake(
             boxes.intake,
             boxes.output,
             boxes.scheduler,
             boxes.guide,
-            tokenizer=company.tokenizer,
-            chat_template=company.chat_template,
-            limits=company.limits,
-            ready=company.ready,
-            threads=company.pool,
-            clock=company.clock,
-            randomness=company.randomness,
+            tokenizer=parts.tokenizer,
+            chat_template=parts.chat_template,
+            limits=parts.limits,
+            ready=parts.ready,
+            threads=parts.pool,
+            clock=parts.clock,
+            randomness=parts.randomness,
             rows=self._rows,
-            hash_key=company.hash_key if self._caching else None,
+            hash_key=parts.hash_key if self._caching else None,
         )
 
     def guide(self) -> Guide:
-        company, boxes = self._company, self._boxes
+        parts, boxes = self._parts, self._boxes
         return Guide(
             boxes.guide,
             boxes.output,
             boxes.scheduler,
-            company.compiler,
-            company.seat.prepare_guide,
-            company.config.guide,
-            company.clock,
-            warm=bool(company.config.worker.worker_process),
+            parts.compiler,
+            parts.worker_host.prepare_guide,
+            parts.config.guide,
+            parts.clock,
+            warm=bool(parts.config.worker.worker_process),
         )
 
     def scheduler(self) -> Scheduler:
-        company, boxes = self._company, self._boxes
+        parts, boxes = self._parts, self._boxes
         core = SchedulerCore(
-            company.config.scheduler,
-            company.ready,
+            parts.config.scheduler,
+            parts.ready,
             enable_prefix_caching=self._caching,
-            hash_key=company.hash_key,
-            speculative=company.config.speculation.speculative_config,
+            hash_key=parts.hash_key,
+            speculative=parts.config.speculation.speculative_config,
             kv_events=self._kv_events,
-            offload=company.config.offload,
-            leases=company.config.leases,
+            offload=parts.config.offload,
+            leases=parts.config.leases,
             builds_guides=True,
         )
-        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, company.clock, boxes.guide)
+        return Scheduler(core, boxes.scheduler, boxes.worker, boxes.output, boxes.metrics, parts.clock, boxes.guide)
 
     def worker(self) -> WorkerActor:
-        company, boxes = self._company, self._boxes
-        timeout = company.config.worker.step_deadline
+        parts, boxes = self._parts, self._boxes
+        timeout = parts.config.worker.step_deadline
         return WorkerActor(
             boxes.worker,
             boxes.scheduler,
-            company.seat,
-            company.clock,
+            parts.worker_host,
+            parts.clock,
             timeout,
             SUPERVISION["worker"].intensity,
         )
 
     def output(self) -> Output:
-        company, boxes = self._company, self._boxes
-        interval = company.config.stream.flush_interval or 0.0
+        parts, boxes = self._parts, self._boxes
+        interval = parts.config.stream.flush_interval or 0.0
         return Output(
             boxes.output,
-            company.tables,
+            parts.tables,
             boxes.scheduler.control,
-            company.clock,
+            parts.clock,
             flush_interval=interval,
-            wakes_per_second=company.config.stream.wakes_per_second or 0.0,
-            most_wakes_per_second=company.config.stream.most_wakes_per_second or 0.0,
+            wakes_per_second=parts.config.stream.wakes_per_second or 0.0,
+            most_wakes_per_second=parts.config.stream.most_wakes_per_second or 0.0,
             on_closed=self._on_closed,
         )

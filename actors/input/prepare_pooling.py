@@ -5,7 +5,7 @@ from array import array
 import msgspec
 
 from troupellm.actors.input.prepare import Prepared, Preparer
-from troupellm.actors.input.tokenize import CUT_SLACK, check_unicode, kept_tokens, prompt_field, tokenize, too_long
+from troupellm.actors.input.tokenize import CUT_MARGIN, check_unicode, kept_tokens, prompt_field, tokenize, too_long
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import EmbedsPrompt, PairPrompt, PrepareRequest, Prompt, TokensPrompt
 from troupellm.protocol.messages.output import OpenRequest
@@ -60,7 +60,7 @@ class PoolingPreparer(Preparer):
         if not all(isinstance(text, str) for text in texts):
             raise InvalidRequest(f"{field} must be two texts", param=field, code="invalid_type")
         keep, side = kept_tokens(truncation, longest, 0), "right" if truncation is None else truncation.side
-        letters = (longest if keep is None else keep + CUT_SLACK) * self._tokenizer.longest_token
+        letters = (longest if keep is None else keep + CUT_MARGIN) * self._tokenizer.longest_token
         cut = False
         if keep is not None:
             cut = any(len(text) > letters for text in texts)

@@ -22,7 +22,7 @@ from troupellm.protocol.messages.input import (
 _MOST_INT32 = 2**31 - 1
 _HALF = re.compile("[\ud800-\udfff]")
 """Of a surrogate pair: a conversation that has one somewhere goes on without it."""
-CUT_SLACK = 64
+CUT_MARGIN = 64
 """Tokens beyond those that are kept whose text is tokenized too, so that the cut itself changes none that are kept."""
 
 
@@ -63,8 +63,8 @@ def tokenize(
     text, add_special_tokens = _text(prompt, template)
     keep, letters = kept_tokens(prompt.truncation, most_tokens, answer_tokens), len(text)
     if keep is not None and prompt.truncation is not None:
-        text = _cut(text, (keep + CUT_SLACK) * tokenizer.longest_token, prompt.truncation)
-    check_length(field, text, tokenizer, most_tokens, slack=0 if keep is None else CUT_SLACK)
+        text = _cut(text, (keep + CUT_MARGIN) * tokenizer.longest_token, prompt.truncation)
+    check_length(field, text, tokenizer, most_tokens, margin=0 if keep is None else CUT_MARGIN)
     if keep is None or prompt.truncation is None:
         try:
             ids = tokenizer.encode(text, add_special_tokens=add_special_tokens, most=most_tokens)
@@ -111,7 +111,7 @@ def _without_halves(text: str) -> str:
     return text
 
 
-def check_length(field: str, text: str, tokenizer: Tokenizer, most_tokens: int | None, slack: int = 0) -> None:
+def check_length(field: str, text: str, tokenizer: Tokenizer, most_tokens: int | None, margin: int = 0) -> None:
     """
     Args:
         slack: tokens beyond `most_tokens` that are cut off later.
@@ -119,7 +119,7 @@ def check_length(field: str, text: str, tokenizer: Tokenizer, most_tokens: int |
     Raises:
         InvalidRequest: text that is no Unicode, or too long for so many tokens, however few of them it needs.
     """
-    if most_tokens is not None and len(text) > (most_tokens + slack) * tokenizer.longest_token:
+    if most_tokens is not None and len(text) > (most_tokens + margin) * tokenizer.longest_token:
         raise too_long(field, most_tokens, len(text) // tokenizer.longest_token, "has at least")
     check_unicode(field, text)
 

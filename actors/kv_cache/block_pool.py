@@ -190,7 +190,7 @@ class BlockPool:
                 if block in self._cached:
                     self._cached.move_to_end(block, last=False)
 
-    def label(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"") -> None:
+    def cache_block(self, block: int, key: bytes, parent: bytes = b"", tokens: bytes = b"") -> None:
         """Make a used, full block findable. Another block with the same content keeps the name if it has it.
 
         Args:
@@ -213,7 +213,7 @@ class BlockPool:
         if self._events is not None:
             self._events.stored(chained, group, before, tokens)
 
-    def label_beginning(self, block: int, parent: bytes, tokens: bytes) -> None:
+    def cache_partial_block(self, block: int, parent: bytes, tokens: bytes) -> None:
         """Make the first positions of a used block findable; nothing happens where another block has the same."""
         if self._key_of[block] is not None:
             return

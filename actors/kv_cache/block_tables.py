@@ -13,7 +13,7 @@ from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_pref
 from troupellm.actors.kv_cache.tiers import Tiers
 from troupellm.actors.sequences.host_hit import HostHit
 from troupellm.actors.sequences.sequence import Sequence
-from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.actors.sequences.shared_prompt import SharedPrompt
 from troupellm.protocol.messages.worker import NULL_BLOCK, BlockCopy, CacheGroup
 
 
@@ -69,9 +69,11 @@ class BlockTables:
 
     def windows_of(self, sequence: Sequence) -> tuple[int | None, ...]:
         """Each group's window. A beam keeps all blocks, since a step may let another beam go on from far behind it."""
-        return self._all_kept if sequence.lockstep else self.windows
+        return self._all_kept if sequence.is_beam else self.windows
 
-    def admit(self, sequence: Sequence, reserve: int, trunk: Trunk | None = None, *, span: int | None = None) -> bool:
+    def admit(
+        self, sequence: Sequence, reserve: int, shared_prompt: SharedPrompt | None = None, *, span: int | None = None
+    ) -> bool:
         """Give a sequence blocks for all its known tokens, found ones first; False changes nothing.
 
         Found tokens count as computed, so the sequence starts behind them: behind full blocks that it shares, and
@@ -80,18 +82,18 @@ class BlockTables:
         step must have something to compute logits from. `reserve` blocks stay available for others.
 
         Args:
-            trunk: what was computed for the sequence's request; used instead of the prefix cache.
+            shared prompt: what was computed for the sequence's request; used instead of the prefix cache.
             span: tokens that the sequence computes first, at most, for which alone groups with a window get blocks.
         """
         if not sequence.reads_prefix_cache:
-            trunk = None
-        caching = self.caching and sequence.reads_prefix_cache and trunk is None
+            shared_prompt = None
+        caching = self.caching and sequence.reads_prefix_cache and shared_prompt is None
         windows, size, pool = self.windows_of(sequence), self.block_size, self.pool
         beginnings: tuple[int, ...] = ()
         num_copied = 0
-        if trunk is not None:
-            hits = self._trunk_blocks(sequence, trunk)
-            beginnings, num_copied = self._trunk_end(sequence, trunk)
+        if shared_prompt is not None:
+            hits = self._shared_prompt_blocks(sequence, shared_prompt)
+            beginnings, num_copied = self._shared_prompt_end(sequence, shared_prompt)
         elif caching:
             hits = self.find_prefix(sequence)
             beginnings, num_copied = self._find_beginnings(sequence, len(hits[0]))
@@ -124,9 +126,9 @@ class BlockTables:
                 self._copies[fresh[0]] = BlockCopy(group, origins[group], fresh[0])
         sequence.capacity = min(map(len, sequence.tables)) * size
         sequence.num_computed = sequence.num_confirmed_prefill = start
-        sequence.num_labelled = num_hits
-        sequence.num_offered = 0 if trunk is None else num_hits
-        sequence.cache_age = self._age if trunk is None else trunk.cache_age
+        sequence.num_cached_blocks = num_hits
+        sequence.num_offered = 0 if shared_prompt is None else num_hits
+        sequence.cache_age = self._age if shared_prompt is None else shared_prompt.cache_age
         if any(loads):
             sequence.host_hits = self._name_hits(sequence, loads)
         if caching:
@@ -166,7 +168,7 @@ class BlockTables:
         that does not suffice, all that no step from here on reads.
         """
         pool, wanted, tables = self.pool, self.blocks_for(num_positions), sequence.tables
-        self.label(sequence)
+        self.cache_blocks(sequence)
         if self._plain:
             missing_blocks = wanted - len(tables[0])
             if pool.num_available < missing_blocks:
@@ -175,7 +177,7 @@ class BlockTables:
             tables[0] += blocks
             sequence.capacity += missing_blocks * self.block_size
             return (tuple(blocks),)
-        slides = self._slides and not sequence.lockstep
+        slides = self._slides and not sequence.is_beam
         if slides:
             self._slide(sequence, sequence.num_confirmed)
         missing = [max(0, wanted - len(table)) for table in tables]
@@ -192,11 +194,11 @@ class BlockTables:
         sequence.capacity = min([len(table) for table in tables]) * self.block_size
         return tuple(added)
 
-    def label(self, sequence: Sequence) -> None:
+    def cache_blocks(self, sequence: Sequence) -> None:
         """Let others find the blocks that are full of confirmed positions."""
-        if not self.may_label(sequence):
+        if not self.may_cache(sequence):
             return
-        size, first = self.block_size, sequence.num_labelled
+        size, first = self.block_size, sequence.num_cached_blocks
         num_full = sequence.num_confirmed // size
         if num_full <= first:
             return
@@ -204,35 +206,35 @@ class BlockTables:
         if len(keys) == first + 1:  # as with every block that an answer fills
             self.hasher.extend(keys, contents)
         else:
-            self.name_blocks(sequence, num_full)
+            self.extend_keys(sequence, num_full)
         for table in sequence.tables:
             for index, block in enumerate(table[first:num_full]):
                 if block != NULL_BLOCK:
                     tokens = contents[4 * size * index : 4 * size * (index + 1)]
-                    self.pool.label(block, keys[first + index + 1], keys[first + index], tokens)
-        sequence.num_labelled = num_full
+                    self.pool.cache_block(block, keys[first + index + 1], keys[first + index], tokens)
+        sequence.num_cached_blocks = num_full
         if self.tiers is not None:
             self.tiers.offer(sequence)
 
-    def label_loaded(self, hit: HostHit) -> None:
+    def cache_loaded_block(self, hit: HostHit) -> None:
         """Let others find a block that has come back to the device."""
         if hit.cache_age == self._age:
-            self.pool.label(hit.block, hit.chained, hit.parent, hit.tokens)
+            self.pool.cache_block(hit.block, hit.chained, hit.parent, hit.tokens)
 
-    def label_all(self, sequence: Sequence) -> None:
+    def cache_all_blocks(self, sequence: Sequence) -> None:
         """Let others find everything that is confirmed, the beginning of a block too."""
-        self.label(sequence)
-        if not self.may_label(sequence):
+        self.cache_blocks(sequence)
+        if not self.may_cache(sequence):
             return
         num_full, rest = divmod(sequence.num_confirmed, self.block_size)
-        if not rest or sequence.num_labelled != num_full:
+        if not rest or sequence.num_cached_blocks != num_full:
             return
         begin = num_full * self.block_size
         content = sequence.tokens[begin : begin + rest].tobytes()
-        keys = self.name_blocks(sequence, num_full)
+        keys = self.extend_keys(sequence, num_full)
         for table in sequence.tables:
             if table[num_full] != NULL_BLOCK:
-                self.pool.label_beginning(table[num_full], keys[num_full], content)
+                self.pool.cache_partial_block(table[num_full], keys[num_full], content)
 
     def forget(self, sequence: Sequence) -> None:
         """Do not let others find the sequence's blocks, whose contents cannot be trusted."""
@@ -278,10 +280,10 @@ class BlockTables:
         """Whether the next plan, or the one before it, copies from or to a block."""
         return any(block in (copy.source, copy.target) for copy in (*self._copies.values(), *self._copied))
 
-    def covers(self, sequence: Sequence, trunk: Trunk) -> bool:
-        """Whether a trunk still has all that a sequence would see that starts behind it."""
-        start = min(trunk.num_positions, len(sequence.tokens) - 1)
-        for window, table in zip(self.windows_of(sequence), trunk.tables, strict=True):
+    def covers(self, sequence: Sequence, shared_prompt: SharedPrompt) -> bool:
+        """Whether a shared prompt still has all that a sequence would see that starts behind it."""
+        start = min(shared_prompt.num_positions, len(sequence.tokens) - 1)
+        for window, table in zip(self.windows_of(sequence), shared_prompt.tables, strict=True):
             first = 0 if window is None else max(0, start + 1 - window) // self.block_size
             if first * self.block_size < start and table[first] == NULL_BLOCK:
                 return False
@@ -310,14 +312,15 @@ class BlockTables:
         copy = self._copies.get(block)
         return block if copy is None else copy.source
 
-    def may_label(self, sequence: Sequence) -> bool:
+    def may_cache(self, sequence: Sequence) -> bool:
         """A key stands for all tokens before its block too, so what was computed on top of a reset cache has none."""
         return self.caching and sequence.cache_age == self._age
 
-    def name_blocks(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+    def extend_keys(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
         """The sequence's keys, extended to cover its first `num_blocks` blocks.
 
-        They may end anywhere before: a sequence that starts behind a trunk has labelled blocks that it never named.
+        They may end anywhere before: a sequence that starts behind a shared prompt has cached blocks that it never
+        hashed.
         """
         keys = sequence.keys
         named = len(keys) - 1
@@ -329,7 +332,7 @@ class BlockTables:
         """Blocks per group of the longest known prefix that leaves at least the last token to compute; IN_HOST where
         host memory has one."""
         longest = (len(sequence.tokens) - 1) // self.block_size
-        keys = self.name_blocks(sequence, longest)[1 : longest + 1]
+        keys = self.extend_keys(sequence, longest)[1 : longest + 1]
         tiers = self.tiers
         known = self.pool if tiers is None or not tiers.reads(sequence) else WithHost(self.pool, tiers.in_host)
         return find_prefix(known, keys, self.windows_of(sequence), self.block_size)
@@ -348,15 +351,15 @@ class BlockTables:
                     hits.append(HostHit(group, index, block, key, chained, parent, tokens, sequence.cache_age))
         return hits
 
-    def _trunk_blocks(self, sequence: Sequence, trunk: Trunk) -> list[list[int]]:
-        """Per group the full blocks of a trunk that the sequence shares."""
-        full = min(trunk.num_positions, len(sequence.tokens) - 1) // self.block_size
-        return [table[:full] for table in trunk.tables]
+    def _shared_prompt_blocks(self, sequence: Sequence, shared_prompt: SharedPrompt) -> list[list[int]]:
+        """Per group the full blocks of a shared prompt that the sequence shares."""
+        full = min(shared_prompt.num_positions, len(sequence.tokens) - 1) // self.block_size
+        return [table[:full] for table in shared_prompt.tables]
 
-    def _trunk_end(self, sequence: Sequence, trunk: Trunk) -> tuple[tuple[int, ...], int]:
+    def _shared_prompt_end(self, sequence: Sequence, shared_prompt: SharedPrompt) -> tuple[tuple[int, ...], int]:
         """The block of each group to copy from behind those, and how many positions of it."""
-        full, rest = divmod(min(trunk.num_positions, len(sequence.tokens) - 1), self.block_size)
-        return (tuple(table[full] for table in trunk.tables), rest) if rest else ((), 0)
+        full, rest = divmod(min(shared_prompt.num_positions, len(sequence.tokens) - 1), self.block_size)
+        return (tuple(table[full] for table in shared_prompt.tables), rest) if rest else ((), 0)
 
     def _find_beginnings(self, sequence: Sequence, num_hits: int) -> tuple[tuple[int, ...], int]:
         """The block of each group to copy from behind the first `num_hits` blocks, and how many positions of it."""

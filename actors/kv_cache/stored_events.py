@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from troupellm.protocol.messages.kv_events import Medium
 
-_SLACK = 1024
+_MARGIN = 1024
 
 
 class StoredBlock(NamedTuple):
@@ -41,7 +41,7 @@ class Standing:
         self._number[block.medium, block.group, block.key] = number
         self._blocks[number] = block
         self._order.append(number)
-        if len(self._order) > 2 * len(self._blocks) + _SLACK:
+        if len(self._order) > 2 * len(self._blocks) + _MARGIN:
             self._order = list(self._blocks)
 
     def remove(self, medium: Medium, group: int, key: bytes) -> None:

@@ -1,6 +1,6 @@
 """Sequences that ask outer tiers for blocks: first how many there are, then for the blocks, into host memory.
 
-They hold no device blocks meanwhile and are not in the waiting room, where others go past them. Each asks once and
+They hold no device blocks meanwhile and are not in the waiting queue, where others go past them. Each asks once and
 waits a bounded time; then it goes back, and is admitted with what has arrived. One whose prefix is longer than host
 memory has places for asks again for the rest, when what has arrived is on the device.
 """

@@ -212,7 +212,7 @@ class Prefetches:
             if answer.ok:
                 self._cost.learn("load", answer.seconds)
                 if job.age == self._tables.cache_age:
-                    self._tables.pool.label(block, chained, parent)
+                    self._tables.pool.cache_block(block, chained, parent)
             self._ended(name, job)
 
         job.pending += 1

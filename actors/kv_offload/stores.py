@@ -50,10 +50,10 @@ class Stores:
             last: the sequence gives its blocks up: what finds no credit is stored later, if it is still there then.
             all_of_it: also what was of little use so far.
         """
-        end = sequence.num_labelled
-        if sequence.num_offered >= end or sequence.loading is not None or not self._tables.may_label(sequence):
+        end = sequence.num_cached_blocks
+        if sequence.num_offered >= end or sequence.loading is not None or not self._tables.may_cache(sequence):
             return
-        keys = self._tables.name_blocks(sequence, end)
+        keys = self._tables.extend_keys(sequence, end)
         for index in range(sequence.num_offered, end):
             chained = keys[index + 1]
             if self._threshold and not all_of_it and self._uses.get(chained, 0) < self._threshold:

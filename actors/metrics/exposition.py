@@ -137,7 +137,7 @@ class _EngineCollector(Collector):
             "prefix_cache_evictions", "Cached blocks given away for others.", base, scheduler.prefix_evictions
         )
         yield counter("replays", "Sequences computed again after the worker was lost.", base, scheduler.replays)
-        yield counter("convicted", "Requests failed because they killed the worker.", base, scheduler.convicted)
+        yield counter("convicted", "Requests failed because they killed the worker.", base, scheduler.blamed)
         yield counter("dropped_results", "Late rows of results.", base, scheduler.dropped_results)
         yield gauge("requests_quarantined", "Requests suspected of killing the worker.", base, quarantined)
         yield gauge("requests_open", "Requests that have not ended.", base, snapshot.open_requests)

@@ -12,7 +12,7 @@ import msgspec
 
 from troupellm.actors.output.detokenizer import SequenceText, TextTables
 from troupellm.actors.output.logprobs import token_logprobs
-from troupellm.actors.output.rows import NOBODY, Company, OutputRequest, OutputRow
+from troupellm.actors.output.rows import NOBODY, OutputRequest, OutputRow, StepRows
 from troupellm.actors.output.stop_regions import StopRegions
 from troupellm.actors.output.stop_strings import StopStrings
 from troupellm.protocol.errors import TroupeError, row_failure
@@ -55,7 +55,7 @@ class OutputCore:
         """Those that take the hot path."""
         self._stopped: dict[int, OutputRequest] = {}
         """By row, those of open requests that have met a stop string."""
-        self._company = NOBODY
+        self._step_rows = NOBODY
         """Rows of the last step that take the hot path; `NOBODY` once a row has joined or left the hot path."""
         self._readers = 0
         """Requests that stream and have a first token: those that wait or answer in one piece are not woken."""
@@ -140,16 +140,16 @@ class OutputCore:
         finished = {end.row: end for end in message.finished} if message.finished else {}
         for number in finished:
             self._leave_hot_path(number)
-        if message.rows != self._company.rows:
-            self._company = Company(message.rows, self._keeping)
-        crowd, counts = self._company.crowd, message.token_counts
+        if message.rows != self._step_rows.rows:
+            self._step_rows = StepRows(message.rows, self._keeping)
+        crowd, counts = self._step_rows.crowd, message.token_counts
         if len(crowd) == len(counts) == counts.count(1):  # the usual step
             for row, token in zip(crowd, message.tokens, strict=True):
                 row.ids.append(token)
                 if not row.request.dirty:
                     self._mark(row.request, row.index)
         else:
-            self._take(message, self._company.kept, finished, now)
+            self._take(message, self._step_rows.kept, finished, now)
         for end in finished.values():
             if end.row in self._rows:
                 self._advance(self._rows[end.row], end.row, (), None, end, now)
@@ -239,7 +239,7 @@ class OutputCore:
         if not row.logprobs:
             if row.text is None or row.text.plain:
                 self._keeping[number] = row
-                self._company = NOBODY
+                self._step_rows = NOBODY
             else:
                 row.stepwise = row.text
         self._wake(row.request, now)
@@ -358,7 +358,7 @@ class OutputCore:
     def _leave_hot_path(self, number: int) -> None:
         """Idempotent."""
         self._keeping.pop(number, None)
-        self._company = NOBODY
+        self._step_rows = NOBODY
 
     def _share_wakes(self) -> None:
         """There is one reader more or less."""

@@ -16,7 +16,7 @@ from troupellm.protocol.params.outputs import Delta, Timing, TokenLogprob, Usage
 from troupellm.protocol.quota import Quota
 
 
-class Seat(Protocol):
+class RequestSlot(Protocol):
     """Notifications of an outbox to the place that its request takes up."""
 
     def tokenized(self, tokens: int) -> None: ...
@@ -38,7 +38,7 @@ class LocalOutbox:
         request: int,
         *,
         arrival: float,
-        place: Seat,
+        slot: RequestSlot,
         clock: Clock,
         budget: int | None,
         to_scheduler: Callable[[SchedulerControl], None],
@@ -62,7 +62,7 @@ class LocalOutbox:
         self.started = False
         self.paused_since: float | None = None
         self.arrival = arrival
-        self._place = place
+        self._slot = slot
         self._clock = clock
         self.streams = budget is not None
         self._budget: float = math.inf if budget is None else budget
@@ -72,7 +72,7 @@ class LocalOutbox:
         self._on_wake = on_wake
         self._pending: dict[int, list[Delta]] = {}
         self._apart = False
-        self._taker: Callable[[], bool] | None = None
+        self._sink: Callable[[], bool] | None = None
         self._undelivered = 0
         self._waiters: list[Waiter] = []
         self._watchers: list[Callable[[], None]] = []
@@ -84,7 +84,7 @@ class LocalOutbox:
 
     def opened(self, prompt_token_ids: tuple[int, ...]) -> None:
         self.prompt_token_ids = prompt_token_ids
-        self._place.tokenized(len(prompt_token_ids))
+        self._slot.tokenized(len(prompt_token_ids))
         if self.cancelled or self.terminal:
             self._to_scheduler(AbortRequest(self.request))
         self._wake_readers()
@@ -108,7 +108,7 @@ class LocalOutbox:
     def pooled(self, vector: bytes) -> None:
         if not self.started:
             self.started = True
-            self._place.scheduled()
+            self._slot.scheduled()
         self.vector = vector
 
     def close(self, usage: Usage, scheduled: float | None, first_token: float | None) -> None:
@@ -129,18 +129,18 @@ class LocalOutbox:
         self._end()
 
     def wake(self) -> None:
-        if self.streams and not (self._taker is not None and self._taker()):
+        if self.streams and not (self._sink is not None and self._sink()):
             self._wake_readers()
 
     # From the reader.
 
-    def read_by(self, taker: Callable[[], bool] | None) -> None:
-        """From now on `taker` is called before those who wait are woken; they sleep on where it says that it has taken
+    def set_sink(self, sink: Callable[[], bool] | None) -> None:
+        """From now on `sink` is called before those who wait are woken; they sleep on where it says that it has taken
         all there was."""
-        self._taker = None if self.terminal or self.cancelled else taker
+        self._sink = None if self.terminal or self.cancelled else sink
 
     @property
-    def flows(self) -> bool:
+    def can_write_directly(self) -> bool:
         """Pieces wait, and none of them ends its sequence."""
         if self.terminal or not self._pending:
             return False
@@ -202,7 +202,7 @@ class LocalOutbox:
         if not (self.cancelled or self.terminal):
             self._on_abort()
         self.cancelled = True
-        self._taker = None
+        self._sink = None
         self._pending.clear()
         self._undelivered = 0
         self.paused_since = None
@@ -213,7 +213,7 @@ class LocalOutbox:
         """Checked when nothing waits for the reader, which an abort sees to."""
         if not self.started:
             self.started = True
-            self._place.scheduled()
+            self._slot.scheduled()
         if not (self.cancelled or self.terminal):
             return True
         if delta.finish_reason is None:  # the scheduler met the abort before it met the request: say it again
@@ -222,8 +222,8 @@ class LocalOutbox:
 
     def _end(self) -> None:
         self.terminal = True
-        self._taker = None  # which holds the reader, who holds this
-        self._place.leave()
+        self._sink = None  # which holds the reader, who holds this
+        self._slot.leave()
         self._on_terminal(self.request)
         self._wake_readers()
         watchers, self._watchers = self._watchers, []

@@ -58,7 +58,7 @@ class OutputRow:
         """`text` again, once single tokens are looked at for stop strings without further ado."""
 
 
-class Company:
+class StepRows:
     """The rows that a step names, looked up once for as long as the steps name the same."""
 
     __slots__ = ("crowd", "kept", "rows")
@@ -71,7 +71,7 @@ class Company:
         self.crowd = [row for row in self.kept if row is not None]
 
 
-NOBODY = Company((), {})
+NOBODY = StepRows((), {})
 
 
 def _no_text(token_ids: Sequence[int]) -> str:

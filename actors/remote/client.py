@@ -60,7 +60,7 @@ SILENT_SECONDS = 5.0
 Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | ChargeAnswer | Status
 
 
-class _NoSeat:
+class _NoSlot:
     """The place is taken up in the engine's process."""
 
     def tokenized(self, tokens: int) -> None: ...
@@ -349,7 +349,7 @@ class RemoteEngine(Door):
         outbox = LocalOutbox(
             number,
             arrival=self._clock.now(),
-            place=_NoSeat(),
+            slot=_NoSlot(),
             clock=self._clock,
             budget=front_half(self.config.stream) if streaming else None,
             to_scheduler=self._control,

@@ -25,7 +25,7 @@ from troupellm.protocol.messages.output import OutputMessage, StepOutput
 from troupellm.protocol.messages.scheduler import (
     AbortRequest,
     GuideBuilt,
-    HaltPlanning,
+    PausePlanning,
     ReaderPaused,
     ReaderResumed,
     ResetPrefixCache,
@@ -36,8 +36,8 @@ from troupellm.protocol.messages.scheduler import (
     StopStringMet,
     SubmitRequest,
     WorkerAsleep,
-    WorkerBack,
     WorkerLost,
+    WorkerRestarted,
     WriteOut,
 )
 from troupellm.protocol.messages.sleep import WorkerControl
@@ -82,7 +82,7 @@ class Scheduler:
             ended = self._core.take_output()
             if ended is not None:
                 outputs.append(ended)
-            self._core.halt.review()
+            self._core.pause_control.review()
             if self._core.kv_events is not None:
                 self._core.kv_events.flush()
             self.published = self._core.snapshot()
@@ -112,17 +112,17 @@ class Scheduler:
                 self._core.reset_prefix_cache(external=external, done=done)
             case WriteOut(written=written):
                 self._core.go_on()
-                self._core.halt.write_out(written)
-            case HaltPlanning(finish=finish, settled=settled):
-                self._core.halt.begin(settled, finish=finish)
+                self._core.pause_control.write_out(written)
+            case PausePlanning(finish=finish, settled=settled):
+                self._core.pause_control.begin(settled, finish=finish)
             case ResumePlanning():
                 self._core.go_on()
             case WorkerAsleep(keeps_host=keeps_host):
                 self._core.worker_sleeps(keeps_host=keeps_host)
             case WorkerLost():
                 self._core.lose_worker(message)
-            case WorkerBack(ready=ready):
-                self._core.worker_back(ready)
+            case WorkerRestarted(ready=ready):
+                self._core.worker_restarted(ready)
             case GuideBuilt():
                 self._core.guide_built(message)
             case KeepTurn() | PrefetchSession() | DropSession():

@@ -4,10 +4,10 @@ from collections import Counter
 from itertools import accumulate, chain
 
 from troupellm.actors.scheduler.check_result import Aligned, accept
-from troupellm.actors.scheduler.fair_share import Shares
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flight
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.fair_share import FairShare
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.plans_in_flight import PlanInFlight
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.speculative_rows import PLAIN, settle
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, LastToken, Sequence
 from troupellm.protocol.errors import GUIDE_SPENT
@@ -19,7 +19,7 @@ Gaps = tuple[tuple[float, int], ...]
 """Seconds between two tokens of a sequence, and how many sequences had them."""
 
 
-class _Crowd:
+class _PlainRows:
     """Sequences that decode together step after step: what is looked up or written once for all of them."""
 
     __slots__ = ("last_token", "sequences", "steps_left", "stops", "texts", "watched")
@@ -38,14 +38,14 @@ class _Crowd:
             sequence.last_token = self.last_token
 
 
-class Acceptance:
+class TokenAppender:
     """Three ways to the same end: the usual step, one with accepted drafts, and row by row."""
 
-    def __init__(self, ledger: Ledger, residents: Residents, shares: Shares) -> None:
-        self._ledger = ledger
-        self._residents = residents
-        self._shares = shares
-        self._crowd = _Crowd([])
+    def __init__(self, open_requests: OpenRequests, running_set: RunningSet, fair_share: FairShare) -> None:
+        self._open_requests = open_requests
+        self._running_set = running_set
+        self._fair_share = fair_share
+        self._plain_rows = _PlainRows([])
         self._spent: list[Sequence] = []
         self.num_dropped = 0
         """Row results that named nothing alive."""
@@ -55,41 +55,45 @@ class Acceptance:
         spent, self._spent = self._spent, []
         return spent
 
-    def gaps(self, flight: Flight, now: float) -> Gaps:
+    def gaps(self, plan_in_flight: PlanInFlight, now: float) -> Gaps:
         """How long ago the sequences that sample had their last token; to be asked before `take`."""
-        crowd = self._crowd
+        plain_rows = self._plain_rows
         times: dict[float, int]
-        if flight.clean and flight.samplers == crowd.sequences:
-            times = {crowd.last_token.at: len(crowd.sequences)}
+        if plan_in_flight.clean and plan_in_flight.samplers == plain_rows.sequences:
+            times = {plain_rows.last_token.at: len(plain_rows.sequences)}
         else:
-            times = Counter([each.last_token.at for each in flight.samplers if each.epoch != NO_EPOCH])
+            times = Counter([each.last_token.at for each in plan_in_flight.samplers if each.epoch != NO_EPOCH])
         return tuple([(now - time, count) for time, count in times.items() if time and count])
 
-    def take(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
+    def take(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> Shown:
         """Take the part of a result that is shown to readers. `aligned` is the result of `Updates.check`."""
-        whole = flight.clean and not aligned.errors and not aligned.finished
-        if whole and aligned.token_counts == flight.expected:
-            return self._accept_plain(flight, aligned.tokens, now)
-        if whole and flight.limits:
-            return self._accept_several(flight, aligned, now)
-        return self._accept_odd(flight, aligned, now)
+        whole = plan_in_flight.clean and not aligned.errors and not aligned.finished
+        if whole and aligned.token_counts == plan_in_flight.expected:
+            return self._accept_plain(plan_in_flight, aligned.tokens, now)
+        if whole and plan_in_flight.limits:
+            return self._accept_several(plan_in_flight, aligned, now)
+        return self._accept_odd(plan_in_flight, aligned, now)
 
-    def _accept_plain(self, flight: Flight, tokens: tuple[int, ...], now: float) -> Shown:
+    def _accept_plain(self, plan_in_flight: PlanInFlight, tokens: tuple[int, ...], now: float) -> Shown:
         """The usual step: every row answered as planned and nothing has ended since."""
-        samplers = flight.samplers
-        crowd = self._crowd
-        if samplers != crowd.sequences:
-            crowd = self._crowd = _Crowd(samplers)
-        rows = flight.rows if samplers is flight.sequences else tuple([sequence.row for sequence in samplers])
-        for known, token in zip(crowd.texts, tokens, strict=True):
+        samplers = plan_in_flight.samplers
+        plain_rows = self._plain_rows
+        if samplers != plain_rows.sequences:
+            plain_rows = self._plain_rows = _PlainRows(samplers)
+        rows = (
+            plan_in_flight.rows
+            if samplers is plan_in_flight.sequences
+            else tuple([sequence.row for sequence in samplers])
+        )
+        for known, token in zip(plain_rows.texts, tokens, strict=True):
             known.append(token)
-        crowd.last_token.at = now
-        if flight.limits:
-            for sequence, limit in zip(flight.sequences, flight.limits, strict=True):
+        plain_rows.last_token.at = now
+        if plan_in_flight.limits:
+            for sequence, limit in zip(plan_in_flight.sequences, plan_in_flight.limits, strict=True):
                 if limit > 0:
-                    sequence.slack -= limit
-        crowd.steps_left -= 1
-        if crowd.watched or crowd.steps_left <= 0 or not crowd.stops.isdisjoint(tokens):
+                    sequence.num_lookahead_tokens -= limit
+        plain_rows.steps_left -= 1
+        if plain_rows.watched or plain_rows.steps_left <= 0 or not plain_rows.stops.isdisjoint(tokens):
             self._end_some(samplers, tokens)
         return rows, (1,) * len(rows), tokens
 
@@ -105,27 +109,32 @@ class Acceptance:
                     self._finish(sequence, finished)
                     ended = True
         if ended:
-            self._crowd = _Crowd([])
+            self._plain_rows = _PlainRows([])
 
-    def _accept_several(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
+    def _accept_several(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> Shown:
         """Drafts were accepted, and otherwise it is the usual step."""
-        counts, tokens, samplers, step = aligned.token_counts, aligned.tokens, flight.samplers, flight.step
+        counts, tokens, samplers, step = (
+            aligned.token_counts,
+            aligned.tokens,
+            plan_in_flight.samplers,
+            plan_in_flight.step,
+        )
         drawn = len(counts) + sum(aligned.accepted)
-        if samplers is not flight.sequences or 0 in counts or drawn != len(tokens):
-            return self._accept_odd(flight, aligned, now)
-        crowd = self._crowd
-        if samplers != crowd.sequences:
-            crowd = self._crowd = _Crowd(samplers)
-        crowd.last_token.at = now
-        careful = crowd.watched or not crowd.stops.isdisjoint(tokens)
+        if samplers is not plan_in_flight.sequences or 0 in counts or drawn != len(tokens):
+            return self._accept_odd(plan_in_flight, aligned, now)
+        plain_rows = self._plain_rows
+        if samplers != plain_rows.sequences:
+            plain_rows = self._plain_rows = _PlainRows(samplers)
+        plain_rows.last_token.at = now
+        careful = plain_rows.watched or not plain_rows.stops.isdisjoint(tokens)
         kept_counts, kept_tokens = list(counts), tokens
         position, cut = 0, False
-        for index, (sequence, known, count) in enumerate(zip(samplers, crowd.texts, counts, strict=True)):
+        for index, (sequence, known, count) in enumerate(zip(samplers, plain_rows.texts, counts, strict=True)):
             span = tokens[position : position + count]
             position += count
             ahead = sequence.last_step > step  # as `settle`, for all that have no tokens without KV but the last one
             sequence.num_computed = len(known) + count - 1 + ahead
-            sequence.slack = sequence.draft_limit if ahead else 0
+            sequence.num_lookahead_tokens = sequence.draft_limit if ahead else 0
             if not careful and len(known) + count < sequence.limit:
                 known.extend(span)
                 continue
@@ -134,11 +143,11 @@ class Acceptance:
                 cut = True
                 self._finish(sequence, finished)
         self._charge(samplers, kept_counts)
-        crowd.steps_left -= max(counts)
+        plain_rows.steps_left -= max(counts)
         if cut:
-            self._crowd = _Crowd([])
+            self._plain_rows = _PlainRows([])
             kept_tokens = _cut(tokens, counts, kept_counts)
-        rows = flight.rows
+        rows = plan_in_flight.rows
         return rows, tuple(kept_counts), kept_tokens
 
     def _charge(self, sequences: list[Sequence], counts: list[int]) -> None:
@@ -149,20 +158,26 @@ class Acceptance:
                 tenant = sequence.request.tenant
                 extra[tenant] = extra.get(tenant, 0) + count - 1
         for tenant, tokens in extra.items():
-            self._shares.charge_generated(tenant, tokens)
+            self._fair_share.charge_generated(tenant, tokens)
 
-    def _accept_odd(self, flight: Flight, aligned: Aligned, now: float) -> Shown:
+    def _accept_odd(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> Shown:
         """Row by row: ended and preempted sequences, failures, several tokens for a row."""
-        self._crowd = _Crowd([])
+        self._plain_rows = _PlainRows([])
         rows: list[int] = []
         counts: list[int] = []
         tokens: list[int] = []
         position = 0
         alive: list[Sequence] = []
-        size = len(flight.rows)
-        limits, accepted = flight.limits or (PLAIN,) * size, aligned.accepted or (0,) * size
+        size = len(plan_in_flight.rows)
+        limits, accepted = plan_in_flight.limits or (PLAIN,) * size, aligned.accepted or (0,) * size
         planned = zip(
-            flight.sequences, flight.epochs, flight.counts, aligned.token_counts, limits, accepted, strict=True
+            plan_in_flight.sequences,
+            plan_in_flight.epochs,
+            plan_in_flight.counts,
+            aligned.token_counts,
+            limits,
+            accepted,
+            strict=True,
         )
         for index, (sequence, epoch, positions, count, limit, taken) in enumerate(planned):
             span = aligned.tokens[position : position + count]
@@ -171,18 +186,18 @@ class Acceptance:
                 self.num_dropped += 1
                 continue
             error = aligned.errors.get(index)
-            if error is not None and error.code == GUIDE_SPENT and not (sequence.guide_rebuilt or sequence.lockstep):
+            if error is not None and error.code == GUIDE_SPENT and not (sequence.guide_rebuilt or sequence.is_beam):
                 sequence.guide_rebuilt = True
                 self._spent.append(sequence)
                 continue
             if error is not None:
-                self._ledger.fail(sequence, error.message, error.code)
+                self._open_requests.fail(sequence, error.message, error.code)
                 continue
             if limit != PLAIN:
-                settle(sequence, flight.step, limit, count, taken)
+                settle(sequence, plan_in_flight.step, limit, count, taken)
             if not count:
                 sequence.forced = max(0, sequence.forced - positions - max(limit, 0))
-            elif not sequence.lockstep:
+            elif not sequence.is_beam:
                 confirmed = len(sequence.tokens) + taken
                 kept, finished = accept(sequence, span, complete=sequence.row in aligned.finished)
                 sequence.forced = max(0, len(sequence.tokens) - 1 - confirmed)
@@ -195,16 +210,16 @@ class Acceptance:
                     self._finish(sequence, finished)
                     continue
             if count > 1 or (not count and limit != PLAIN):
-                _recount(sequence, elastic=limit != PLAIN)
-                self._residents.disturb()
-        if flight.limits:
+                _recount(sequence, speculative=limit != PLAIN)
+                self._running_set.disturb()
+        if plan_in_flight.limits:
             self._charge(alive, counts)
         return tuple(rows), tuple(counts), tuple(tokens)
 
     def _finish(self, sequence: Sequence, finished: RowFinished) -> None:
         sequence.request.reason = finished.reason
-        self._ledger.finished.append(finished)
-        self._ledger.end(sequence, Event.STOP)
+        self._open_requests.finished.append(finished)
+        self._open_requests.end(sequence, Event.STOP)
 
 
 def _cut(tokens: tuple[int, ...], counts: tuple[int, ...], kept: list[int]) -> tuple[int, ...]:
@@ -213,12 +228,13 @@ def _cut(tokens: tuple[int, ...], counts: tuple[int, ...], kept: list[int]) -> t
     return tuple(chain.from_iterable(tokens[begin : begin + count] for begin, count in zip(begins, kept, strict=False)))
 
 
-def _recount(sequence: Sequence, *, elastic: bool) -> None:
-    """After several tokens, or none: tokens without KV are computed next. Of an elastic row that is settled already."""
+def _recount(sequence: Sequence, *, speculative: bool) -> None:
+    """After several tokens, or none: tokens without KV are computed next. Of a speculative row that is settled
+    already."""
     known = len(sequence.tokens)
-    if not elastic:
+    if not speculative:
         sequence.num_computed = min(sequence.num_computed, known - 1)
     if sequence.num_computed >= known - 1:
-        sequence.open_fence()
+        sequence.reset_no_check()
     else:
-        sequence.fence = -1
+        sequence.no_check_until = -1

@@ -10,9 +10,9 @@ from array import array
 import msgspec
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flight
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.plans_in_flight import PlanInFlight
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.sequences.beam_search import Answer, Step
 from troupellm.actors.sequences.sequence import Event, LastToken, Request, Sequence
 from troupellm.protocol.messages.output import RowFinished
@@ -28,23 +28,23 @@ class Shown(msgspec.Struct):
 
 
 class Beams:
-    def __init__(self, ledger: Ledger, residents: Residents, tables: BlockTables) -> None:
-        self._ledger = ledger
-        self._residents = residents
+    def __init__(self, open_requests: OpenRequests, running_set: RunningSet, tables: BlockTables) -> None:
+        self._open_requests = open_requests
+        self._running_set = running_set
         self._tables = tables
 
-    def take(self, flight: Flight, result: StepResult, now: float) -> Shown:
+    def take(self, plan_in_flight: PlanInFlight, result: StepResult, now: float) -> Shown:
         """Every beam that came back with a plan, after failures and dead rows were sorted out."""
         shown = Shown([], [], [])
         entries = {entry.row: entry for entry in result.logprobs}
-        planned = zip(flight.sequences, flight.epochs, flight.expected, strict=True)
+        planned = zip(plan_in_flight.sequences, plan_in_flight.epochs, plan_in_flight.expected, strict=True)
         for sequence, epoch, expected in planned:
             request, search = sequence.request, sequence.request.search
             if search is None or not expected or sequence.epoch != epoch:
                 continue
             entry = entries.get(sequence.row)
             if entry is None or not search.fits(entry):
-                self._ledger.fail(sequence, "the worker gave no candidates for a beam", "engine_request_failed")
+                self._open_requests.fail(sequence, "the worker gave no candidates for a beam", "engine_request_failed")
             elif search.note(request.sequences.index(sequence), entry):
                 steps = search.decide()
                 if steps is None:
@@ -62,25 +62,25 @@ class Beams:
         sequences = request.sequences
         for sequence in sequences:
             if sequence.capacity:
-                self._tables.label(sequence)
+                self._tables.cache_blocks(sequence)
         for step in steps:
             sequence, parent = sequences[step.place], sequences[step.parent]
             if sequence is not parent:  # parents keep their blocks, so no block is needed after it was given up
                 self._tables.share(parent.tables)
-                self._residents.adopt(sequence, parent)
+                self._running_set.adopt(sequence, parent)
         for step in steps:
             sequence, parent = sequences[step.place], sequences[step.parent]
             length = len(sequence.tokens)
             sequence.tokens.append(step.token)
             token = array("i", [step.token]).tobytes()
             if sequence.known_to_worker and (sequence is not parent or sampled.get(sequence.row) != token):
-                self._residents.forks.append(RowFork(sequence.row, parent.row, length, step.token))
+                self._running_set.forks.append(RowFork(sequence.row, parent.row, length, step.token))
 
     def _finish(self, request: Request, shown: Shown, now: float) -> None:
         assert request.search is not None
         for sequence in request.sequences:
             if sequence.capacity:
-                self._tables.label_all(sequence)
+                self._tables.cache_all_blocks(sequence)
                 sequence.cache_age = -1  # its tokens will not be those of its blocks
         for sequence, answer in zip(request.sequences, request.search.answers, strict=False):
             path = answer.steps()
@@ -93,9 +93,9 @@ class Beams:
             shown.logprobs.append(_describe(sequence, answer, request.search.settings.logprobs))
             finished = _finished(sequence, answer)
             request.reason = finished.reason
-            self._ledger.finished.append(finished)
+            self._open_requests.finished.append(finished)
         for sequence in request.sequences:
-            self._ledger.end(sequence, Event.STOP)
+            self._open_requests.end(sequence, Event.STOP)
 
 
 def _finished(sequence: Sequence, answer: Answer) -> RowFinished:

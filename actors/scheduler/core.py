@@ -13,23 +13,23 @@ from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import KVEventLog
 from troupellm.actors.scheduler.deadlines import Deadlines
 from troupellm.actors.scheduler.early_aborts import EarlyAborts, fill, prompt_keys
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.kv_offload import make_offload
 from troupellm.actors.scheduler.leases import Leases
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.pause import Halt
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.pause import PauseControl
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flights
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult, PlansInFlight
 from troupellm.actors.scheduler.prefill_budget import PrefillBudget
 from troupellm.actors.scheduler.quarantine import Quarantine
 from troupellm.actors.scheduler.refusals import find_refusal
 from troupellm.actors.scheduler.replay import Replay
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.snapshot import show_groups
-from troupellm.actors.scheduler.speculative_rows import make_elastic
+from troupellm.actors.scheduler.speculative_rows import make_speculative_rows
 from troupellm.actors.scheduler.take_result import Updates
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Event, Request, State
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.kv_hints import DEFAULT_LEASES, LeaseConfig
@@ -83,55 +83,62 @@ class SchedulerCore:
             events=None if kv_events is None else kv_events.of("device"),
         )  # fmt: skip
         self._tenants = {tenant.name: tenant for tenant in config.tenants}
-        shares = Shares({tenant.name: tenant.weight for tenant in config.tenants})
-        self._room = WaitingRoom(shares)
+        fair_share = FairShare({tenant.name: tenant.weight for tenant in config.tenants})
+        self._waiting_queue = WaitingQueue(fair_share)
         self._prefill_budget = PrefillBudget(config, ready)
-        self._flights = Flights(config.plans_in_flight)
-        self._residents = Residents(self._tables, self._room, self._flights, shares)
+        self._plans_in_flight = PlansInFlight(config.plans_in_flight)
+        self._running_set = RunningSet(self._tables, self._waiting_queue, self._plans_in_flight, fair_share)
         self._offload = self._tables.tiers = make_offload(
-            offload, ready, self._tables, self._residents, self._room, self._prefill_budget.seconds_per_token,
+            offload,
+            ready,
+            self._tables,
+            self._running_set,
+            self._waiting_queue,
+            self._prefill_budget.seconds_per_token,
             kv_events,
-        )  # fmt: skip
-        self._ledger = Ledger(self._residents, self._room)
-        self.leases = self._ledger.leases = Leases(leases, self._tables, self._offload, ready.host_places)
-        self.halt = Halt(self._ledger, self._residents, self._flights, self._offload)
+        )
+        self._open_requests = OpenRequests(self._running_set, self._waiting_queue)
+        self.leases = self._open_requests.leases = Leases(leases, self._tables, self._offload, ready.host_places)
+        self.pause_control = PauseControl(self._open_requests, self._running_set, self._plans_in_flight, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
             config,
             self._tables,
-            self._room,
-            self._flights,
-            self._residents,
-            shares,
+            self._waiting_queue,
+            self._plans_in_flight,
+            self._running_set,
+            fair_share,
             self._prefill_budget,
             self._quarantine,
             engine_epoch,
             whole_prompts=ready.whole_prompts,
             offload=self._offload,
         )
-        self._planner.elastic = make_elastic(speculative, ready, config, self._tables)
-        self.guides = self._planner.guides = GuideGate(self._residents, self._ledger) if builds_guides else None
+        self._planner.speculative_rows = make_speculative_rows(speculative, ready, config, self._tables)
+        self.guides = self._planner.guides = (
+            GuideGate(self._running_set, self._open_requests) if builds_guides else None
+        )
         self._replay = Replay(
-            self._ledger,
-            self._residents,
+            self._open_requests,
+            self._running_set,
             self._tables,
-            self._flights,
+            self._plans_in_flight,
             self._planner,
             self._quarantine,
             config.max_num_batched_tokens,
         )
-        self._updates = Updates(self._ledger, self._residents, self._tables, ready, shares, self.guides)
+        self._updates = Updates(self._open_requests, self._running_set, self._tables, ready, fair_share, self.guides)
         self._deadlines = Deadlines()
         self._early_aborts = EarlyAborts()
         self._trial_waits = False
         """Other suspects have their turn as soon as the plans in flight are back."""
         self._fair = config.scheduling_policy == "fair"
-        self._num_submitted = self._num_naps = 0
+        self._num_submitted = self._num_sleeps = 0
 
     @property
     def num_dropped_results(self) -> int:
         """Row results that named nothing alive."""
-        return self._updates.acceptance.num_dropped
+        return self._updates.token_appender.num_dropped
 
     @property
     def engine_epoch(self) -> int:
@@ -145,71 +152,73 @@ class SchedulerCore:
 
     def submit(self, message: SubmitRequest) -> None:
         """Accept a request, or close it at once with the error that says why it can never run."""
-        self._ledger.now = max(self._ledger.now, message.arrival)
+        self._open_requests.now = max(self._open_requests.now, message.arrival)
         refusal: TroupeError | None
         if self._early_aborts.take(message.request):
             refusal = _aborted()
         else:
             refusal = find_refusal(message, self._ready, self._config)
         if refusal is not None:
-            self._ledger.refuse(message, refusal)
+            self._open_requests.refuse(message, refusal)
             return
         request = Request(message, prompt_keys(message, self._tables), tenant=message.tenant if self._fair else "")
-        if self._planner.elastic is not None:
+        if self._planner.speculative_rows is not None:
             request.owner = owner_name(tenant=message.tenant, cache_salt=message.cache_salt)
         self._num_submitted += 1
         known = self._tenants.get(message.tenant)
         priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
         policy = self._config.scheduling_policy
         fill(request, message, self._ready, policy=policy, priority=priority, number=self._num_submitted)
-        self._ledger.open(request)
-        self.halt.hold_back(request)
+        self._open_requests.open(request)
+        self.pause_control.hold_back(request)
         if message.deadline is not None:
-            self._deadlines.add(message.deadline, message.request, self._ledger.requests, len(self._ledger.requests))
+            self._deadlines.add(
+                message.deadline, message.request, self._open_requests.requests, len(self._open_requests.requests)
+            )
 
     def abort(self, request: int) -> None:
         """End a request for its owner, at once; plans in flight that name it still hold its blocks. Idempotent.
 
         One that is not here is closed too: the output actor may have opened it. It may still be on its way in.
         """
-        found = self._ledger.requests.get(request)
+        found = self._open_requests.requests.get(request)
         if found is not None:
-            self._ledger.end_request(found, _aborted())
+            self._open_requests.end_request(found, _aborted())
             return
-        if any(closed.request == request for closed in self._ledger.closed):
+        if any(closed.request == request for closed in self._open_requests.closed):
             return  # its end is about to be told
-        self._ledger.close_unknown(request, _aborted())
+        self._open_requests.close_unknown(request, _aborted())
         self._early_aborts.add(request)
 
     def stop_string_met(self, row: int) -> None:
         """End a sequence whose text met a stop string; its end has been shown already. Idempotent."""
-        sequence = self._ledger.sequences.get(row)
-        if sequence is not None and not sequence.ended and not sequence.lockstep:
+        sequence = self._open_requests.sequences.get(row)
+        if sequence is not None and not sequence.ended and not sequence.is_beam:
             sequence.request.reason = "stop"
-            self._ledger.end(sequence, Event.STOP)
+            self._open_requests.end(sequence, Event.STOP)
 
     def pause(self, request: int) -> None:
         """Leave a request's sequences out of the plans until `resume`. Idempotent."""
-        found = self._ledger.requests.get(request)
+        found = self._open_requests.requests.get(request)
         if found is None or found.paused or found.search is not None:  # a search shows nothing before its end
             return
         found.paused = True
         for sequence in found.sequences:
             if sequence.state in (State.WAITING, State.PREEMPTED):
-                self._residents.hold(sequence)
+                self._running_set.hold(sequence)
             elif sequence.state is State.RUNNING:
-                self._residents.pause(sequence)
+                self._running_set.pause(sequence)
 
     def resume(self, request: int) -> None:
-        found = self._ledger.requests.get(request)
+        found = self._open_requests.requests.get(request)
         if found is None or not found.paused:
             return
         found.paused = False
         for sequence in found.sequences:
             if sequence.state is State.PAUSED:
-                self._residents.resume(sequence)
+                self._running_set.resume(sequence)
             elif sequence.state is State.HELD:
-                self._residents.let_go(sequence)
+                self._running_set.let_go(sequence)
 
     def take_builds(self) -> list[BuildGuide]:
         """Guides that the worker is to build, and that `guide_built` is told of."""
@@ -225,7 +234,7 @@ class SchedulerCore:
 
     def go_on(self) -> None:
         """After a halt."""
-        for request in self.halt.end():
+        for request in self.pause_control.end():
             self.resume(request)
 
     def reset_prefix_cache(self, *, external: bool = False, done: Callable[[bool], None] = lambda ok: None) -> None:
@@ -235,7 +244,9 @@ class SchedulerCore:
             done(True)
         else:
             self._offload.reset(done, external=external)
-            if self._replay.reason is not None or self.halt.halted:  # the worker hears of it before anything else
+            if (
+                self._replay.reason is not None or self.pause_control.halted
+            ):  # the worker hears of it before anything else
                 self._offload.answer_resets(self._replay.reason is None)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -244,10 +255,10 @@ class SchedulerCore:
         Raises:
             SchedulerFrozen: work could run but was not planned; a bug of ours.
         """
-        self._ledger.now = now
+        self._open_requests.now = now
         self.leases.advance(now)
         self._expire(now)
-        if self._flights.full or self._replay.reason is not None or self.halt.halted:
+        if self._plans_in_flight.full or self._replay.reason is not None or self.pause_control.halted:
             return None
         if len(self._quarantine) and not self._hold_trial():
             return None
@@ -258,34 +269,34 @@ class SchedulerCore:
 
         Raises:
             BrokenResult: the result is nonsense or overtook another: a worker fault, and nothing of it was taken in.
-                Nothing more is planned until `lose_worker` and `worker_back`.
+                Nothing more is planned until `lose_worker` and `worker_restarted`.
         """
-        self._ledger.now = now
+        self._open_requests.now = now
         current = result.engine_epoch == self.engine_epoch and self._replay.reason is None
         try:
-            flight = self._flights.find(result.step) if current else None
-            aligned = None if flight is None else self._updates.check(flight, result)
+            plan_in_flight = self._plans_in_flight.find(result.step) if current else None
+            aligned = None if plan_in_flight is None else self._updates.check(plan_in_flight, result)
         except BrokenResult as error:
             self._replay.distrust(str(error))
             raise
-        if flight is not None and aligned is not None:
+        if plan_in_flight is not None and aligned is not None:
             self._updates.take_reports(result)
             if self._offload is not None:  # before the flight lands, since ended or preempted sequences disturb it
                 self._offload.update(result, now)
-                self._offload.fail_unloaded(self._ledger.end_request)
-            self._flights.land(flight)
-            if not flight.rows:
-                self._ledger.release_returned()
-                return self._ledger.take(result.step) or StepOutput(step=result.step)
+                self._offload.fail_unloaded(self._open_requests.end_request)
+            self._plans_in_flight.land(plan_in_flight)
+            if not plan_in_flight.rows:
+                self._open_requests.release_returned()
+                return self._open_requests.take(result.step) or StepOutput(step=result.step)
             self._prefill_budget.learn(
-                prefill_tokens=flight.prefill_tokens,
-                decode_rows=len(flight.rows) - len(flight.prefills),
-                planned_at=flight.planned_at,
+                prefill_tokens=plan_in_flight.prefill_tokens,
+                decode_rows=len(plan_in_flight.rows) - len(plan_in_flight.prefills),
+                planned_at=plan_in_flight.planned_at,
                 now=now,
             )
-            return self._updates.apply(flight, result, aligned, now)
-        self._updates.acceptance.num_dropped += len(result.rows)
-        return self._ledger.take(result.step) or StepOutput(step=result.step)
+            return self._updates.apply(plan_in_flight, result, aligned, now)
+        self._updates.token_appender.num_dropped += len(result.rows)
+        return self._open_requests.take(result.step) or StepOutput(step=result.step)
 
     def lose_worker(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
         """The plans in flight and the worker's memory are gone: who was running waits to be computed again."""
@@ -298,10 +309,10 @@ class SchedulerCore:
 
     def worker_sleeps(self, *, keeps_host: bool = False) -> None:
         """The worker's memory was given back, except the host tier's if `keeps_host`; no request is blamed."""
-        self._num_naps += 1
+        self._num_sleeps += 1
         self.lose_worker(WorkerLost("the engine sleeps", fault=False), keeps_host=keeps_host)
 
-    def worker_back(self, ready: WorkerReady) -> None:
+    def worker_restarted(self, ready: WorkerReady) -> None:
         """Plan again.
 
         Raises:
@@ -310,7 +321,7 @@ class SchedulerCore:
         if any(getattr(ready, name) != getattr(self._ready, name) for name in _LASTING):
             raise ValueError("the restarted worker has another model, block size or cache layout than before")
         self._ready = ready
-        self._planner.elastic = make_elastic(self._speculative, ready, self._config, self._tables)
+        self._planner.speculative_rows = make_speculative_rows(self._speculative, ready, self._config, self._tables)
         if self._offload is not None:
             self._offload.renew(ready)
         self._replay.resume(ready)
@@ -319,29 +330,29 @@ class SchedulerCore:
 
     def take_output(self) -> StepOutput | None:
         """Ends that no step brought: aborts, refusals, deadlines."""
-        return self._ledger.take(self._flights.last_returned)
+        return self._open_requests.take(self._plans_in_flight.last_returned)
 
     def take_stats(self) -> list[StepStats | RequestStats]:
         """Statistics since the last call, for the metrics sink."""
-        return [*self._updates.take_stats(), *self._ledger.take_stats()]
+        return [*self._updates.take_stats(), *self._open_requests.take_stats()]
 
     def snapshot(self) -> SchedulerSnapshot:
         pool = self._tables.pool
-        residents = self._residents
-        running, paused = len(residents.running), len(residents.paused) + len(residents.held)
+        running_set = self._running_set
+        running, paused = len(running_set.running), len(running_set.paused) + len(running_set.held)
         if self.guides is not None:
             paused -= self.guides.num_held
         return SchedulerSnapshot(
-            waiting=len(self._ledger.sequences) - running - paused - len(residents.ending),
+            waiting=len(self._open_requests.sequences) - running - paused - len(running_set.ending),
             running=running,
             paused=paused,
-            waiting_tokens=self._room.num_tokens,
+            waiting_tokens=self._waiting_queue.num_tokens,
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
             cache_groups=show_groups(self._ready.groups, pool),
             steps=self._planner.step,
-            preemptions=residents.num_preemptions,
+            preemptions=running_set.num_preemptions,
             tokens_generated=self._updates.num_tokens,
             drafts=self._updates.drafting.total.steps,
             draft_tokens=self._updates.drafting.total.drafted,
@@ -350,13 +361,13 @@ class SchedulerCore:
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             prefix_evictions=self._tables.num_evicted,
-            plans_in_flight=len(self._flights),
-            halted=self.halt.halted,
-            worker_losses=self.engine_epoch - self._num_naps,
+            plans_in_flight=len(self._plans_in_flight),
+            halted=self.pause_control.halted,
+            worker_losses=self.engine_epoch - self._num_sleeps,
             replays=self._replay.num_replayed,
             quarantined=len(self._quarantine),
-            convicted=self._quarantine.num_convicted,
-            dropped_results=self._updates.acceptance.num_dropped,
+            blamed=self._quarantine.num_blamed,
+            dropped_results=self._updates.token_appender.num_dropped,
             offload=None if self._offload is None else self._offload.snapshot(),
             leases=self.leases.snapshot(),
             graphs=self._updates.graphs,
@@ -364,36 +375,38 @@ class SchedulerCore:
 
     def assert_invariants(self) -> None:
         """For tests, after any call: every block and every sequence is accounted for."""
-        self._residents.assert_invariants()
-        self._ledger.assert_invariants(self._flights)
+        self._running_set.assert_invariants()
+        self._open_requests.assert_invariants(self._plans_in_flight)
         self.leases.assert_invariants()
         if self._offload is not None:
             self._offload.assert_invariants()
-        for sequence in self._ledger.sequences.values():
+        for sequence in self._open_requests.sequences.values():
             waits = sequence.state in (State.WAITING, State.PREEMPTED)
             released = sequence.request.prompt_computed or sequence is sequence.request.sequences[0]
-            assert (sequence in self._room) == (waits and released), "the waiting room and the states disagree"
+            assert (sequence in self._waiting_queue) == (waits and released), (
+                "the waiting queue and the states disagree"
+            )
             assert not sequence.request.paused or sequence.state not in (State.RUNNING, State.WAITING), "not paused"
             assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
-        assert len(self._flights) <= self._flights.capacity, "more plans in flight than credits"
+        assert len(self._plans_in_flight) <= self._plans_in_flight.capacity, "more plans in flight than credits"
 
     def _hold_trial(self) -> bool:
         """Make way for the suspects whose turn it is; False while a plan of others is in flight."""
         if self._quarantine.review():
             self._trial_waits = True
-        if self._trial_waits and len(self._flights):
+        if self._trial_waits and len(self._plans_in_flight):
             return False
         if self._trial_waits and self._quarantine.members is not None:
-            self._residents.make_way(self._quarantine.members)
+            self._running_set.make_way(self._quarantine.members)
         self._trial_waits = False
         return True
 
     def _expire(self, now: float) -> None:
         """Close requests that still wait after their deadline."""
         for number in self._deadlines.passed(now):
-            request = self._ledger.requests.get(number)
+            request = self._open_requests.requests.get(number)
             if request is not None and request.scheduled is None:
-                self._ledger.end_request(request, QueueTimeout("the deadline passed before the request began"))
+                self._open_requests.end_request(request, QueueTimeout("the deadline passed before the request began"))
 
 
 def _aborted() -> RequestAborted:

@@ -20,7 +20,7 @@ _MOST_REMEMBERED = 4096
 """Counters of tenants who have nothing open; beyond this the smallest, which matter least, are forgotten."""
 
 
-class Shares:
+class FairShare:
     def __init__(self, weights: Mapping[str, float] | None = None) -> None:
         """weights: of the tenants whose weight is not 1."""
         self._weights = dict(weights or {})

@@ -17,8 +17,8 @@ from troupellm.actors.scheduler.build_queue import (
     ProgramKey,
     program_key,
 )
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.sequences.sequence import Sequence, State
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.messages.guide import BuildGuide
@@ -47,10 +47,10 @@ class _Built(NamedTuple):
 class GuideGate:
     """Holds sequences without blocks, as if their reader did not read, until their guide is built."""
 
-    def __init__(self, residents: Residents, ledger: Ledger) -> None:
-        self._residents = residents
-        self._ledger = ledger
-        ledger.on_end = self._drop
+    def __init__(self, running_set: RunningSet, open_requests: OpenRequests) -> None:
+        self._running_set = running_set
+        self._open_requests = open_requests
+        open_requests.on_end = self._drop
         self._built = _Built(0, 0)
         self._ready: OrderedDict[ProgramKey, _Built] = OrderedDict()
         """Least recently used first, with what had been built when it was used."""
@@ -86,14 +86,14 @@ class GuideGate:
         return others > _MOST_SINCE or num_bytes > _MOST_BYTES_SINCE
 
     def hold(self, sequence: Sequence, *, urgent: bool = False) -> None:
-        """Move a sequence out of the waiting room and have its guide built, once per program.
+        """Move a sequence out of the waiting queue and have its guide built, once per program.
 
         Args:
             urgent: sequences that are ready to start wait for this one, so their programs leave no room for it.
         """
         program = sequence.sampling.guide
         assert program is not None
-        self._residents.hold(sequence)
+        self._running_set.hold(sequence)
         key, tenant = program_key(program), sequence.request.tenant
         self._starting.get(key, {}).pop(sequence.row, None)
         self._waiting.setdefault(key, {})[sequence.row] = sequence
@@ -113,7 +113,7 @@ class GuideGate:
         return urgent + asks
 
     def answer(self, built: GuideBuilt) -> None:
-        """The sequences that waited go back to the waiting room, or end where the worker took too long."""
+        """The sequences that waited go back to the waiting queue, or end where the worker took too long."""
         key = program_key(built.program)
         self._asked.pop(key, None)
         if built.outcome == "lost":
@@ -126,10 +126,10 @@ class GuideGate:
             if sequence.ended:
                 continue
             if built.outcome == "late":
-                self._ledger.end_request(sequence.request, EngineStopped(_LATE, code="server_is_overloaded"))
+                self._open_requests.end_request(sequence.request, EngineStopped(_LATE, code="server_is_overloaded"))
             elif sequence.state is State.HELD and not sequence.request.paused:
                 self._starting.setdefault(key, {})[sequence.row] = sequence
-                self._residents.let_go(sequence)
+                self._running_set.let_go(sequence)
 
     def started(self, rows: Iterable[NewRow]) -> None:
         """A plan makes rows known to the worker, which uses their programs now."""

@@ -7,7 +7,7 @@ of this waits only for the worker's answers, of which each comes once. So every 
 LOADING sequences always come back.
 
 A block that does not come (a miss, a damaged one, a late one) costs its sequence the admission: it goes back to the
-waiting room, and what did come is found on the device. Beam searches stay on the device, because their sequences are
+waiting queue, and what did come is found on the device. Beam searches stay on the device, because their sequences are
 moved together.
 """
 
@@ -28,8 +28,8 @@ from troupellm.actors.kv_offload.resets import Resets
 from troupellm.actors.kv_offload.stats import Counts
 from troupellm.actors.kv_offload.stores import Stores
 from troupellm.actors.kv_offload.traffic import Traffic
-from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.running_set import RunningSet
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Event, Request, Sequence
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.errors import KVLoadFailed
@@ -55,8 +55,8 @@ class Offload:
         config: OffloadConfig,
         ready: WorkerReady,
         tables: BlockTables,
-        residents: Residents,
-        room: WaitingRoom,
+        running_set: RunningSet,
+        waiting_queue: WaitingQueue,
         per_token: Callable[[], float],
         events: BlockEvents | None = None,
     ) -> None:
@@ -71,8 +71,8 @@ class Offload:
         self._config = config
         self._ready = ready
         self._tables = tables
-        self._residents = residents
-        self._room = room
+        self._running_set = running_set
+        self._waiting_queue = waiting_queue
         self._traffic = Traffic()
         self._counts = Counts(tuple(group.block_bytes for group in ready.groups), ready.tiers)
         self.cost = Cost(config.preemption_mode, ready.block_size, len(ready.groups), per_token)
@@ -101,7 +101,7 @@ class Offload:
     @property
     def busy(self) -> bool:
         """The worker has something to answer, or to hear."""
-        return self._traffic.busy or self._stores.waits or self.prefetches.busy or bool(self._residents.loading)
+        return self._traffic.busy or self._stores.waits or self.prefetches.busy or bool(self._running_set.loading)
 
     @property
     def pending(self) -> bool:
@@ -115,7 +115,7 @@ class Offload:
             self._stood_still = False
             self._loads.renew(now)
             self._fetches.renew()
-        if self._residents.loading:
+        if self._running_set.loading:
             self._loads.pump(now)
             self._fetches.pump(now)
         self.prefetches.pump()
@@ -128,7 +128,12 @@ class Offload:
 
     def asks_first(self, sequence: Sequence) -> bool:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
-        if sequence.asked or not self._fetches.inward or not self.reads(sequence) or sequence.request.trunk is not None:
+        if (
+            sequence.asked
+            or not self._fetches.inward
+            or not self.reads(sequence)
+            or sequence.request.shared_prompt is not None
+        ):
             return False
         if not self._beyond(sequence)[0]:
             return False
@@ -143,14 +148,14 @@ class Offload:
         return not self._fetches.full
 
     def ask(self, sequence: Sequence) -> None:
-        """From the waiting room to those who wait for outer tiers, without blocks."""
+        """From the waiting queue to those who wait for outer tiers, without blocks."""
         keys, first = self._beyond(sequence)
         self._fetches_not_done()
         missing = len(sequence.tokens) - first * self._tables.block_size
-        self._room.go_out(sequence, 0 if sequence.paid else missing)
+        self._waiting_queue.go_out(sequence, 0 if sequence.paid else missing)
         sequence.handle(Event.LOAD)
         sequence.asked = True
-        self._residents.loading[sequence.row] = sequence
+        self._running_set.loading[sequence.row] = sequence
         self._fetches.begin(sequence, keys, first)
 
     def admitted(self, sequence: Sequence, *, started: bool) -> CachedTokens:
@@ -193,7 +198,7 @@ class Offload:
         return self._host.find(key)
 
     def reads(self, sequence: Sequence) -> bool:
-        if sequence.lockstep or sequence.gave_up or not sequence.reads_prefix_cache:
+        if sequence.is_beam or sequence.gave_up or not sequence.reads_prefix_cache:
             return False
         if sequence.was_preempted and self.cost.mode == "recompute":
             return False
@@ -305,7 +310,7 @@ class Offload:
         host, counts = self._host, self._counts
         return OffloadSnapshot(
             tiers=counts.snapshot(host.num_used, host.num_places, self._evicted_before + host.num_evicted),
-            loading=len(self._residents.loading),
+            loading=len(self._running_set.loading),
             transfers=self._traffic.num_transfers,
             lookups=self._traffic.num_lookups,
             waiting_spills=self._stores.num_waiting,
@@ -318,12 +323,14 @@ class Offload:
 
     def assert_invariants(self) -> None:
         self._traffic.assert_invariants()
-        waiting = [sequence.loading for sequence in self._residents.loading.values()]
+        waiting = [sequence.loading for sequence in self._running_set.loading.values()]
         not_begun = sum(len(loading.waiting) for loading in waiting if isinstance(loading, Loading))
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
         self._host.assert_invariants(self._traffic.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
-        assert len(asking) == len(self._fetches) == self._room.num_away, "who asks and who waits for it disagree"
+        assert len(asking) == len(self._fetches) == self._waiting_queue.num_away, (
+            "who asks and who waits for it disagree"
+        )
 
     # Inside.
 
@@ -340,17 +347,17 @@ class Offload:
             sequence.rounds += 1
         if not loading.failed and not again:
             self._loads.drop(sequence)
-            del self._residents.loading[sequence.row]
-            self._residents.run(sequence)
+            del self._running_set.loading[sequence.row]
+            self._running_set.run(sequence)
             if sequence.request.paused:
-                self._residents.pause(sequence)
+                self._running_set.pause(sequence)
             return
         if loading.started:
             sequence.request.scheduled = None
-        self._residents.put_back(sequence)
+        self._running_set.put_back(sequence)
 
     def _fetch_ended(self, sequence: Sequence) -> None:
-        self._residents.put_back(sequence)
+        self._running_set.put_back(sequence)
 
     def _missed(self, sequence: Sequence, tier: int) -> None:
         connector = self._ready.tiers[tier - 1]
@@ -388,8 +395,8 @@ def make_offload(
     config: OffloadConfig | None,
     ready: WorkerReady,
     tables: BlockTables,
-    residents: Residents,
-    room: WaitingRoom,
+    running_set: RunningSet,
+    waiting_queue: WaitingQueue,
     per_token: Callable[[], float],
     kv_events: KVEventLog | None = None,
 ) -> Offload | None:
@@ -397,4 +404,4 @@ def make_offload(
     if not ready.host_places or not tables.caching:
         return None
     events = None if kv_events is None else kv_events.of("host")
-    return Offload(config or OffloadConfig(), ready, tables, residents, room, per_token, events)
+    return Offload(config or OffloadConfig(), ready, tables, running_set, waiting_queue, per_token, events)

@@ -49,10 +49,10 @@ class Leases:
     def ended(self, sequence: Sequence) -> None:
         """A sequence is about to give up its blocks for good."""
         request = sequence.request
-        if not self._on or not (request.leases or request.session) or not self._tables.may_label(sequence):
+        if not self._on or not (request.leases or request.session) or not self._tables.may_cache(sequence):
             return
-        self._tables.label(sequence)
-        keys = self._tables.name_blocks(sequence, sequence.num_labelled)[: sequence.num_labelled + 1]
+        self._tables.cache_blocks(sequence)
+        keys = self._tables.extend_keys(sequence, sequence.num_cached_blocks)[: sequence.num_cached_blocks + 1]
         if request.leases and self._offload is not None:
             self._offload.keep(sequence)
         for lease in request.leases:

@@ -6,9 +6,9 @@ Plans in flight may name it still, and its blocks come back with them; nothing t
 from collections.abc import Callable
 
 from troupellm.actors.scheduler.leases import Leases
-from troupellm.actors.scheduler.plans_in_flight import Flights
-from troupellm.actors.scheduler.running_set import Residents
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.plans_in_flight import PlansInFlight
+from troupellm.actors.scheduler.running_set import RunningSet
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
 from troupellm.protocol.errors import RequestAborted, RequestFailed, TroupeError, row_failure
 from troupellm.protocol.messages.metrics import RequestStats
@@ -19,12 +19,12 @@ from troupellm.protocol.params.outputs import Usage
 _NOT_STARTED = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
 
 
-class Ledger:
+class OpenRequests:
     """Opens and ends requests. `now` is the time of the last plan, result or submission, in seconds."""
 
-    def __init__(self, residents: Residents, room: WaitingRoom) -> None:
-        self._residents = residents
-        self._room = room
+    def __init__(self, running_set: RunningSet, waiting_queue: WaitingQueue) -> None:
+        self._running_set = running_set
+        self._waiting_queue = waiting_queue
         self.now = 0.0
         self.requests: dict[int, Request] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -39,13 +39,13 @@ class Ledger:
 
     def open(self, request: Request) -> None:
         """Let a request in. Its other sequences wait for the first to compute their prompt."""
-        loading = {sequence.request.tenant for sequence in self._residents.loading.values()}
-        self._room.arrive(request.tenant, loading)
+        loading = {sequence.request.tenant for sequence in self._running_set.loading.values()}
+        self._waiting_queue.arrive(request.tenant, loading)
         self.requests[request.number] = request
         request.num_live = request.num_going = len(request.sequences)
         for sequence in request.sequences:
             self.sequences[sequence.row] = sequence
-        self._room.add(request.sequences[0])
+        self._waiting_queue.add(request.sequences[0])
 
     def prompt_computed(self, sequence: Sequence) -> None:
         """A sequence has computed all its tokens: the siblings may start from what they share. Idempotent.
@@ -58,12 +58,12 @@ class Ledger:
         request.prompt_computed = True
         others = [other for other in request.sequences if other.state in _NOT_STARTED and other is not sequence]
         if others:
-            self._residents.trunks.hold(sequence)
+            self._running_set.shared_prompts.hold(sequence)
             if request.search is not None:
-                self._residents.regrouping[request.number] = request
+                self._running_set.regrouping[request.number] = request
         for other in others:
-            if other.state is not State.HELD and other not in self._room:
-                self._room.add(other)
+            if other.state is not State.HELD and other not in self._waiting_queue:
+                self._waiting_queue.add(other)
 
     def refuse(self, message: SubmitRequest, error: TroupeError) -> None:
         """Close a request that was never opened."""
@@ -92,7 +92,7 @@ class Ledger:
     def end(self, sequence: Sequence, event: Event) -> None:
         if self.leases is not None and event is not Event.FAIL:
             self.leases.ended(sequence)
-        released = self._residents.end(sequence, event)
+        released = self._running_set.end(sequence, event)
         if self.on_end is not None:
             self.on_end(sequence)
         request = sequence.request
@@ -119,7 +119,7 @@ class Ledger:
 
     def release_returned(self) -> None:
         """After a plan came back: release the ended sequences that only it still named."""
-        for sequence in self._residents.returned():
+        for sequence in self._running_set.returned():
             self._released(sequence)
 
     def _released(self, sequence: Sequence) -> None:
@@ -172,14 +172,14 @@ class Ledger:
         )
         self.stats.append(_request_stats(request, generated, self.now))
 
-    def assert_invariants(self, flights: Flights) -> None:
+    def assert_invariants(self, plans_in_flight: PlansInFlight) -> None:
         """Every open sequence belongs to an open request, is not finished, and only plans in flight delay an end."""
         for sequence in self.sequences.values():
             assert sequence.request.number in self.requests, "a sequence without its request"
             assert sequence.state is not State.FINISHED, "a finished sequence is open"
             if sequence.state is State.FINISHING:
                 assert sequence.epoch == NO_EPOCH, "an ended sequence could still match a result"
-                assert sequence.last_step > flights.last_returned, "an end waits for nothing"
+                assert sequence.last_step > plans_in_flight.last_returned, "an end waits for nothing"
         for request in self.requests.values():
             live = [sequence for sequence in request.sequences if sequence.state is not State.FINISHED]
             assert request.num_live == len(live) > 0, "a request is open without live sequences"

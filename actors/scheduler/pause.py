@@ -3,25 +3,31 @@
 from collections.abc import Callable
 
 from troupellm.actors.scheduler.kv_offload import Offload
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import Flights
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.plans_in_flight import PlansInFlight
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.sequences.sequence import Request, State
 
 
-class Halt:
+class PauseControl:
     """`halted`: nothing is planned. `finishing`: what is here is planned until it has ended, newcomers are held back.
 
     A halt in force is never weakened: `halted` ends with `end` alone.
     Held back means as if their reader did not read: they have no blocks, can be aborted, and keep their deadline.
     """
 
-    def __init__(self, ledger: Ledger, residents: Residents, flights: Flights, offload: Offload | None) -> None:
+    def __init__(
+        self,
+        open_requests: OpenRequests,
+        running_set: RunningSet,
+        plans_in_flight: PlansInFlight,
+        offload: Offload | None,
+    ) -> None:
         self._offload = offload
         self._unwritten: list[Callable[[], None]] = []
-        self._ledger = ledger
-        self._residents = residents
-        self._flights = flights
+        self._open_requests = open_requests
+        self._running_set = running_set
+        self._plans_in_flight = plans_in_flight
         self._held: dict[int, None] = {}
         self._kept: frozenset[int] = frozenset()
         """Requests that were here when all was halted at once."""
@@ -30,11 +36,11 @@ class Halt:
         self.finishing = False
 
     def begin(self, settled: Callable[[bool], None], *, finish: bool) -> None:
-        """See `HaltPlanning`."""
+        """See `PausePlanning`."""
         if not self.halted:
             self.finishing, self.halted = finish, not finish
-            self._kept = frozenset(() if finish else self._ledger.requests)
-        elif finish and not self._kept.isdisjoint(self._ledger.requests):
+            self._kept = frozenset(() if finish else self._open_requests.requests)
+        elif finish and not self._kept.isdisjoint(self._open_requests.requests):
             settled(False)
             return
         self._waiting.append(settled)
@@ -47,7 +53,7 @@ class Halt:
         request.paused = True
         for sequence in request.sequences:
             if sequence.state is State.WAITING:
-                self._residents.hold(sequence)
+                self._running_set.hold(sequence)
 
     def end(self) -> list[int]:
         """Go on; the requests that were held back."""
@@ -69,10 +75,10 @@ class Halt:
             for written in unwritten:
                 written()
         if self.finishing:
-            self._held = {number: None for number in self._held if number in self._ledger.requests}
-            if len(self._held) == len(self._ledger.requests):
+            self._held = {number: None for number in self._held if number in self._open_requests.requests}
+            if len(self._held) == len(self._open_requests.requests):
                 self.halted, self.finishing = True, False
-        if self.halted and not len(self._flights):
+        if self.halted and not len(self._plans_in_flight):
             self._tell(settled=True)
 
     def _tell(self, *, settled: bool) -> None:

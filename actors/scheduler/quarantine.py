@@ -3,7 +3,7 @@
 The requests of the lost plans are suspects. They are computed again in groups, and while a group is on trial no other
 request is computed. A group whose members get past the point where the worker died is cleared. If the worker dies
 again, the members go on in halves, one after the other, until a request is on trial alone; one that kills the worker
-then is convicted. Innocent halves come first in line, so if the worker itself is broken, no step succeeds.
+then is blamed. Innocent halves come first in line, so if the worker itself is broken, no step succeeds.
 
 A cleared request stays on parole for some tokens. If the worker dies over it again, it must get further past that point
 each time: a request that kills the worker a little later at every attempt is found too.
@@ -14,10 +14,10 @@ A kill that may have come from outside proves less: see `suspect`.
 from collections import deque
 from collections.abc import Iterable
 
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Request, Sequence
 
-DEATHS_TO_CONVICT = 2
+DEATHS_TO_BLAME = 2
 """A request that was alone at the first death may have had bad luck."""
 PAROLE_TOKENS = 64
 """So far past the point of the last death nothing is held against a request any more."""
@@ -60,7 +60,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.members: set[Request] | None = None
-        self.num_convicted = 0
+        self.num_blamed = 0
         self._steady = False
         """The members are those of the first trial since there is this worker."""
         self._renewed = False
@@ -83,17 +83,17 @@ class Quarantine:
         a request that was alone with the worker from its first step.
         """
         if self.members is None:
-            return self.accuse(lost, convict=False)
-        return self.accuse(lost, convict=len(self.members) == 1) if self._steady else []
+            return self.accuse(lost, blame=False)
+        return self.accuse(lost, blame=len(self.members) == 1) if self._steady else []
 
-    def accuse(self, lost: Iterable[Sequence], *, convict: bool = True) -> list[Request]:
+    def accuse(self, lost: Iterable[Sequence], *, blame: bool = True) -> list[Request]:
         """The worker has died of one of these sequences, still with the positions that were planned for them.
 
         Args:
             convict: if there is only one and it is its second death.
 
         Returns:
-            the convicted.
+            the blamed requests.
         """
         self._paroled = {request: suspect for request, suspect in self._paroled.items() if not suspect.free}
         known = self._paroled | {suspect.request: suspect for group in self._groups for suspect in group}
@@ -111,8 +111,8 @@ class Quarantine:
         if len(suspects) > 1:
             half = (len(suspects) + 1) // 2
             self._groups.extend((suspects[:half], suspects[half:]))
-        elif suspects and convict and suspects[0].deaths >= DEATHS_TO_CONVICT:
-            self.num_convicted += 1
+        elif suspects and blame and suspects[0].deaths >= DEATHS_TO_BLAME:
+            self.num_blamed += 1
             return [suspects[0].request]
         elif suspects:
             self._groups.append(suspects)
@@ -153,7 +153,9 @@ class Quarantine:
             self._paroled[suspect.request] = suspect
         self._paroled = {request: suspect for request, suspect in self._paroled.items() if not suspect.free}
 
-    def first(self, room: WaitingRoom) -> Sequence | None:
+    def first(self, waiting_queue: WaitingQueue) -> Sequence | None:
         """The member that is served next."""
-        waiting = [sequence for request in self.members or () for sequence in request.sequences if sequence in room]
+        waiting = [
+            sequence for request in self.members or () for sequence in request.sequences if sequence in waiting_queue
+        ]
         return min(waiting, key=lambda sequence: sequence.arrival_key, default=None)

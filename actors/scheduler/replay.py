@@ -6,11 +6,11 @@ once is among the tokens that the sequence starts from.
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.kills import Kills
-from troupellm.actors.scheduler.open_requests import Ledger
+from troupellm.actors.scheduler.open_requests import OpenRequests
 from troupellm.actors.scheduler.planner import Planner
-from troupellm.actors.scheduler.plans_in_flight import Flights
+from troupellm.actors.scheduler.plans_in_flight import PlansInFlight
 from troupellm.actors.scheduler.quarantine import Quarantine
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.cache_groups import count_beam_blocks, count_blocks, windows_of
@@ -23,19 +23,19 @@ class Replay:
 
     def __init__(
         self,
-        ledger: Ledger,
-        residents: Residents,
+        open_requests: OpenRequests,
+        running_set: RunningSet,
         tables: BlockTables,
-        flights: Flights,
+        plans_in_flight: PlansInFlight,
         planner: Planner,
         quarantine: Quarantine,
         max_tokens: int,
     ) -> None:
         """max_tokens: of a step."""
-        self._ledger = ledger
-        self._residents = residents
+        self._open_requests = open_requests
+        self._running_set = running_set
         self._tables = tables
-        self._flights = flights
+        self._plans_in_flight = plans_in_flight
         self._planner = planner
         self._quarantine = quarantine
         self._kills = Kills()
@@ -54,46 +54,46 @@ class Replay:
         self._planner.engine_epoch += 1
         if lost.exhausted:
             self._planner.shrink()
-        convicted = self._judge(lost)
-        self.num_replayed += self._residents.evacuate()
+        blamed = self._blame(lost)
+        self.num_replayed += self._running_set.evacuate()
         self._tables.rebuild(self._tables.num_blocks)
-        self._flights.forget()
+        self._plans_in_flight.forget()
         self._planner.forget()
-        self._ledger.release_returned()
-        for request in convicted:
+        self._open_requests.release_returned()
+        for request in blamed:
             if lost.exhausted:
                 error = EngineStopped("there is not enough memory for this request now", code="server_is_overloaded")
-                self._ledger.end_request(request, error)
+                self._open_requests.end_request(request, error)
                 continue
             live = next(sequence for sequence in request.sequences if not sequence.ended)
-            self._ledger.fail(
+            self._open_requests.fail(
                 live, "the model worker died each time it computed this request", RequestFailed.default_code
             )
 
     def resume(self, ready: WorkerReady) -> None:
         """There is a worker again; its memory may have another size."""
         self._tables.rebuild(ready.num_blocks)
-        for request in list(self._ledger.requests.values()):
+        for request in list(self._open_requests.requests.values()):
             if _most_blocks(request, ready, self._max_tokens) > ready.num_blocks:
                 error = RequestFailed("the KV cache of the restarted worker is too small for this request")
-                self._ledger.end_request(request, error)
+                self._open_requests.end_request(request, error)
         self._quarantine.renew()
         self.reason = None
 
-    def _judge(self, lost: WorkerLost) -> list[Request]:
+    def _blame(self, lost: WorkerLost) -> list[Request]:
         """The requests that killed the worker; usually none, or none is known yet."""
-        met = self._sequences_in_flight()
+        met = self._sequences_of_plans()
         if not met:
             return []
         if lost.fault:
             return self._quarantine.accuse(met)
         return self._quarantine.suspect(met) if self._kills.add(met) else []
 
-    def _sequences_in_flight(self) -> list[Sequence]:
+    def _sequences_of_plans(self) -> list[Sequence]:
         """Those that the lost plans named and that have not ended, each once."""
         found: dict[Sequence, None] = {}
-        for flight in self._flights:
-            for sequence, epoch in zip(flight.sequences, flight.epochs, strict=True):
+        for plan_in_flight in self._plans_in_flight:
+            for sequence, epoch in zip(plan_in_flight.sequences, plan_in_flight.epochs, strict=True):
                 if sequence.epoch == epoch:
                     found[sequence] = None
         return list(found)

@@ -5,12 +5,12 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.fair_share import Shares
-from troupellm.actors.scheduler.plans_in_flight import Flights
-from troupellm.actors.scheduler.shared_prompts import Trunks, find_trunk
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.fair_share import FairShare
+from troupellm.actors.scheduler.plans_in_flight import PlansInFlight
+from troupellm.actors.scheduler.shared_prompts import SharedPrompts, find_shared_prompt
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import NO_EPOCH, Event, Request, Sequence, State
-from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.actors.sequences.shared_prompt import SharedPrompt
 from troupellm.protocol.messages.worker import NULL_BLOCK, RowFork
 
 SEARCH_STEPS = 16
@@ -27,17 +27,19 @@ class _Leaving(NamedTuple):
     """Loads under way into the blocks; each leaves the set when it has ended."""
 
 
-class Residents:
-    """Moves sequences between the waiting room and the block tables, both ways.
+class RunningSet:
+    """Moves sequences between the waiting queue and the block tables, both ways.
 
     Blocks that a plan in flight may write come back when that plan has returned; until then they are on their way.
     """
 
-    def __init__(self, tables: BlockTables, room: WaitingRoom, flights: Flights, shares: Shares) -> None:
+    def __init__(
+        self, tables: BlockTables, waiting_queue: WaitingQueue, plans_in_flight: PlansInFlight, fair_share: FairShare
+    ) -> None:
         self._tables = tables
-        self._room = room
-        self._flights = flights
-        self._shares = shares
+        self._waiting_queue = waiting_queue
+        self._plans_in_flight = plans_in_flight
+        self._fair_share = fair_share
         self.running: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
         self.held: set[int] = set()
@@ -45,12 +47,12 @@ class Residents:
         self.loading: dict[int, Sequence] = {}
         """Those that wait for blocks from outer tiers, with and without device blocks."""
         self.ending: dict[int, Sequence] = {}
-        self.retired: list[int] = []
+        self.freed_rows: list[int] = []
         """Rows that the worker should forget with the next plan."""
         self.forks: list[RowFork] = []
         """Forks for the worker to make with the next plan, for rows in and out of it: all forks of a step belong
         together."""
-        self.trunks = Trunks(tables)
+        self.shared_prompts = SharedPrompts(tables)
         self.regrouping: dict[int, Request] = {}
         """Searches whose first beam has been computed again, and others have not begun to be."""
         self.num_preemptions = 0
@@ -61,16 +63,16 @@ class Residents:
         return bool(self._leaving)
 
     def start(self, sequence: Sequence, reserve: int, span: int | None = None) -> bool:
-        """From the waiting room to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
-        if not self._tables.admit(sequence, reserve, self._trunk(sequence), span=span):
+        """From the waiting queue to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
+        if not self._tables.admit(sequence, reserve, self._shared_prompt(sequence), span=span):
             return False
-        self._room.remove(sequence)
+        self._waiting_queue.remove(sequence)
         if sequence.host_hits:
             sequence.handle(Event.LOAD)
             self.loading[sequence.row] = sequence
         else:
             self.run(sequence)
-        self.trunks.settle(sequence.request)
+        self.shared_prompts.settle(sequence.request)
         return True
 
     def run(self, sequence: Sequence) -> None:
@@ -78,7 +80,7 @@ class Residents:
         sequence.handle(Event.START)
         sequence.asked = sequence.asks_again = sequence.was_preempted = sequence.gave_up = False
         self.running[sequence.row] = sequence
-        self._shares.runs(sequence.request.tenant)
+        self._fair_share.runs(sequence.request.tenant)
 
     @property
     def num_rows(self) -> int:
@@ -86,25 +88,25 @@ class Residents:
         return len(self.running) + sum(1 for sequence in self.loading.values() if sequence.capacity)
 
     def put_back(self, sequence: Sequence) -> None:
-        """To the waiting room, from waiting for an outer tier; what it has been given of blocks is given back."""
+        """To the waiting queue, from waiting for an outer tier; what it has been given of blocks is given back."""
         self._leave(sequence)
         sequence.handle(Event.WAIT)
         sequence.forget_computation()
-        self._room.add(sequence)
+        self._waiting_queue.add(sequence)
         if sequence.request.paused:
             self.hold(sequence)
 
-    def _trunk(self, sequence: Sequence) -> Trunk | None:
+    def _shared_prompt(self, sequence: Sequence) -> SharedPrompt | None:
         """A preempted sequence finds more of itself in the prefix cache, unless it must share to fit."""
-        if sequence.num_generated and self._tables.caching and not sequence.lockstep:
+        if sequence.num_generated and self._tables.caching and not sequence.is_beam:
             return None
-        return find_trunk(sequence, self._tables)
+        return find_shared_prompt(sequence, self._tables)
 
     def missed_beam(self) -> Sequence | None:
         """A waiting beam without which its siblings cannot go on; it is served before everybody else."""
         for request in sorted(self.regrouping.values(), key=lambda request: self._age(request.sequences[0])):
             for beam in request.sequences:
-                if beam in self._room:
+                if beam in self._waiting_queue:
                     return beam
             del self.regrouping[request.number]
         return None
@@ -114,7 +116,7 @@ class Residents:
         if sequence.state is State.WAITING:
             sequence.handle(Event.START)
             self.running[sequence.row] = sequence
-            self._shares.runs(sequence.request.tenant)
+            self._fair_share.runs(sequence.request.tenant)
         else:
             self._tables.release(sequence.tables)
         sequence.become(parent)
@@ -122,25 +124,25 @@ class Residents:
     def pause(self, sequence: Sequence) -> None:
         sequence.handle(Event.PAUSE)
         self.paused[sequence.row] = self.running.pop(sequence.row)
-        self._shares.rests(sequence.request.tenant)
+        self._fair_share.rests(sequence.request.tenant)
 
     def resume(self, sequence: Sequence) -> None:
         sequence.handle(Event.RESUME)
         self.running[sequence.row] = self.paused.pop(sequence.row)
-        self._shares.runs(sequence.request.tenant)
+        self._fair_share.runs(sequence.request.tenant)
 
     def hold(self, sequence: Sequence) -> None:
-        """From the waiting room to those who wait for their reader first."""
-        self._room.remove(sequence)
+        """From the waiting queue to those who wait for their reader first."""
+        self._waiting_queue.remove(sequence)
         sequence.handle(Event.PAUSE)
         self.held.add(sequence.row)
 
     def let_go(self, sequence: Sequence) -> None:
-        """To the waiting room, unless it waits for a sibling to compute its prompt."""
+        """To the waiting queue, unless it waits for a sibling to compute its prompt."""
         sequence.handle(Event.RESUME)
         self.held.remove(sequence.row)
         if sequence.request.prompt_computed or sequence is sequence.request.sequences[0]:
-            self._room.add(sequence)
+            self._waiting_queue.add(sequence)
 
     def unblock(self) -> bool:
         """Nothing runs because beams wait for siblings that have no blocks: another request makes way.
@@ -148,7 +150,7 @@ class Residents:
         Returns:
             False if only the oldest running request is left, which has room when it is alone.
         """
-        if self.trunks.release_youngest():
+        if self.shared_prompts.release_youngest():
             return True
         first, victim = self._first_to_come(), self.victim()
         if first is None or victim is None or victim.request is first.request:
@@ -166,7 +168,7 @@ class Residents:
         first = self._first_to_come()
         if first is None:
             return None
-        kept = first.request.sequences if first.lockstep else (first,)
+        kept = first.request.sequences if first.is_beam else (first,)
         candidates = [sequence for sequence in self.running.values() if sequence not in kept]
         candidates += [sequence for sequence in self.loading.values() if sequence.capacity]
         return max(candidates or self.running.values(), key=self._age)
@@ -175,26 +177,28 @@ class Residents:
         return min(self.running.values(), key=lambda sequence: sequence.arrival_key, default=None)
 
     def in_the_way(self, waiting: Sequence) -> Sequence | None:
-        """The sequence that makes room for the first of the waiting room: the newest of the tenant that runs most.
+        """The sequence that makes room for the first of the waiting queue: the newest of the tenant that runs most.
 
         None unless a tenant runs more than its fair share; otherwise the preempted request could ask for its room back.
         A beam is chosen only if there is no other sequence: all of its search goes with it, which leaves its tenant
         with less than a share and the step undone. A search must have made some steps, so that searches that take turns
         end.
         """
-        shares, tenant = self._shares, waiting.request.tenant
+        fair_share, tenant = self._fair_share, waiting.request.tenant
         coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
-        after = shares.rows(tenant) + (1 + coming) * shares.row_share(tenant)
-        above = {name for name in shares.running if shares.rows(name) - shares.row_share(name) >= after} - {tenant}
+        after = fair_share.rows(tenant) + (1 + coming) * fair_share.row_share(tenant)
+        above = {name for name in fair_share.running if fair_share.rows(name) - fair_share.row_share(name) >= after} - {
+            tenant
+        }
         if not above:
             return None
         able = [s for s in self.running.values() if s.request.tenant in above]
-        candidates = [s for s in able if not s.lockstep] or [s for s in able if _has_had_its_turn(s)]
-        return max(candidates, key=lambda s: (shares.rows(s.request.tenant), self._age(s)), default=None)
+        candidates = [s for s in able if not s.is_beam] or [s for s in able if _has_had_its_turn(s)]
+        return max(candidates, key=lambda s: (fair_share.rows(s.request.tenant), self._age(s)), default=None)
 
     def _age(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
         """Greater gives way first."""
-        return self._shares.served(sequence.request.tenant), sequence.arrival_key
+        return self._fair_share.served(sequence.request.tenant), sequence.arrival_key
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the blocks away. The lost positions are computed again later, from all tokens so far.
@@ -206,11 +210,11 @@ class Residents:
             self._preempt_one(sequence)
             return
         for beam in request.sequences:
-            self._room.remove(beam)
+            self._waiting_queue.remove(beam)
             if beam.capacity:
                 self._preempt_one(beam)
         self._begin_search_again(request)
-        self.trunks.drop(request)
+        self.shared_prompts.drop(request)
 
     def _begin_search_again(self, request: Request) -> None:
         """No beam has blocks: the first one computes first, the others then share what it has."""
@@ -219,12 +223,12 @@ class Residents:
         request.prompt_computed = False
         self.regrouping.pop(request.number, None)
         for beam in request.sequences[1:]:
-            self._room.remove(beam)
-        if request.sequences[0] not in self._room:
-            self._room.add(request.sequences[0])
+            self._waiting_queue.remove(beam)
+        if request.sequences[0] not in self._waiting_queue:
+            self._waiting_queue.add(request.sequences[0])
 
     def _preempt_one(self, sequence: Sequence) -> None:
-        self._tables.label_all(sequence)
+        self._tables.cache_all_blocks(sequence)
         if self._tables.tiers is not None:
             self._tables.tiers.preempted(sequence)
         sequence.was_preempted = True
@@ -236,12 +240,12 @@ class Residents:
         """The worker's memory is lost: everybody starts over from tokens; how many had been computed."""
         computed = [*self.running.values(), *self.paused.values()]
         for sequence in self.running.values():
-            self._shares.rests(sequence.request.tenant)
+            self._fair_share.rests(sequence.request.tenant)
         self.running.clear()
         self.paused.clear()
-        self.retired.clear()
+        self.freed_rows.clear()
         self.forks.clear()
-        self.trunks.forget()
+        self.shared_prompts.forget()
         self._leaving.clear()
         for sequence in computed:
             sequence.known_to_worker = False
@@ -270,26 +274,26 @@ class Residents:
 
         Its computed blocks stay findable, unless it failed: then their contents are not to be trusted.
         """
-        self._room.remove(sequence)
+        self._waiting_queue.remove(sequence)
         if event is Event.FAIL:
             self._tables.forget(sequence)
         else:
-            self._tables.label_all(sequence)
+            self._tables.cache_all_blocks(sequence)
             if self._tables.tiers is not None:
                 self._tables.tiers.ended(sequence)
         sequence.handle(event)
         self._leave(sequence)
         sequence.epoch = NO_EPOCH
-        sequence.fence = -1
-        self.trunks.settle(sequence.request)
-        if sequence.last_step <= self._flights.last_returned:
+        sequence.no_check_until = -1
+        self.shared_prompts.settle(sequence.request)
+        if sequence.last_step <= self._plans_in_flight.last_returned:
             return True
         self.ending[sequence.row] = sequence
         return False
 
     def returned(self) -> list[Sequence]:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
-        last_returned = self._flights.last_returned
+        last_returned = self._plans_in_flight.last_returned
         if self._leaving:
             for step, tables, transfers in self._leaving:
                 if step <= last_returned and not transfers:
@@ -307,7 +311,7 @@ class Residents:
         sequence.forget_computation()
         sequence.paid = True  # or began as a copy of a beam that had
         if sequence.state is State.PREEMPTED:
-            self._room.add(sequence)
+            self._waiting_queue.add(sequence)
             if sequence.request.paused:  # it was loading
                 self.hold(sequence)
         else:
@@ -315,29 +319,29 @@ class Residents:
 
     def _leave(self, sequence: Sequence) -> None:
         if self.running.pop(sequence.row, None) is not None:
-            self._shares.rests(sequence.request.tenant)
+            self._fair_share.rests(sequence.request.tenant)
         self.paused.pop(sequence.row, None)
         self.held.discard(sequence.row)
         if sequence.known_to_worker:
             sequence.known_to_worker = False
-            self.retired.append(sequence.row)
+            self.freed_rows.append(sequence.row)
             if self.forks:
                 self.forks = [fork for fork in self.forks if fork.row != sequence.row]
         transfers: set[int] = set()
         if self._tables.tiers is not None and self.loading.pop(sequence.row, None) is not None:
             transfers = self._tables.tiers.stop_waiting(sequence)
-            self._room.come_back(sequence)
-        if sequence.last_step <= self._flights.last_returned and not transfers:
+            self._waiting_queue.come_back(sequence)
+        if sequence.last_step <= self._plans_in_flight.last_returned and not transfers:
             self._tables.release(sequence.tables)
         else:
-            self._flights.disturb()
+            self._plans_in_flight.disturb()
             self._leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
     def disturb(self) -> None:
         """A sequence has changed since the plans in flight were made: their results are read row by row."""
-        self._flights.disturb()
+        self._plans_in_flight.disturb()
 
     def assert_invariants(self) -> None:
         """Checks places and owners, and through them the pools."""
@@ -353,11 +357,14 @@ class Residents:
         places = (self.running, self.paused, self.loading)
         holders = [sequence.tables for place in places for sequence in place.values()]
         holders += [entry.tables for entry in self._leaving]
-        newest = max((flight.step for flight in self._flights), default=self._flights.last_returned)
+        newest = max(
+            (plan_in_flight.step for plan_in_flight in self._plans_in_flight),
+            default=self._plans_in_flight.last_returned,
+        )
         assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
-        holders += self.trunks.holders()
+        holders += self.shared_prompts.holders()
         holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
-        self.trunks.assert_invariants()
+        self.shared_prompts.assert_invariants()
         owners: dict[int, int] = {}
         pool = self._tables.pool
         for tables in holders:
@@ -371,18 +378,20 @@ class Residents:
         counted: dict[str, int] = {}
         for sequence in self.running.values():
             counted[sequence.request.tenant] = counted.get(sequence.request.tenant, 0) + 1
-        assert counted == self._shares.running, "the running sequences of a tenant are counted wrongly"
+        assert counted == self._fair_share.running, "the running sequences of a tenant are counted wrongly"
         planned = Counter(
             sequence.row
-            for flight in self._flights
-            for sequence, epoch in zip(flight.sequences, flight.epochs, strict=True)
+            for plan_in_flight in self._plans_in_flight
+            for sequence, epoch in zip(plan_in_flight.sequences, plan_in_flight.epochs, strict=True)
             if sequence.epoch == epoch
         )
         for sequence in (*self.running.values(), *self.paused.values()):
             confirmed = sequence.num_confirmed + planned[sequence.row]
             assert 0 < confirmed <= sequence.num_computed, "what a plan in flight computes counts as confirmed"
-            assert sequence.slack >= 0, "plans in flight take back what was computed"
-            assert sequence.num_computed + sequence.slack <= sequence.capacity, "positions without blocks"
+            assert sequence.num_lookahead_tokens >= 0, "plans in flight take back what was computed"
+            assert sequence.num_computed + sequence.num_lookahead_tokens <= sequence.capacity, (
+                "positions without blocks"
+            )
             covered = min(map(len, sequence.tables)) * self._tables.block_size
             assert sequence.capacity == covered, "capacity is not the tables'"
             for window, table in zip(self._tables.windows_of(sequence), sequence.tables, strict=True):

@@ -1,18 +1,18 @@
 """Computes the common prompt of a request's sequences once: forks share its blocks and copy those that they write to.
 
 The first sequence of a request computes the prompt. The moment that is done the request takes a reference of its own to
-those blocks, its *trunk*, so that they are there for the others even if the first one ends at once and nothing is
-cached. A fork shares the trunk's full blocks; the one block that it begins to write in, it copies first.
+those blocks, its *shared prompt*, so that they are there for the others even if the first one ends at once and nothing
+is cached. A fork shares the shared prompt's full blocks; the one block that it begins to write in, it copies first.
 """
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.sequences.sequence import Request, Sequence, State
-from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.actors.sequences.shared_prompt import SharedPrompt
 
 _WITHOUT_BLOCKS = frozenset({State.WAITING, State.PREEMPTED, State.HELD})
 
 
-class Trunks:
+class SharedPrompts:
     """The references that requests hold for sequences which have no blocks yet."""
 
     def __init__(self, tables: BlockTables) -> None:
@@ -26,62 +26,65 @@ class Trunks:
         shared = min(common, sequence.num_computed)
         blocks = self._tables.blocks_for(shared)
         self.drop(request)
-        trunk = Trunk([table[:blocks] for table in sequence.tables], shared, sequence.cache_age)
-        if not all(self._tables.covers(other, trunk) for other in request.sequences if other is not sequence):
+        shared_prompt = SharedPrompt([table[:blocks] for table in sequence.tables], shared, sequence.cache_age)
+        if not all(self._tables.covers(other, shared_prompt) for other in request.sequences if other is not sequence):
             return  # it has gone on, and a window with it: the others look for what is cached
-        self._tables.share(trunk.tables)
-        request.trunk = trunk
+        self._tables.share(shared_prompt.tables)
+        request.shared_prompt = shared_prompt
         self._requests[request.number] = request
 
     def settle(self, request: Request) -> None:
-        """Let go of a trunk once no sequence waits for it."""
-        if request.trunk is not None and all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
+        """Let go of a shared prompt once no sequence waits for it."""
+        if request.shared_prompt is not None and all(other.state not in _WITHOUT_BLOCKS for other in request.sequences):
             self.drop(request)
 
     def release_youngest(self) -> bool:
-        """Give a trunk's blocks back under pressure; waiting forks compute them again. False if there is no trunk."""
+        """Give a shared prompt's blocks back under pressure; waiting forks compute them again. False if there is no
+        shared prompt."""
         if not self._requests:
             return False
         self.drop(max(self._requests.values(), key=lambda request: request.sequences[0].arrival_key))
         return True
 
     def holders(self) -> list[list[list[int]]]:
-        """The tables of all trunks."""
-        return [request.trunk.tables for request in self._requests.values() if request.trunk is not None]
+        """The tables of all shared prompts."""
+        return [
+            request.shared_prompt.tables for request in self._requests.values() if request.shared_prompt is not None
+        ]
 
     def assert_invariants(self) -> None:
         for request in self._requests.values():
             waiting = [sequence for sequence in request.sequences if sequence.state in _WITHOUT_BLOCKS]
-            assert waiting, "a trunk is kept for nobody"
+            assert waiting, "a shared prompt is kept for nobody"
 
     def forget(self) -> None:
         """The blocks are gone, and the pools with them."""
         for request in self._requests.values():
-            request.trunk = None
+            request.shared_prompt = None
         self._requests.clear()
 
     def drop(self, request: Request) -> None:
         """Idempotent."""
-        trunk, request.trunk = request.trunk, None
-        if trunk is not None:
+        shared_prompt, request.shared_prompt = request.shared_prompt, None
+        if shared_prompt is not None:
             del self._requests[request.number]
-            self._tables.release(trunk.tables)
+            self._tables.release(shared_prompt.tables)
 
 
-def find_trunk(sequence: Sequence, tables: BlockTables) -> Trunk | None:
+def find_shared_prompt(sequence: Sequence, tables: BlockTables) -> SharedPrompt | None:
     """Where a sequence that starts finds what others of its request have computed for it."""
     request = sequence.request
     if len(request.sequences) == 1:
         return None
-    if request.trunk is not None:
-        return request.trunk if tables.covers(sequence, request.trunk) else None
+    if request.shared_prompt is not None:
+        return request.shared_prompt if tables.covers(sequence, request.shared_prompt) else None
     prompt = request.num_prompt_tokens
     for other in request.sequences:
         # Only of one that has come back: what the others hold may be on its way, by copies of this very step.
         if other is not sequence and other.capacity and other.decoding and other.num_confirmed >= prompt:
-            trunk = Trunk(other.tables, prompt, other.cache_age)
-            if tables.covers(sequence, trunk):
-                return trunk
+            shared_prompt = SharedPrompt(other.tables, prompt, other.cache_age)
+            if tables.covers(sequence, shared_prompt):
+                return shared_prompt
     return None
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import accumulate
 
 from troupellm.actors.scheduler.check_result import Aligned
-from troupellm.actors.scheduler.plans_in_flight import Flight
+from troupellm.actors.scheduler.plans_in_flight import PlanInFlight
 from troupellm.actors.sequences.draft_counts import DraftCounts
 from troupellm.protocol.messages.metrics import DraftStats
 
@@ -15,11 +15,11 @@ class Drafting:
     def __init__(self) -> None:
         self.total = DraftCounts()
 
-    def note(self, flight: Flight, aligned: Aligned) -> DraftStats | None:
+    def note(self, plan_in_flight: PlanInFlight, aligned: Aligned) -> DraftStats | None:
         """Count a result's drafts; None when there were none after all."""
         taken: list[int] = []
         num_drafted = 0
-        planned = zip(flight.sequences, flight.epochs, aligned.drafted, aligned.accepted, strict=True)
+        planned = zip(plan_in_flight.sequences, plan_in_flight.epochs, aligned.drafted, aligned.accepted, strict=True)
         for sequence, epoch, drafted, accepted in planned:
             if not drafted or sequence.epoch != epoch:
                 continue

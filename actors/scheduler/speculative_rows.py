@@ -1,16 +1,16 @@
 """Speculative decode rows: how many positions each may use in a plan, and how a step's result updates them.
 
 How far such a row comes is known when its plan is back, and the next one is made before. So it is counted twice:
-`num_computed` assumes that every plan in flight computes one position, the least there is, and `num_computed + slack`
-that each computes all that it may. Plans start at the former; blocks cover, and limits bound, the latter. The worker
-begins wherever the row is, and what it writes for drafts that are refused is written again later.
+`num_computed` assumes that every plan in flight computes one position, the least there is, and `num_computed +
+num_lookahead_tokens` that each computes all that it may. Plans start at the former; blocks cover, and limits bound, the
+latter. The worker begins wherever the row is, and what it writes for drafts that are refused is written again later.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.plan_draft import Draft
+from troupellm.actors.scheduler.plan_builder import StepPlanBuilder
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.config.engine import SchedulerConfig
 from troupellm.protocol.config.speculation import SpeculativeConfig
@@ -23,8 +23,8 @@ PLAIN = -1
 """Limit of a row that computes just its span."""
 
 
-class Elastic:
-    """Plans elastic rows. A row's *limit* is how many positions beyond one it may compute, its *width* one more."""
+class SpeculativeRows:
+    """Plans speculative rows. A row's *limit* is how many positions beyond one it may compute, its *width* one more."""
 
     def __init__(self, config: SpeculativeConfig, most: int, scheduler: SchedulerConfig, tables: BlockTables) -> None:
         """most: drafts of a row in one step that the worker verifies."""
@@ -54,21 +54,21 @@ class Elastic:
         # The usual case first, in few words: this is called in every step.
         return wanted if wanted * num_rows <= spare else max(0, spare // num_rows)
 
-    def plan(self, draft: Draft, turn: list[Sequence], step: int, *, crowded: bool) -> list[Sequence]:
+    def plan(self, builder: StepPlanBuilder, turn: list[Sequence], step: int, *, crowded: bool) -> list[Sequence]:
         """Plan every sequence that has all its known tokens computed or planned, as far as free blocks go; the others.
 
-        Columns of `draft` are begun with them.
+        Columns of `builder` are begun with them.
         """
-        limit = self._limit = self.limit(len(turn), draft.budget, crowded=crowded)
+        limit = self._limit = self.limit(len(turn), builder.budget, crowded=crowded)
         width, twice = 1 + limit, 2 + 2 * limit
         starts: list[int] = []
         odd: list[int] = []
         for sequence in turn:
             start = sequence.num_computed
-            reserved = start + sequence.slack
-            if reserved + width <= sequence.fence and reserved + twice <= sequence.limit:
+            reserved = start + sequence.num_lookahead_tokens
+            if reserved + width <= sequence.no_check_until and reserved + twice <= sequence.limit:
                 sequence.num_computed = start + 1
-                sequence.slack += limit
+                sequence.num_lookahead_tokens += limit
                 sequence.draft_limit = limit
                 sequence.last_step = step
             else:
@@ -78,25 +78,25 @@ class Elastic:
         others: list[Sequence] = []
         self._crowded = False
         if odd:
-            others = self._fit_odd(draft, turn, odd, limits, step)
+            others = self._fit_odd(builder, turn, odd, limits, step)
         if others:
-            self._crowded = any(sequence.fence < 0 or not self.takes(sequence) for sequence in others)
+            self._crowded = any(sequence.no_check_until < 0 or not self.takes(sequence) for sequence in others)
             kept = [index for index, fitted in enumerate(limits) if fitted != PLAIN]
             turn, starts = [turn[index] for index in kept], [starts[index] for index in kept]
             limits = [limits[index] for index in kept]
-        draft.sequences, draft.starts, draft.limits = turn, starts, limits
-        draft.counts = [1] * len(starts)
-        draft.expected = draft.counts.copy()
-        draft.budget -= len(limits) + sum(limits)
+        builder.sequences, builder.starts, builder.limits = turn, starts, limits
+        builder.counts = [1] * len(starts)
+        builder.expected = builder.counts.copy()
+        builder.budget -= len(limits) + sum(limits)
         return others
 
     def _fit_odd(
-        self, draft: Draft, turn: list[Sequence], odd: list[int], limits: list[int], step: int
+        self, builder: StepPlanBuilder, turn: list[Sequence], odd: list[int], limits: list[int], step: int
     ) -> list[Sequence]:
         """Plan those for which not all is at hand, as far as that goes; the others, whose limits are PLAIN."""
         width, others = 1 + self._limit, []
         for index in odd:
-            limits[index] = fitted = self._fit(draft, turn[index], width) - 1
+            limits[index] = fitted = self._fit(builder, turn[index], width) - 1
             if fitted == PLAIN:
                 others.append(turn[index])
             else:
@@ -108,20 +108,20 @@ class Elastic:
 
         Beams are not: the host chooses their tokens.
         """
-        if sequence.lockstep or sequence.pooling is not None:
+        if sequence.is_beam or sequence.pooling is not None:
             return False
         return sequence.decoding or sequence.num_computed >= len(sequence.tokens)
 
-    def plan_one(self, draft: Draft, sequence: Sequence, step: int, make_room: MakeRoom) -> bool:
+    def plan_one(self, builder: StepPlanBuilder, sequence: Sequence, step: int, make_room: MakeRoom) -> bool:
         """Plan a row that `plan` left out: it needs blocks of others, or has several tokens that a guide forced to
         compute, which takes as many positions. False if budget or blocks were missing.
         """
-        start, reserved = sequence.num_computed, sequence.num_computed + sequence.slack
+        start, reserved = sequence.num_computed, sequence.num_computed + sequence.num_lookahead_tokens
         room = sequence.limit - 1 - reserved
         if room < 1:
             return True  # plans in flight may end it
         forced = min(self.most, len(sequence.tokens) - start - 1)
-        width = min(max(min(1 + self._limit, _half(room)), 1 + forced), room, draft.budget)
+        width = min(max(min(1 + self._limit, _half(room)), 1 + forced), room, builder.budget)
         if width < 1:
             return False
         if reserved + width > sequence.capacity:
@@ -133,40 +133,40 @@ class Elastic:
                     if added is None:
                         return False
             if added is not None:
-                draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
-        draft.flight.clean = False  # the worker may compute several tokens before it draws one
-        draft.sequences.append(sequence)
-        draft.starts.append(start)
-        draft.limits.append(width - 1)
-        draft.counts.append(1)
-        draft.expected.append(1)
-        draft.budget -= width
+                builder.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+        builder.plan_in_flight.clean = False  # the worker may compute several tokens before it draws one
+        builder.sequences.append(sequence)
+        builder.starts.append(start)
+        builder.limits.append(width - 1)
+        builder.counts.append(1)
+        builder.expected.append(1)
+        builder.budget -= width
         _advance(sequence, width - 1, step)
-        sequence.open_fence()
+        sequence.reset_no_check()
         return True
 
-    def _fit(self, draft: Draft, sequence: Sequence, width: int) -> int:
+    def _fit(self, builder: StepPlanBuilder, sequence: Sequence, width: int) -> int:
         """As much of `width` as the row's end and free blocks allow; 0 where that is nothing, or it is not its turn."""
-        reserved = sequence.num_computed + sequence.slack
+        reserved = sequence.num_computed + sequence.num_lookahead_tokens
         width = min(width, _half(sequence.limit - 1 - reserved))
-        if sequence.fence < 0 or width < 1:
+        if sequence.no_check_until < 0 or width < 1:
             return 0
         if reserved + width > sequence.capacity:
             added = self._tables.grow(sequence, reserved + width)
             if added is None:
                 return max(0, sequence.capacity - reserved)
-            draft.changes.append(RowChange(row=sequence.row, appended_blocks=added))
-            sequence.open_fence()
+            builder.changes.append(RowChange(row=sequence.row, appended_blocks=added))
+            sequence.reset_no_check()
         return width
 
 
-def make_elastic(
+def make_speculative_rows(
     config: SpeculativeConfig | None, ready: WorkerReady, scheduler: SchedulerConfig, tables: BlockTables
-) -> Elastic | None:
+) -> SpeculativeRows | None:
     """None where nothing is drafted, or the worker verifies nothing: then every row is plain."""
     if config is None or not ready.most_drafts:
         return None
-    return Elastic(config, min(config.most_drafts, ready.most_drafts), scheduler, tables)
+    return SpeculativeRows(config, min(config.most_drafts, ready.most_drafts), scheduler, tables)
 
 
 def _half(room: int) -> int:
@@ -177,7 +177,7 @@ def _half(room: int) -> int:
 def _advance(sequence: Sequence, limit: int, step: int) -> None:
     """A plan names the row, with that limit."""
     sequence.num_computed += 1
-    sequence.slack += limit
+    sequence.num_lookahead_tokens += limit
     sequence.draft_limit = limit
     sequence.last_step = step
 
@@ -192,8 +192,8 @@ def settle(sequence: Sequence, step: int, limit: int, count: int, accepted: int)
     """
     if not count:  # it had more tokens to compute than it was allowed positions
         sequence.num_computed += limit
-        sequence.slack -= limit
+        sequence.num_lookahead_tokens -= limit
         return
     ahead = sequence.last_step > step  # of two plans in flight, one more
     sequence.num_computed = len(sequence.tokens) + accepted + ahead
-    sequence.slack = sequence.draft_limit if ahead else 0
+    sequence.num_lookahead_tokens = sequence.draft_limit if ahead else 0

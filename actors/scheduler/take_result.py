@@ -4,15 +4,15 @@ from collections.abc import Sequence as Columns
 from itertools import chain
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
-from troupellm.actors.scheduler.append_tokens import Acceptance, Gaps
+from troupellm.actors.scheduler.append_tokens import Gaps, TokenAppender
 from troupellm.actors.scheduler.beam_sequences import Beams
 from troupellm.actors.scheduler.check_result import Aligned, align, check_described, trim_logprobs
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
-from troupellm.actors.scheduler.open_requests import Ledger
-from troupellm.actors.scheduler.plans_in_flight import BrokenResult, Flight
+from troupellm.actors.scheduler.open_requests import OpenRequests
+from troupellm.actors.scheduler.plans_in_flight import BrokenResult, PlanInFlight
 from troupellm.actors.scheduler.proposer_stats import ProposerCounts
-from troupellm.actors.scheduler.running_set import Residents
+from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.speculation_stats import Drafting
 from troupellm.actors.sequences.sequence import Event, Sequence
 from troupellm.protocol.messages.graph_report import GraphReport
@@ -24,16 +24,16 @@ from troupellm.protocol.messages.worker import RowLogprobs, RowPooled, StepResul
 class Updates:
     def __init__(
         self,
-        ledger: Ledger,
-        residents: Residents,
+        open_requests: OpenRequests,
+        running_set: RunningSet,
         tables: BlockTables,
         ready: WorkerReady,
-        shares: Shares,
+        fair_share: FairShare,
         guides: GuideGate | None,
     ) -> None:
         """guides: None where the worker builds guides when it needs them."""
-        self._ledger = ledger
-        self._residents = residents
+        self._open_requests = open_requests
+        self._running_set = running_set
         self._tables = tables
         self._vocab_width = ready.vocab_width
         self._ability = ready.pooling
@@ -41,57 +41,57 @@ class Updates:
         """Tokens that were shown."""
         self._stats: list[StepStats] = []
         self._reported = (0, 0, 0)
-        self._beams = Beams(ledger, residents, tables)
-        self.acceptance = Acceptance(ledger, residents, shares)
+        self._beams = Beams(open_requests, running_set, tables)
+        self.token_appender = TokenAppender(open_requests, running_set, fair_share)
         self.drafting = Drafting()
         self.proposer = ProposerCounts()
         self.graphs: GraphReport | None = None
         self._guides = guides
 
-    def check(self, flight: Flight, result: StepResult) -> Aligned:
+    def check(self, plan_in_flight: PlanInFlight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
 
         Raises:
             BrokenResult: no worker in its right mind says this.
         """
-        aligned = align(flight, result)
+        aligned = align(plan_in_flight, result)
         if not self._valid(aligned):
             raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
         if result.logprobs or result.prompt_logprobs:
             check_described(result, self._vocab_width)
-        self._check_pooled(flight, result, aligned)
-        if aligned.token_counts == flight.expected:
+        self._check_pooled(plan_in_flight, result, aligned)
+        if aligned.token_counts == plan_in_flight.expected:
             return aligned
-        for index, (expected, count) in enumerate(zip(flight.expected, aligned.token_counts, strict=True)):
-            if index in aligned.errors or (not count and flight.sequences[index].sampling.guide is not None):
+        for index, (expected, count) in enumerate(zip(plan_in_flight.expected, aligned.token_counts, strict=True)):
+            if index in aligned.errors or (not count and plan_in_flight.sequences[index].sampling.guide is not None):
                 continue  # a guide has added tokens in the step before, which this plan did not know of
             if count < expected or (count and not expected):
                 raise BrokenResult(f"step {result.step}: a row has {count} tokens instead of {expected}")
         return aligned
 
-    def apply(self, flight: Flight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
+    def apply(self, plan_in_flight: PlanInFlight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
         """`aligned` as `check` gave it."""
-        prompt_logprobs = self._prompt_logprobs(flight, result) if result.prompt_logprobs else ()
-        pooled = _alive_pooled(flight, result) if result.pooled else ()
-        gaps = self.acceptance.gaps(flight, now)
-        self._confirm(flight, aligned, now)
-        drafts = self.drafting.note(flight, aligned) if aligned.drafted else None
-        rows, counts, tokens = self.acceptance.take(flight, aligned, now)
-        logprobs = self._logprobs(flight, result, rows, counts) if result.logprobs else ()
-        if flight.lockstep:
-            answers = self._beams.take(flight, result, now)
+        prompt_logprobs = self._prompt_logprobs(plan_in_flight, result) if result.prompt_logprobs else ()
+        pooled = _alive_pooled(plan_in_flight, result) if result.pooled else ()
+        gaps = self.token_appender.gaps(plan_in_flight, now)
+        self._confirm(plan_in_flight, aligned, now)
+        drafts = self.drafting.note(plan_in_flight, aligned) if aligned.drafted else None
+        rows, counts, tokens = self.token_appender.take(plan_in_flight, aligned, now)
+        logprobs = self._logprobs(plan_in_flight, result, rows, counts) if result.logprobs else ()
+        if plan_in_flight.has_beams:
+            answers = self._beams.take(plan_in_flight, result, now)
             rows += tuple(answers.rows)
             counts += tuple(map(len, answers.tokens))
             tokens += tuple(chain.from_iterable(answers.tokens))
             logprobs += tuple(answers.logprobs)
-        self._end_pooled(flight, pooled)
-        for sequence in self.acceptance.take_spent():
+        self._end_pooled(plan_in_flight, pooled)
+        for sequence in self.token_appender.take_spent():
             if not sequence.ended:  # a later row of the result may have failed its request
                 self._start_over(sequence)
-        self._ledger.release_returned()
+        self._open_requests.release_returned()
         self.num_tokens += len(tokens)
-        self._report(flight, result, len(tokens), gaps, now, drafts)
-        facts = self._ledger.take(result.step)
+        self._report(plan_in_flight, result, len(tokens), gaps, now, drafts)
+        facts = self._open_requests.take(result.step)
         return StepOutput(
             step=result.step,
             rows=rows,
@@ -119,58 +119,58 @@ class Updates:
         stats, self._stats = self._stats, []
         return stats
 
-    def _check_pooled(self, flight: Flight, result: StepResult, aligned: Aligned) -> None:
+    def _check_pooled(self, plan_in_flight: PlanInFlight, result: StepResult, aligned: Aligned) -> None:
         """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
         wanted = {}
-        for sequence, _, _, ends in flight.prefills:
+        for sequence, _, _, ends in plan_in_flight.prefills:
             if ends and sequence.pooling is not None and self._ability is not None:
                 wanted[sequence.row] = 4 * self._ability.vector_length(sequence.pooling)
         if not (wanted or result.pooled):
             return
-        failed = {flight.rows[index] for index in aligned.errors}
+        failed = {plan_in_flight.rows[index] for index in aligned.errors}
         given = {entry.row: len(entry.vector) for entry in result.pooled}
         if len(given) != len(result.pooled) or given != {row: n for row, n in wanted.items() if row not in failed}:
             raise BrokenResult(f"step {result.step}: the pooled vectors are not those of its prompts")
 
-    def _end_pooled(self, flight: Flight, pooled: tuple[RowPooled, ...]) -> None:
+    def _end_pooled(self, plan_in_flight: PlanInFlight, pooled: tuple[RowPooled, ...]) -> None:
         if not pooled:
             return
-        alive = _alive(flight)
+        alive = _alive(plan_in_flight)
         for entry in pooled:
             sequence = alive[entry.row]
             sequence.request.reason = "stop"
-            self._ledger.end(sequence, Event.STOP)
+            self._open_requests.end(sequence, Event.STOP)
 
     def _start_over(self, sequence: Sequence) -> None:
         """Its guide was used up: it waits outside of the batch for another one."""
         if self._guides is not None:
             self._guides.rebuild(sequence)
-        self._residents.preempt(sequence)
+        self._running_set.preempt(sequence)
 
     def _valid(self, aligned: Aligned) -> bool:
         tokens = aligned.tokens
         return not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab_width)
 
-    def _confirm(self, flight: Flight, aligned: Aligned, now: float) -> None:
+    def _confirm(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> None:
         """Positions of prefills are computed: let others find their full blocks, and siblings start."""
-        failed = {flight.rows[index] for index in aligned.errors}
-        for sequence, epoch, count, samples in flight.prefills:
+        failed = {plan_in_flight.rows[index] for index in aligned.errors}
+        for sequence, epoch, count, samples in plan_in_flight.prefills:
             if sequence.epoch != epoch or sequence.row in failed:
                 continue
             if not sequence.decoding:
                 sequence.num_confirmed_prefill += count
             if not samples or sequence.decoding:
-                self._tables.label(sequence)
+                self._tables.cache_blocks(sequence)
             else:
-                self._tables.label_all(sequence)
+                self._tables.cache_all_blocks(sequence)
                 sequence.decoding = True
                 if sequence.request.first_token is None and sequence.pooling is None:
                     sequence.request.first_token = now
-                self._ledger.prompt_computed(sequence)
+                self._open_requests.prompt_computed(sequence)
 
-    def _prompt_logprobs(self, flight: Flight, result: StepResult) -> tuple[RowLogprobs, ...]:
+    def _prompt_logprobs(self, plan_in_flight: PlanInFlight, result: StepResult) -> tuple[RowLogprobs, ...]:
         """Each prompt position once, also when a preempted sequence computes its prompt again."""
-        alive = _alive(flight)
+        alive = _alive(plan_in_flight)
         shown = []
         for entry in result.prompt_logprobs:
             sequence = alive.get(entry.row)
@@ -183,11 +183,11 @@ class Updates:
         return tuple(shown)
 
     def _logprobs(
-        self, flight: Flight, result: StepResult, rows: Columns[int], counts: Columns[int]
+        self, plan_in_flight: PlanInFlight, result: StepResult, rows: Columns[int], counts: Columns[int]
     ) -> tuple[RowLogprobs, ...]:
         """Those of the tokens that are shown."""
         kept = dict(zip(rows, counts, strict=True))
-        lengths = {sequence.row: len(sequence.tokens) for sequence in flight.samplers if sequence.row in kept}
+        lengths = {sequence.row: len(sequence.tokens) for sequence in plan_in_flight.samplers if sequence.row in kept}
         shown = []
         for entry in result.logprobs:
             length = lengths.get(entry.row)
@@ -198,20 +198,26 @@ class Updates:
         return tuple(shown)
 
     def _report(
-        self, flight: Flight, result: StepResult, new_tokens: int, gaps: Gaps, now: float, drafts: DraftStats | None
+        self,
+        plan_in_flight: PlanInFlight,
+        result: StepResult,
+        new_tokens: int,
+        gaps: Gaps,
+        now: float,
+        drafts: DraftStats | None,
     ) -> None:
         counted = (
-            self._residents.num_preemptions,
+            self._running_set.num_preemptions,
             self._tables.num_queried_tokens,
             self._tables.num_hit_tokens,
         )
         before, self._reported = self._reported, counted
         self._stats.append(
             StepStats(
-                num_rows=len(flight.rows),
-                prefill_tokens=flight.prefill_tokens,
-                decode_tokens=flight.decode_tokens + (0 if drafts is None else drafts.drafted),
-                seconds=now - flight.planned_at,
+                num_rows=len(plan_in_flight.rows),
+                prefill_tokens=plan_in_flight.prefill_tokens,
+                decode_tokens=plan_in_flight.decode_tokens + (0 if drafts is None else drafts.drafted),
+                seconds=now - plan_in_flight.planned_at,
                 timings=result.timings,
                 new_tokens=new_tokens,
                 preemptions=counted[0] - before[0],
@@ -223,12 +229,12 @@ class Updates:
         )
 
 
-def _alive(flight: Flight) -> dict[int, Sequence]:
+def _alive(plan_in_flight: PlanInFlight) -> dict[int, Sequence]:
     """By row, the sequences of a plan that are still what they were when it was made."""
-    planned = zip(flight.sequences, flight.epochs, strict=True)
+    planned = zip(plan_in_flight.sequences, plan_in_flight.epochs, strict=True)
     return {sequence.row: sequence for sequence, epoch in planned if sequence.epoch == epoch}
 
 
-def _alive_pooled(flight: Flight, result: StepResult) -> tuple[RowPooled, ...]:
-    alive = _alive(flight)
+def _alive_pooled(plan_in_flight: PlanInFlight, result: StepResult) -> tuple[RowPooled, ...]:
+    alive = _alive(plan_in_flight)
     return tuple(entry for entry in result.pooled if entry.row in alive)

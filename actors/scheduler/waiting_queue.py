@@ -1,10 +1,10 @@
-"""The waiting room: who is served next."""
+"""The waiting queue: who is served next."""
 
 import heapq
 from collections.abc import Iterable
 from itertools import count
 
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.sequences.sequence import Sequence
 
 _Key = tuple[int, int, int]
@@ -18,7 +18,7 @@ def arrival_key(policy: str, priority: int, ordinal: int, index: int) -> _Key:
     return (priority if policy == "priority" else 0, ordinal, index)
 
 
-class WaitingRoom:
+class WaitingQueue:
     """Each tenant's sequences in order of their `arrival_key`, and whose turn it is.
 
     The line of the tenant that was served least comes first. Finding it costs O(log tenants): where a counter has
@@ -26,8 +26,8 @@ class WaitingRoom:
     gets another entry, and the greater one is dropped when it surfaces.
     """
 
-    def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
         self._lines: dict[str, _Line] = {}
         """Of those who have anybody waiting."""
         self._order: list[tuple[float, int, str]] = []
@@ -60,8 +60,8 @@ class WaitingRoom:
             loading: tenants of sequences that neither wait here nor run, but soon will.
         """
         waiting = {*self._lines, *loading} if loading else self._lines.keys()
-        if tenant not in waiting and tenant not in self._shares.running:
-            self._shares.arrive(tenant, waiting)
+        if tenant not in waiting and tenant not in self._fair_share.running:
+            self._fair_share.arrive(tenant, waiting)
 
     def add(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
@@ -74,12 +74,12 @@ class WaitingRoom:
         self.num_tokens += len(sequence.tokens)
 
     def first(self) -> Sequence | None:
-        """The next sequence; stays in the room."""
+        """The next sequence; stays in the queue."""
         order = self._order
         while order:
             served, tie, tenant = order[0]
             line = self._lines.get(tenant)
-            now = self._shares.served(tenant)
+            now = self._fair_share.served(tenant)
             if self._ordered.get(tenant) != served:
                 heapq.heappop(order)
             elif line is None:
@@ -112,19 +112,19 @@ class WaitingRoom:
         """A sequence's turn has come, and it asks outer tiers first: meanwhile it is the turn of other tenants."""
         self.remove(sequence)
         self._away[sequence] = tokens
-        self._shares.promise(sequence.request.tenant, tokens)
+        self._fair_share.promise(sequence.request.tenant, tokens)
 
     def come_back(self, sequence: Sequence) -> None:
-        """It waits for them no longer; it is not in the room again yet. Idempotent."""
+        """It waits for them no longer; it is not in the queue again yet. Idempotent."""
         tokens = self._away.pop(sequence, 0)
         if tokens:
             tenant = sequence.request.tenant
-            self._shares.promise(tenant, -tokens)
+            self._fair_share.promise(tenant, -tokens)
             if tenant in self._lines:
                 self._put_in_order(tenant)
 
     def _put_in_order(self, tenant: str) -> None:
-        served, entered = self._shares.served(tenant), self._ordered.get(tenant)
+        served, entered = self._fair_share.served(tenant), self._ordered.get(tenant)
         if entered is None or served < entered:
             self._ordered[tenant] = served
             heapq.heappush(self._order, (served, next(self._ties), tenant))

@@ -10,8 +10,8 @@
 
     WAITING, PREEMPTED --load--> LOADING --start--> RUNNING        LOADING --wait--> WAITING, --preempt--> PREEMPTED
 
-WAITING and PREEMPTED sequences are in the waiting room (or wait for a sibling to compute their prompt); PAUSED and HELD
-ones have a reader that does not read, with and without blocks. LOADING ones wait for an outer tier: without blocks
+WAITING and PREEMPTED sequences are in the waiting queue (or wait for a sibling to compute their prompt); PAUSED and
+HELD ones have a reader that does not read, with and without blocks. LOADING ones wait for an outer tier: without blocks
 while it is asked what it has, or with blocks that are being loaded. FINISHING has ended for its reader, but a plan in
 flight may still write its blocks.
 """
@@ -24,7 +24,7 @@ from troupellm.actors.sequences.beam_search import BeamSearch
 from troupellm.actors.sequences.draft_counts import DraftCounts
 from troupellm.actors.sequences.host_hit import HostHit
 from troupellm.actors.sequences.repetition import Repetition
-from troupellm.actors.sequences.shared_prompt import Trunk
+from troupellm.actors.sequences.shared_prompt import SharedPrompt
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.scheduler import SubmitRequest
 from troupellm.protocol.messages.worker import SamplingState
@@ -138,10 +138,10 @@ class Request:
         "search",
         "sequences",
         "session",
+        "shared_prompt",
         "stop_or_eos",
         "streaming",
         "tenant",
-        "trunk",
     )
 
     def __init__(self, message: SubmitRequest, prompt_keys: list[bytes], *, tenant: str = "") -> None:
@@ -179,7 +179,7 @@ class Request:
         self.cached_sources: CachedTokens | None = None
         self.prompt_computed = False
         """The prompt's blocks are there: siblings need not wait any more."""
-        self.trunk: Trunk | None = None
+        self.shared_prompt: SharedPrompt | None = None
         """Blocks that siblings without blocks will share; the request holds a reference to each of them."""
         self.search: BeamSearch | None = None
         """The sequences are beams: each step decides for all of them together which go on and how."""
@@ -203,22 +203,23 @@ class Sequence:
         "draft_limit",
         "eos_token_ids",
         "epoch",
-        "fence",
         "forced",
         "gave_up",
         "guide_rebuilt",  # the guide was used up once, and built again
         "host_hits",
+        "is_beam",
         "keys",
         "known_to_worker",
         "last_step",
         "last_token",
         "limit",
         "loading",
-        "lockstep",
         "min_tokens",
+        "no_check_until",
+        "num_cached_blocks",
         "num_computed",
         "num_confirmed_prefill",
-        "num_labelled",
+        "num_lookahead_tokens",
         "num_offered",
         "num_prompt_logprobs",
         "num_prompt_tokens",
@@ -229,7 +230,6 @@ class Sequence:
         "rounds",
         "row",
         "sampling",
-        "slack",
         "state",
         "stop_or_eos",
         "tables",
@@ -266,9 +266,9 @@ class Sequence:
         self.eos_token_ids = message.eos_token_ids
         self.stop_or_eos = request.stop_or_eos
         self.num_computed = 0
-        """Positions whose KV is computed or will be by a plan in flight; of an elastic row at least so many."""
-        self.slack = 0
-        """Positions beyond those that plans in flight may compute for an elastic row."""
+        """Positions whose KV is computed or will be by a plan in flight; of a speculative row at least so many."""
+        self.num_lookahead_tokens = 0
+        """Positions beyond those that plans in flight may compute for a speculative row."""
         self.draft_limit = 0
         """How many of them the newest plan may."""
         self.num_confirmed_prefill = 0
@@ -277,14 +277,14 @@ class Sequence:
         """A token has come back since the sequence was last given to the worker."""
         self.forced = 0
         """Tokens that came behind a drawn one and that no plan that has returned computed: its guide forced them."""
-        self.fence = -1
+        self.no_check_until = -1
         """While num_computed + slack < fence, the next plan may take one more position without further checks."""
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.capacity = 0
         """Positions that the block tables cover."""
         self.keys = request.prompt_keys.copy()
         """Root of the prefix cache's key chain, then the keys of the first full blocks."""
-        self.num_labelled = 0
+        self.num_cached_blocks = 0
         """Full blocks that others can find."""
         self.num_offered = 0
         """Of those, how many the tiers behind the device were offered."""
@@ -315,7 +315,7 @@ class Sequence:
         self.last_token, self.known_to_worker = LastToken(), False
         self.pooling = message.pooling
         """None generates; otherwise the sequence ends with its prompt, and a vector instead of a token."""
-        self.lockstep = message.beam is not None
+        self.is_beam = message.beam is not None
         """The host chooses its tokens, when its siblings have come as far: it is never planned beyond those it has."""
 
     @property
@@ -330,13 +330,13 @@ class Sequence:
     @property
     def num_wanted(self) -> int:
         """Tokens to compute when the sequence starts, as far as that is known without the prefix cache."""
-        trunk = self.request.trunk
-        return len(self.tokens) if trunk is None else max(1, len(self.tokens) - trunk.num_positions)
+        shared_prompt = self.request.shared_prompt
+        return len(self.tokens) if shared_prompt is None else max(1, len(self.tokens) - shared_prompt.num_positions)
 
     @property
     def waits_for_siblings(self) -> bool:
         """A beam that has computed all it has."""
-        return self.lockstep and self.num_computed >= len(self.tokens)
+        return self.is_beam and self.num_computed >= len(self.tokens)
 
     @property
     def num_confirmed(self) -> int:
@@ -361,24 +361,30 @@ class Sequence:
             raise LifecycleError(f"row {self.row} is {self.state.value} and got {event.value}")
         self.state = state
 
-    def open_fence(self) -> None:
+    def reset_no_check(self) -> None:
         """All known tokens are planned: from here each plan takes one position, within the blocks and the limit."""
-        self.fence = -1 if self.lockstep else min(self.capacity, self.limit - 1)
+        self.no_check_until = -1 if self.is_beam else min(self.capacity, self.limit - 1)
 
     def become(self, parent: "Sequence") -> None:
         """Take over what another sequence has: tokens, computation, and its blocks, to which there are references."""
         self.tokens, self.keys = parent.tokens[:], parent.keys.copy()
         self.tables = [table.copy() for table in parent.tables]
-        self.capacity, self.cache_age, self.num_labelled = parent.capacity, parent.cache_age, parent.num_labelled
+        self.capacity, self.cache_age, self.num_cached_blocks = (
+            parent.capacity,
+            parent.cache_age,
+            parent.num_cached_blocks,
+        )
         self.num_offered = parent.num_offered
         self.num_computed, self.num_confirmed_prefill = parent.num_computed, parent.num_confirmed_prefill
-        self.decoding, self.fence, self.slack = parent.decoding, -1, parent.slack
+        self.decoding, self.no_check_until, self.num_lookahead_tokens = parent.decoding, -1, parent.num_lookahead_tokens
 
     def forget_computation(self) -> None:
         """Back to tokens alone, for another start under the next epoch."""
         self.epoch += 1
-        self.num_computed = self.num_confirmed_prefill = self.num_labelled = self.capacity = self.slack = 0
+        self.num_computed = self.num_confirmed_prefill = self.num_cached_blocks = self.capacity = (
+            self.num_lookahead_tokens
+        ) = 0
         self.num_offered = self.forced = 0
         self.decoding = False
-        self.fence = -1
+        self.no_check_until = -1
         self.tables = [[] for _ in self.tables]

@@ -1,7 +1,7 @@
 """The blocks of a prompt that was computed once for all sequences of its request."""
 
 
-class Trunk:
+class SharedPrompt:
     """Blocks that hold the first `num_positions` positions of every sequence of a request. Later positions of the last
     block belong to one sequence."""
 

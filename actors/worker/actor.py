@@ -1,6 +1,6 @@
-"""Worker actor: carries plans to the worker's seat and results back, and brings a worker back that was lost.
+"""Worker actor: carries plans to the worker's host and results back, and brings a worker back that was lost.
 
-Owns:      the plans in flight and the count of losses; the model lives in the seat.
+Owns:      the plans in flight and the count of losses; the model lives in the host.
 Receives:  StepPlan (as many as the scheduler has credits); on the control lane RestartWorker and CommandWorker.
 Sends:     StepFinished to the scheduler, by offer: a scheduler without room for a result it asked for is a bug.
            On its control lane WorkerLost at once when a step fails, and WorkerBack when there is a worker again;
@@ -22,9 +22,9 @@ from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.actors.runtime.restart_intensity import Crashes, Intensity
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
-from troupellm.actors.worker.thread_host import WorkerGone, WorkerSeat, WorkerStuck, check_reply, found_no_memory
+from troupellm.actors.worker.thread_host import WorkerGone, WorkerHost, WorkerStuck, check_reply, found_no_memory
 from troupellm.protocol.errors import TroupeError
-from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerBack, WorkerLost
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerAsleep, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import (
     WITHOUT_CACHE,
     CommandWorker,
@@ -49,20 +49,20 @@ class ResultSink(Protocol):
     """The scheduler's mailbox."""
 
     def offer(self, message: StepFinished) -> bool: ...
-    def control(self, message: WorkerLost | WorkerBack | WorkerAsleep) -> None: ...
+    def control(self, message: WorkerLost | WorkerRestarted | WorkerAsleep) -> None: ...
 
 
 class WorkerActor:
     """Publishes `last_step`, when a step last finished, and `busy_since`, when the one under way began (both in seconds
     on the clock, or None), `losses`, `num_dropped` plans for workers that were lost, and `restarting`: why there is no
-    worker right now, or None. `asleep`: its memory was given back, by request; `naps`: how many of the losses were
-    that; `obeying`: a command is being executed."""
+    worker right now, or None. `asleep`: its memory was given back, by request; `num_sleeps`: how many of the losses
+    were that; `executing`: a command is being executed."""
 
     def __init__(
         self,
         inbox: Mailbox[StepPlan, WorkerControl],
         scheduler: ResultSink,
-        seat: WorkerSeat,
+        worker_host: WorkerHost,
         clock: Clock,
         step_timeout: float | None = None,
         intensity: Intensity | None = None,
@@ -70,7 +70,7 @@ class WorkerActor:
         """step_timeout: seconds after which a step counts as hung. intensity: of losses without a finished step."""
         self._inbox = inbox
         self._scheduler = scheduler
-        self._seat = seat
+        self._worker_host = worker_host
         self._clock = clock
         self._timeout = step_timeout
         self._crashes = Crashes(intensity or Intensity(), clock)
@@ -84,20 +84,20 @@ class WorkerActor:
         self.num_dropped = 0
         self.restarting: str | None = None
         self.asleep = False
-        self.naps = 0
-        self.obeying = False
-        self._orders: deque[CommandWorker] = deque()
+        self.num_sleeps = 0
+        self.executing = False
+        self._commands: deque[CommandWorker] = deque()
         """That came while there was no worker."""
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         task_status.started()
         while True:
-            if self._orders:
-                await self._obey(self._orders.popleft())
+            if self._commands:
+                await self._execute(self._commands.popleft())
                 continue
             end = await (self._doze() if self.asleep else self._serve())
             if isinstance(end, CommandWorker):
-                await self._obey(end)
+                await self._execute(end)
             elif end is not None:
                 await self._replace(end)
             else:
@@ -112,26 +112,26 @@ class WorkerActor:
                 self.num_dropped += isinstance(message, StepPlan)
         return None
 
-    async def _obey(self, order: CommandWorker) -> None:
+    async def _execute(self, commanded: CommandWorker) -> None:
         """Between steps: the scheduler plans nothing meanwhile."""
         if self._pending:
-            order.done(None, RuntimeError("a command came while a step was under way"))
+            commanded.done(None, RuntimeError("a command came while a step was under way"))
             return
-        self.obeying = True
+        self.executing = True
         try:
-            report = await self._seat.command(order.command)
+            report = await self._worker_host.command(commanded.command)
         except WorkerStuck:
             raise
         except Exception as error:
-            logger.error("the worker did not obey: %s", _reason(error), exc_info=error)
-            order.done(None, error)
+            logger.error("the worker did not execute the command: %s", _reason(error), exc_info=error)
+            commanded.done(None, error)
             if isinstance(error, WorkerGone) and not self.asleep:  # a sleeping one has nothing to lose
                 await self._replace(error)
             return
         finally:
-            self.obeying = False
-        self._note_sleep(order.command, report)
-        order.done(report, None)
+            self.executing = False
+        self._note_sleep(commanded.command, report)
+        commanded.done(report, None)
 
     def _note_sleep(self, command: object, report: WorkerReport) -> None:
         if isinstance(command, SleepWorker) and (not self.asleep or command.level > WITHOUT_CACHE):
@@ -140,12 +140,12 @@ class WorkerActor:
             if report.renewed:  # the other one died in its sleep, and what it had kept with it
                 self._tell_asleep(keeps_host=False)
             self.asleep = False
-            self._scheduler.control(WorkerBack(report.ready))
+            self._scheduler.control(WorkerRestarted(report.ready))
 
     def _tell_asleep(self, *, keeps_host: bool) -> None:
         self.asleep = True
         self.losses += 1
-        self.naps += 1
+        self.num_sleeps += 1
         self._scheduler.control(WorkerAsleep(keeps_host=keeps_host))
 
     async def _serve(self) -> Exception | CommandWorker | None:
@@ -164,17 +164,17 @@ class WorkerActor:
         async with anyio.create_task_group() as group:
             group.start_soon(part, self._pass_results)
             group.start_soon(part, self._pass_plans)
-            group.start_soon(self._seat.stand_by)
-            if self._timeout is not None or self._seat.replaceable:
+            group.start_soon(self._worker_host.stand_by)
+            if self._timeout is not None or self._worker_host.replaceable:
                 group.start_soon(part, self._watch)
         raised = [end for end in ends if end is not None]
         end = raised[0] if raised else None
         # Parts that were awake already when the first one ended go on to their next wait: an order may be in hand.
-        self._orders.extend(other.order for other in raised[1:] if isinstance(other, _Ordered))
+        self._commands.extend(other.commanded for other in raised[1:] if isinstance(other, _Commanded))
         if isinstance(end, _Lost):
             return end.cause
-        if isinstance(end, _Ordered):
-            return end.order
+        if isinstance(end, _Commanded):
+            return end.commanded
         if end is not None:
             raise end
         return None
@@ -190,7 +190,7 @@ class WorkerActor:
                         if epoch == self.losses:
                             raise _Lost(WorkerGone(reason, fault=fault))
                     case CommandWorker():
-                        raise _Ordered(message)
+                        raise _Commanded(message)
                     case _:
                         assert_never(message)
 
@@ -203,12 +203,12 @@ class WorkerActor:
             if self._dormant is not None:
                 self._dormant.wake()
         self._pending.append(plan)
-        self._seat.send(plan)
+        self._worker_host.send(plan)
 
     async def _pass_results(self) -> None:
         while True:
             try:
-                result = await self._seat.receive()
+                result = await self._worker_host.receive()
                 if not self._pending:
                     raise WorkerGone("the worker gave a result without a launched plan")
                 check_reply(self._pending[0], result)
@@ -238,13 +238,13 @@ class WorkerActor:
                 await self._dormant.wait()
                 self._dormant = None
                 continue
-            wait = LOOK_SECONDS if self._seat.replaceable else math.inf
+            wait = LOOK_SECONDS if self._worker_host.replaceable else math.inf
             if self._timeout is not None:
                 left = self.busy_since + self._timeout - self._clock.now()
                 if left <= 0.0:
-                    raise _Lost(_hung(self._timeout, self._seat))
+                    raise _Lost(_hung(self._timeout, self._worker_host))
                 wait = min(left, wait)
-            looks = looks + 1 if self._seat.stopped else 0
+            looks = looks + 1 if self._worker_host.stopped else 0
             if looks > STOPPED_LOOKS:
                 raise _Lost(WorkerGone("the worker process was stopped by a signal", fault=False))
             began = self._clock.now()
@@ -269,7 +269,7 @@ class WorkerActor:
         self.restarting = None
         self._drop_plans()
         logger.info("the worker is back")
-        self._scheduler.control(WorkerBack(ready))
+        self._scheduler.control(WorkerRestarted(ready))
 
     def _drop_plans(self) -> None:
         """Those that the scheduler sent before it heard of the loss: later ones need their room."""
@@ -278,7 +278,7 @@ class WorkerActor:
         while (message := self._inbox.take()) is not None:
             self.num_dropped += isinstance(message, StepPlan)
             if isinstance(message, CommandWorker):
-                self._orders.append(message)
+                self._commands.append(message)
 
     async def _restart(self, cause: Exception, since: float) -> WorkerReady:
         """Raises the root cause when there were too many losses. since: when the step began that was lost."""
@@ -292,7 +292,7 @@ class WorkerActor:
             await anyio.sleep(pause)
             pause = min(max(_FIRST_PAUSE_SECONDS, 2 * pause), _LONGEST_PAUSE_SECONDS)
             try:
-                ready = await self._seat.restart()
+                ready = await self._worker_host.restart()
             except WorkerStuck:
                 raise
             except Exception as error:
@@ -308,17 +308,17 @@ def _reason(cause: Exception) -> str:
     return cause.message if isinstance(cause, TroupeError) else f"a model step failed with {type(cause).__name__}"
 
 
-def _hung(timeout: float, seat: WorkerSeat) -> Exception:
+def _hung(timeout: float, worker_host: WorkerHost) -> Exception:
     text = f"a model step took longer than {timeout:g} s (step_timeout) and counts as hung"
-    if not seat.replaceable:
+    if not worker_host.replaceable:
         return WorkerStuck(text)
-    return WorkerGone(text, fault=not seat.stopped)
+    return WorkerGone(text, fault=not worker_host.stopped)
 
 
-class _Ordered(Exception):
-    def __init__(self, order: CommandWorker) -> None:
+class _Commanded(Exception):
+    def __init__(self, commanded: CommandWorker) -> None:
         super().__init__("a command came")
-        self.order = order
+        self.commanded = commanded
 
 
 class _Lost(Exception):

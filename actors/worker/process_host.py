@@ -21,6 +21,8 @@ from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
 from troupellm.protocol.wire.frames import Assembler, Codec, FrameError, Hello
 from troupellm.protocol.wire.worker import (
     HELLO,
+    Execute,
+    Executed,
     Failed,
     Finished,
     FromWorker,
@@ -28,8 +30,6 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
-    Obey,
-    Obeyed,
     PrepareGuide,
     Progress,
     Refused,
@@ -186,8 +186,8 @@ class RemoteWorker:
         return now is not None and self._oom_kills is not None and now > self._oom_kills
 
 
-class ProcessSeat:
-    """Implements `WorkerSeat`. `factory` is a worker's import path, as `protocol.worker_link.MODEL_WORKER` is."""
+class ProcessWorker:
+    """Implements `WorkerHost`. `factory` is a worker's import path, as `protocol.worker_link.MODEL_WORKER` is."""
 
     def __init__(
         self, factory: str, config: EngineConfig, processes: Processes, progress: ProgressSink, *, spare: bool
@@ -273,19 +273,19 @@ class ProcessSeat:
         if isinstance(command, SleepWorker) and command.level >= EMPTY:
             await self._drop_spare()  # it holds all that it has imported
         try:
-            return await self._obey(command)
+            return await self._execute(command)
         except WorkerGone:
             if isinstance(command, WakeWorker):  # it died in its sleep, and had nothing to lose
                 return WorkerReport(ready=await self.restart(), renewed=True)
             raise
 
-    async def _obey(self, command: WorkerCommand) -> WorkerReport:
+    async def _execute(self, command: WorkerCommand) -> WorkerReport:
         if self._worker is None or self._worker.gone:
             raise WorkerGone("the worker process is gone", fault=False)
-        self._worker.send(Obey(command))
+        self._worker.send(Execute(command))
         while True:
-            message = await self._heard(self._worker, "obeys a command")
-            if isinstance(message, Obeyed):
+            message = await self._heard(self._worker, "executes a command")
+            if isinstance(message, Executed):
                 return message.report
             if isinstance(message, Refused):
                 raise self._told(message.why)

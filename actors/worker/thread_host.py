@@ -1,7 +1,7 @@
 """Where the worker sits: how a plan gets there and a result back, and how a worker that failed is replaced.
 
-`ThreadSeat` keeps it on a thread of this process, `process_seat` in a process of its own. A seat is passive: the worker
-actor alone calls it.
+`ThreadWorker` keeps it on a thread of this process, `process_host` in a process of its own. A host is passive: the
+worker actor alone calls it.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.models.runner.steps_in_flight import Steps
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
 from troupellm.protocol.messages.reply_fits import fits
-from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport, obey
+from troupellm.protocol.messages.sleep import WorkerCommand, WorkerReport, execute
 from troupellm.protocol.messages.worker import LoadProgress, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import BuildOutcome, GuideProgram
@@ -42,7 +42,7 @@ class WorkerStuck(WorkerCrashed):
     """The worker neither answers nor can be replaced: the end of the engine."""
 
 
-class WorkerSeat(Protocol):
+class WorkerHost(Protocol):
     """Holds one worker at a time. All calls come from the event loop; results come in the order of the plans."""
 
     @property
@@ -79,7 +79,7 @@ class WorkerSeat(Protocol):
         """Get ready, beside a worker that serves, for the case that it is lost."""
 
     async def command(self, command: WorkerCommand) -> WorkerReport:
-        """Have the worker obey, while it has no plan.
+        """Have the worker execute a command, while it has no plan.
 
         Raises:
             WorkerGone: it died over it.
@@ -95,7 +95,7 @@ class WorkerSeat(Protocol):
         """
 
 
-class ThreadSeat:
+class ThreadWorker:
     """`thread` must make all its calls from one thread, in order.
 
     A thread cannot be killed, so a step that hangs is abandoned, not ended, and the worker cannot come back.
@@ -157,7 +157,7 @@ class ThreadSeat:
             answer.append((report, error))
             waiter.wake()
 
-        self._thread.post(partial(obey, self._worker, command, told.append), done)
+        self._thread.post(partial(execute, self._worker, command, told.append), done)
         while not await waiter.wait(self._timeout):  # reading weights takes as long as it moves on
             if not told:
                 raise WorkerStuck(f"a command to the worker took longer than {self._timeout:g} s (step_timeout)")

@@ -17,7 +17,7 @@ JOB_QUERIES = 256
 JOB_HEADS = 8
 """Queries that compiled code takes together of a row with fewer than PREFILL_TOKENS (kMostHeads of attend.h): larger
 groups than half of it would have one token in each call."""
-BUCKET_SLACK = 1.25
+BUCKET_MARGIN = 1.25
 """Largest ratio of the longest to the shortest member of a bucket."""
 
 Ints = NDArray[np.int64]
@@ -218,7 +218,7 @@ class AttentionPlan:
         order = np.argsort(blocks, kind="stable")
         groups: list[list[int]] = []
         for item in order.tolist():
-            if not groups or blocks[item] > max(BUCKET_SLACK * blocks[groups[-1][0]], blocks[groups[-1][0]] + 1):
+            if not groups or blocks[item] > max(BUCKET_MARGIN * blocks[groups[-1][0]], blocks[groups[-1][0]] + 1):
                 groups.append([])
             groups[-1].append(item)
         return tuple(self._bucket(np.asarray(group), first, blocks) for group in groups)

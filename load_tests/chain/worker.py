@@ -63,7 +63,7 @@ class InstantWorker(FakeWorker):
         assert isinstance(result, StepResult)
         sampling = zip(plan.rows, result.token_counts, strict=True)
         self._decoding.update([row for row, count in sampling if count])
-        self._decoding.difference_update(plan.retired)
+        self._decoding.difference_update(plan.freed_rows)
         return result
 
     def _steady(self, plan: StepPlan) -> StepResult:

@@ -37,7 +37,7 @@ CEILING_SECONDS = 90.0
 """The ceilings are given up after that, the start of their process included."""
 LAST_SECONDS = 10.0
 """For the ceilings behind all goals."""
-LONGER, SLACK_SECONDS = 2.0, 60.0
+LONGER, MARGIN_SECONDS = 2.0, 60.0
 """A goal's process is ended after so many times what it takes, and so long after the session's end."""
 
 
@@ -156,7 +156,7 @@ class Session:
             return goals.judged(name, {}, {}, f"it takes {seconds:.0f} s and {max(0.0, left):.0f} are left")
         if name == COUNTING and (missing := [model for model in (SMALL, LARGE) if model not in self._kernels]):
             self._count(kernel_counts(begin_models(missing, self._device, self._folder), COUNT_SECONDS))
-        return measuring.pursue(name, ceilings, self._kernels, min(LONGER * seconds, self._left() + SLACK_SECONDS))
+        return measuring.pursue(name, ceilings, self._kernels, min(LONGER * seconds, self._left() + MARGIN_SECONDS))
 
     def _left(self) -> float:
         """Seconds until nothing is begun."""

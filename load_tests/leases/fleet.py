@@ -163,7 +163,7 @@ class Fleet:
         self._now += _STEP_SECONDS + _TOKEN_SECONDS * sum(plan.counts)
         if self._steps == self._lose_at:
             self.core.lose_worker(WorkerLost("killed", fault=False))
-            self.core.worker_back(self._ready)
+            self.core.worker_restarted(self._ready)
             self._steps += 1
             return []
         self._steps += 1

@@ -56,7 +56,7 @@ class Drafts(msgspec.Struct, frozen=True):
     """How the scheduler speculates, and what its worker makes of that: any number of the drafts is accepted in turn."""
 
     limit: int = 0
-    """That plans allow each row; 0: rows are elastic and have none."""
+    """That plans allow each row; 0: rows are speculative and have none."""
     drafted: int = 0
 
     def config(self, rows: int) -> SpeculativeConfig:

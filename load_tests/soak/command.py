@@ -30,7 +30,7 @@ KILLING_SHARE, JUDGED_SHARE = 0.3, 0.5
 """Workers are killed in the first part of the run; memory is judged in the last, when their successors have grown."""
 MEBIBYTES_PER_KILL = 1.0
 """By which the server's own process may grow with each killed worker, beside what it may grow with time."""
-SLACK = {"descriptors": 4, "tasks": 4, "threads": 4, "blocks": 0, "requests": 0, "messages": 0}
+MARGIN = {"descriptors": 4, "tasks": 4, "threads": 4, "blocks": 0, "requests": 0, "messages": 0}
 """Connections close a little later than their clients think, and pools keep a thread."""
 
 
@@ -52,7 +52,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def leaks(self) -> dict[str, int]:
         before, after = msgspec.structs.asdict(self.before), msgspec.structs.asdict(self.after)
-        return {name: after[name] - before[name] for name in SLACK if after[name] - before[name] > SLACK[name]}
+        return {name: after[name] - before[name] for name in MARGIN if after[name] - before[name] > MARGIN[name]}
 
     def failures(self, max_slope: float) -> list[str]:
         failures = [f"{count} leaked: {name}" for name, count in self.leaks.items()]

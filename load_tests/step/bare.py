@@ -44,20 +44,20 @@ class BareWorker:
         Args:
             shared: whole blocks of tokens before these, which all have in common and which are there once.
         """
-        retired, self._rows, self._length = self._rows, tuple(range(batch)), shared + context
+        freed_rows, self._rows, self._length = self._rows, tuple(range(batch)), shared + context
         prefix = self._tokens(shared)
         width = -(-(context + steps + self._drafts + 1) // self._block_size)
         for start in range(0, shared, PREFILL_TOKENS):
             count = min(PREFILL_TOKENS, shared - start)
             new: tuple[NewRow, ...] = () if start else (self._new_row(0, prefix, 0, shared),)
-            self._run((0,), start, count, new, retired)
-            retired = ()
+            self._run((0,), start, count, new, freed_rows)
+            freed_rows = ()
         at_once = max(1, PREFILL_TOKENS // context)
         for first in range(0, batch, at_once):
             rows = self._rows[first : first + at_once]
             new = tuple(self._new_row(row, prefix + self._tokens(context), width, shared) for row in rows)
-            self._run(rows, shared, context, new, retired)
-            retired = ()
+            self._run(rows, shared, context, new, freed_rows)
+            freed_rows = ()
 
     def _tokens(self, count: int) -> bytes:
         return self._random.integers(0, self.ready.vocab_width, count).astype("<i4").tobytes()
@@ -72,20 +72,25 @@ class BareWorker:
         )  # fmt: skip
 
     def _run(
-        self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...], retired: tuple[int, ...]
+        self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...], freed_rows: tuple[int, ...]
     ) -> StepResult:  # fmt: skip
-        plan = self._plan(rows, start, count, new, retired)
+        plan = self._plan(rows, start, count, new, freed_rows)
         return self._worker.collect(self._worker.launch(plan))
 
     def _plan(
-        self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...] = (), retired: tuple[int, ...] = ()
-    ) -> StepPlan:  # fmt: skip
+        self,
+        rows: tuple[int, ...],
+        start: int,
+        count: int,
+        new: tuple[NewRow, ...] = (),
+        freed_rows: tuple[int, ...] = (),
+    ) -> StepPlan:
         self._step += 1
         self._epochs |= {row.row: row.epoch for row in new}
         epochs = tuple(self._epochs[row] for row in rows)
         return StepPlan(
             step=self._step, engine_epoch=0, rows=rows, epochs=epochs, starts=(start,) * len(rows),
-            counts=(count,) * len(rows), new_rows=new, retired=retired,
+            counts=(count,) * len(rows), new_rows=new, freed_rows=freed_rows,
         )  # fmt: skip
 
     def decode(self, steps: int, around: Around = nullcontext) -> list[float]:

@@ -86,7 +86,7 @@ class Steps:
     def run(self, prompts: Sequence[int], kind: SamplingState = KINDS[0]) -> float:
         """Run one step of prompts of these lengths, all in the same blocks; returns its seconds."""
         self._step += 1
-        retired, self._rows = self._rows, tuple(range(len(prompts)))
+        freed_rows, self._rows = self._rows, tuple(range(len(prompts)))
         plan = StepPlan(
             step=self._step,
             engine_epoch=0,
@@ -94,7 +94,7 @@ class Steps:
             epochs=(self._step,) * len(prompts),
             starts=(0,) * len(prompts),
             counts=tuple(prompts),
-            retired=retired,
+            freed_rows=freed_rows,
             new_rows=tuple(self._row(row, tokens, kind) for row, tokens in enumerate(prompts)),
         )
         begin = perf_counter()

@@ -83,7 +83,7 @@ class EncoderRunner:
         """Learn of rows and forget others; the plan's rows in its order."""
         if plan.transfers or plan.lookups or plan.copies or plan.forks:
             raise PlanError(f"step {plan.step}: an encoder has no cache to move blocks in")
-        for row in plan.retired:
+        for row in plan.freed_rows:
             self._rows.pop(row, None)
         for new in plan.new_rows:
             self._add(new)

@@ -71,7 +71,7 @@ class ModelRunner:
             activation: applied to a classifier's logits.
             guides: for rows with a guide; without it there can be none.
             attention_backend: computes attention; auto is the first suitable one.
-            speculation: makes the speculator; without it no row may be elastic.
+            speculation: makes the speculator; without it no row may be speculative.
 
         Raises:
             ConfigError: that back end does not support the model.
@@ -179,7 +179,7 @@ class ModelRunner:
     def _apply(self, plan: StepPlan) -> None:
         if self.speculator is None and max(plan.draft_limits, default=-1) >= 0:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
-        for row in plan.retired:
+        for row in plan.freed_rows:
             if row in self.rows:
                 self.pooler.drop_row(self.rows.slot(row))
                 if self.speculator is not None:

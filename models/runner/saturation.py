@@ -82,7 +82,7 @@ def measure_runner(runner: ModelRunner, *, num_blocks: int, block_size: int, max
             starts=(0,),
             counts=(size,),
             new_rows=(row,),
-            retired=(step - 1,),
+            freed_rows=(step - 1,),
         )
         runner.run(plan)
 

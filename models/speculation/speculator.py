@@ -1,8 +1,8 @@
 """Speculation in the worker: asks the proposer for drafts, bounds their number, and learns from the outcome.
 
-For a plan's *elastic* rows (`StepPlan.draft_limits`), the plan gives only the number of positions beyond one that they
-may compute. The worker knows where such a row continues. The row first computes its tokens without keys and values,
-then its drafts.
+For a plan's *speculative* rows (`StepPlan.draft_limits`), the plan gives only the number of positions beyond one that
+they may compute. The worker knows where such a row continues. The row first computes its tokens without keys and
+values, then its drafts.
 """
 
 from collections.abc import Callable, Sequence
@@ -182,14 +182,14 @@ class Speculator:
             return Trial(Spans(np.arange(slots.size), slots, starts, counts), NONE, lengths)
         self._began, self._proposing, self._unseen = self._clock(), 0.0, 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
-        elastic = limits >= 0
-        starts = np.where(elastic, np.maximum(starts, self._rows.computed[slots]), starts)
+        speculative = limits >= 0
+        starts = np.where(speculative, np.maximum(starts, self._rows.computed[slots]), starts)
         room = np.minimum(self._rows.capacity(slots), self._rows.longest - 1)
-        most = np.where(elastic, np.minimum(1 + limits, room - starts), counts)
-        counts = np.where(elastic, np.minimum(lengths - starts, most), counts)
+        most = np.where(speculative, np.minimum(1 + limits, room - starts), counts)
+        counts = np.where(speculative, np.minimum(lengths - starts, most), counts)
         # Behind the last draft a token is drawn, too.
         wanted = np.minimum(np.minimum(most - counts, self._rows.longest - 1 - lengths), self._most)
-        wanted = np.where(elastic & (starts + counts == lengths), wanted, 0)
+        wanted = np.where(speculative & (starts + counts == lengths), wanted, 0)
         found = self._propose(plan, slots, lengths, wanted) if not self._rests and (wanted > 0).any() else {}
         for index, drafts in found.items():
             counts[index] += len(drafts)
@@ -198,7 +198,7 @@ class Speculator:
         place = {index: number for number, index in enumerate(kept.tolist())}
         return Trial(
             Spans(kept, slots[kept], starts[kept], counts[kept]),
-            elastic[kept],
+            speculative[kept],
             lengths[kept],
             {place[index]: drafts for index, drafts in found.items()},
         )
@@ -268,14 +268,14 @@ class Speculator:
             if self._rests:
                 self._idled += following
         if self._length is not None and not self._rests:
-            elastic, spans = np.flatnonzero(trial.elastic), trial.spans
+            speculative, spans = np.flatnonzero(trial.speculative), trial.spans
             accepted = np.zeros(spans.slots.size, dtype=np.int64)
             for row, kept in judged.items():
                 accepted[row] = kept.accepted
             self._length.learn(
-                spans.slots[elastic],
-                trial.draft_counts()[elastic],
-                accepted[elastic],
+                spans.slots[speculative],
+                trial.draft_counts()[speculative],
+                accepted[speculative],
                 int(spans.counts.sum()),
                 self._clock() - self._began + self._unseen if seconds is None else seconds,
                 self._proposing,

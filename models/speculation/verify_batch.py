@@ -80,17 +80,17 @@ class VirtualHistories(Sequence[Tensor]):
 
 @dataclass(slots=True)
 class Trial:
-    """The spans and drafts of a step in which some rows are elastic.
+    """The spans and drafts of a step in which some rows are speculative.
 
     Attributes:
         spans: the rows that compute anything; `counts` include their drafts.
-        elastic: bool [rows of `spans`].
+        speculative: bool [rows of `spans`].
         drafts: by row of `spans`.
         lengths: tokens of each of these rows.
     """
 
     spans: Spans
-    elastic: NDArray[np.bool_]
+    speculative: NDArray[np.bool_]
     lengths: Ints
     drafts: dict[int, RowDrafts] = field(default_factory=dict)
 

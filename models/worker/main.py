@@ -24,7 +24,7 @@ from troupellm.models.hub.errors import load_failure
 from troupellm.models.processes.preload_torch import preload_torch
 from troupellm.models.runner.steps_in_flight import Steps, Waits
 from troupellm.protocol.errors import ModelLoadError, TroupeError
-from troupellm.protocol.messages.sleep import WakeWorker, WorkerCommand, obey
+from troupellm.protocol.messages.sleep import WakeWorker, WorkerCommand, execute
 from troupellm.protocol.messages.worker import StepPlan, Worker
 from troupellm.protocol.messages.worker_abilities import QUIET_SECONDS, HasIdleWork, PreparesGuides, Wait
 from troupellm.protocol.wire.frame_socket import Bell, FrameSocket, FrameTimeout
@@ -32,6 +32,8 @@ from troupellm.protocol.wire.frames import FrameError
 from troupellm.protocol.wire.lifeline import die_with
 from troupellm.protocol.wire.worker import (
     HELLO,
+    Execute,
+    Executed,
     Failed,
     Finished,
     FromWorker,
@@ -39,8 +41,6 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
-    Obey,
-    Obeyed,
     PrepareGuide,
     Progress,
     Refused,
@@ -123,8 +123,8 @@ class Server:
                         self._load(message)
                     case Launch(plan=plan):
                         self._step(plan)
-                    case Obey(command=command):
-                        self._obey(command)
+                    case Execute(command=command):
+                        self._execute(command)
                     case PrepareGuide():
                         self._guides.submit(self._prepare_guide, message)
             except FrameError:
@@ -167,13 +167,13 @@ class Server:
         gc.freeze()
         self._send(Loaded(ready))
 
-    def _obey(self, command: WorkerCommand) -> None:
-        answer: Obeyed | Refused
+    def _execute(self, command: WorkerCommand) -> None:
+        answer: Executed | Refused
         try:
             if self._worker is None:
                 raise RuntimeError("a command came before a model")
-            report = obey(self._worker, command, lambda progress: self._send(Progress(progress)))
-            answer = Obeyed(report)
+            report = execute(self._worker, command, lambda progress: self._send(Progress(progress)))
+            answer = Executed(report)
         except FrameError:
             raise
         except Exception as error:  # the worker still has the memory that it had before

@@ -133,7 +133,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     scheduling_policy: Annotated[
         Literal["fair", "fcfs", "priority"],
-        _help("order of the waiting room; fair: equal shares for all API keys, and first come first served within one"),
+        _help(
+            "order of the waiting queue; fair: equal shares for all API keys, and first come first served within one"
+        ),
     ] = "fair"
     queue_timeout: Annotated[
         Seconds | None, _help("seconds a request may wait to begin; then it is refused with 503 (default: no bound)")

@@ -12,8 +12,8 @@ from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import SamplingParams
 
 
-class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one call, which are let in together or not at all. All of them name the same party."""
+class RequestGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests of one call, which are let in together or not at all. All of them name the same group."""
 
     name: str
     """Unlike that of any other call."""
@@ -24,7 +24,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the generation limits that they state, in tokens."""
 
 
-class Bulk(msgspec.Struct, frozen=True):
+class ManyPrompts(msgspec.Struct, frozen=True):
     """One of many prompts of a call that takes places as it goes, a bounded number at a time."""
 
     first: bool
@@ -42,8 +42,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 0
     """The generation limit of all its sequences, if it states one: counts towards a tenant's tokens per minute."""
     tenant: str = ""
-    party: Party | None = None
-    bulk: Bulk | None = None
+    request_group: RequestGroup | None = None
+    many_prompts: ManyPrompts | None = None
 
 
 class Truncation(msgspec.Struct, frozen=True):

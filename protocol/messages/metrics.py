@@ -54,7 +54,7 @@ class RequestStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRejected(msgspec.Struct, frozen=True):
-    """Refused before the scheduler saw it: waiting room full, invalid, draining."""
+    """Refused before the scheduler saw it: waiting queue full, invalid, draining."""
 
     reason: str
 

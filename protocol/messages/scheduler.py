@@ -117,7 +117,7 @@ class WriteOut(msgspec.Struct, frozen=True):
     """Called once, when nothing waits any more."""
 
 
-class HaltPlanning(msgspec.Struct, frozen=True):
+class PausePlanning(msgspec.Struct, frozen=True):
     """Plan nothing more until `ResumePlanning`."""
 
     finish: bool
@@ -128,13 +128,13 @@ class HaltPlanning(msgspec.Struct, frozen=True):
 
 
 class ResumePlanning(msgspec.Struct, frozen=True):
-    """Undo `HaltPlanning`."""
+    """Undo `PausePlanning`."""
 
 
 class WorkerAsleep(msgspec.Struct, frozen=True):
     """From the worker actor: the worker has given its memory back, on request. No plan is in flight.
 
-    Raises the engine epoch as `WorkerLost` does; `WorkerBack` ends it.
+    Raises the engine epoch as `WorkerLost` does; `WorkerRestarted` ends it.
     """
 
     keeps_host: bool = False
@@ -155,7 +155,7 @@ class WorkerLost(msgspec.Struct, frozen=True):
     """It found no memory, or was killed for want of it: smaller steps may pass."""
 
 
-class WorkerBack(msgspec.Struct, frozen=True):
+class WorkerRestarted(msgspec.Struct, frozen=True):
     """From the worker actor: a new worker is ready; what was running is computed again."""
 
     ready: WorkerReady
@@ -178,11 +178,11 @@ SchedulerControl = (
     | ReaderResumed
     | ResetPrefixCache
     | WriteOut
-    | HaltPlanning
+    | PausePlanning
     | ResumePlanning
     | WorkerAsleep
     | WorkerLost
-    | WorkerBack
+    | WorkerRestarted
     | GuideBuilt
     | KeepTurn
     | PrefetchSession

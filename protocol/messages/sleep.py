@@ -66,19 +66,19 @@ class WorkerReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @runtime_checkable
-class ObedientWorker(Protocol):
+class ExecutesCommands(Protocol):
     """A `protocol.worker.Worker` that takes commands, between steps and on the thread of its steps."""
 
     def command(self, command: WorkerCommand, progress: ProgressSink) -> WorkerReport: ...
 
 
-def obey(worker: Worker, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
-    """Have a worker obey.
+def execute(worker: Worker, command: WorkerCommand, progress: ProgressSink) -> WorkerReport:
+    """Have a worker execute a command.
 
     Raises:
         InvalidRequest: the worker is of a kind that knows no commands.
     """
-    if not isinstance(worker, ObedientWorker):
+    if not isinstance(worker, ExecutesCommands):
         raise InvalidRequest("this engine's worker can neither sleep nor be profiled", code="unsupported_parameter")
     return worker.command(command, progress)
 
@@ -111,7 +111,7 @@ class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandWorker(msgspec.Struct, frozen=True):
-    """Have the worker obey; no plan may be in flight, and none is sent before `done` was called.
+    """Have the worker execute a command; no plan may be in flight, and none is sent before `done` was called.
 
     `done` hears the report, or why there is none. The worker is still there after a refusal.
     """

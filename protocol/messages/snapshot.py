@@ -152,7 +152,7 @@ class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that were computed again because of it."""
     quarantined: int = 0
     """Requests that are suspected of having killed the worker."""
-    convicted: int = 0
+    blamed: int = 0
     """Requests that were failed for it."""
     dropped_results: int = 0
     """Rows of results that named nothing alive."""

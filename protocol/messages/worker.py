@@ -150,10 +150,10 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     A row samples when its span reaches the last token that the worker holds for it; the sampled token is appended to
     the row's tokens on the device at once, so the next plan may name its position before the host has seen it.
 
-    Where drafts are verified the host cannot know how many tokens a plan in flight gives, so such a row is *elastic*:
-    its `draft_limits` entry is not -1, its start is the host's lower bound, its count 1. The worker computes the row's
-    next positions without KV, at most 1 + limit of them: first tokens that it holds, then its own drafts behind the
-    last one. It samples when it reaches that. Blocks cover all positions that it may write.
+    Where drafts are verified the host cannot know how many tokens a plan in flight gives, so such a row is
+    *speculative*: its `draft_limits` entry is not -1, its start is the host's lower bound, its count 1. The worker
+    computes the row's next positions without KV, at most 1 + limit of them: first tokens that it holds, then its own
+    drafts behind the last one. It samples when it reaches that. Blocks cover all positions that it may write.
     """
 
     step: int
@@ -163,11 +163,11 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=T
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     draft_limits: tuple[int, ...] = ()
-    """Parallel to `rows`: -1 a row that computes just its span, else an elastic one and how many positions beyond one
-    it may compute. Empty: no row is elastic."""
+    """Parallel to `rows`: -1 a row that computes just its span, else a speculative one and how many positions beyond
+    one it may compute. Empty: no row is speculative."""
     new_rows: tuple[NewRow, ...] = ()
     changes: tuple[RowChange, ...] = ()
-    retired: tuple[int, ...] = ()
+    freed_rows: tuple[int, ...] = ()
     """Rows to forget, before anything else is read from this plan."""
     forks: tuple[RowFork, ...] = ()
     """After new rows became known and before `changes`; all parents are read before any row is written."""
@@ -232,8 +232,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only
     rows: tuple[int, ...]
     epochs: tuple[int, ...]
     token_counts: tuple[int, ...]
-    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, up to 1 + limit if it is elastic;
-    behind them those that a guide forces."""
+    """New tokens per row: 0 for a prefill chunk in the middle, 1 for a plain decode, up to 1 + limit if it is
+    speculative; behind them those that a guide forces."""
     tokens: tuple[int, ...]
     """All new tokens, row after row."""
     accepted: tuple[int, ...] = ()
@@ -335,7 +335,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     cache_dtype: str = "auto"
     """Of keys and values; auto is `dtype`."""
     most_drafts: int = 0
-    """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is elastic."""
+    """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is speculative."""
     host_places: int = 0
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()

@@ -45,8 +45,8 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     plan: StepPlan
 
 
-class Obey(msgspec.Struct, frozen=True, tag=True):
-    """Between steps; answered by `Progress` messages, then `Obeyed` or `Refused`."""
+class Execute(msgspec.Struct, frozen=True, tag=True):
+    """Between steps; answered by `Progress` messages, then `Executed` or `Refused`."""
 
     command: WorkerCommand
 
@@ -58,7 +58,7 @@ class PrepareGuide(msgspec.Struct, frozen=True, tag=True):
     program: GuideProgram
 
 
-ToWorker = Load | Launch | Obey | PrepareGuide
+ToWorker = Load | Launch | Execute | PrepareGuide
 
 # From the worker.
 
@@ -116,12 +116,12 @@ _AS_THEY_ARE: dict[str, type[Exception]] = {
 """Whose text tells whether memory was missing."""
 
 
-class Obeyed(msgspec.Struct, frozen=True, tag=True):
+class Executed(msgspec.Struct, frozen=True, tag=True):
     report: WorkerReport
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A command was not obeyed; the worker is as it was before."""
+    """A command was not executed; the worker is as it was before."""
 
     why: Failed
 
@@ -132,4 +132,4 @@ class GuidePrepared(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
-FromWorker = Progress | Loaded | Finished | Failed | Obeyed | Refused | GuidePrepared
+FromWorker = Progress | Loaded | Finished | Failed | Executed | Refused | GuidePrepared

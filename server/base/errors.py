@@ -54,7 +54,7 @@ _FULL: dict[ErrorShape, tuple[int, str]] = {
     "responses": (503, _UNAVAILABLE),
     "anthropic": (529, _UNAVAILABLE),
 }
-"""Status and type of a full waiting room. Coding agents wait after 503 and 529, and end the turn after 429."""
+"""Status and type of a full waiting queue. Coding agents wait after 503 and 529, and end the turn after 429."""
 
 _TABLE: tuple[tuple[type[TroupeError], int, str], ...] = (
     # error, status, type; the first match wins
@@ -226,7 +226,7 @@ def answer(
     """Status, body and headers for an error. A foreign error is logged and shown as an internal error.
 
     `renames` gives the API's own names of sampling parameters; `extra` is added beside the error object;
-    `overload_status` is that of a full waiting room and of a key at its limit; None: the one that clients of the API
+    `overload_status` is that of a full waiting queue and of a key at its limit; None: the one that clients of the API
     act on (see `_FULL`), and 429 for a key.
     """
     error = flatten(error)

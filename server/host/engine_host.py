@@ -211,7 +211,7 @@ class EngineHost:
         if deadline is not None and taken is not None and taken > deadline:  # idle time is no step
             reasons.append(f"no step has finished for {taken:.0f} seconds")
         if scheduler.waiting >= engine.config.scheduler.max_num_queued_reqs > 0:
-            reasons.append("the waiting room is full")
+            reasons.append("the waiting queue is full")
         return reasons
 
     def alive(self) -> bool:

@@ -10,7 +10,7 @@ from troupellm.models.chat_parsers.served_parser import Speaker, Voice
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
-from troupellm.protocol.messages.input import ChatPrompt, Party, Truncation
+from troupellm.protocol.messages.input import ChatPrompt, RequestGroup, Truncation
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.protocol.params.outputs import Completion, Pooled
@@ -63,7 +63,7 @@ class ServedEngine(Protocol):
         wait: bool = True,
         request_id: str | None = None,
         tenant: str = "",
-        party: Party | None = None,
+        request_group: RequestGroup | None = None,
         cache_salt: bytes = b"",
         deadline: float | None = None,
         streaming: bool = True,

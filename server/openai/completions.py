@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from troupellm.actors.admission.demand import party_of
+from troupellm.actors.admission.demand import request_group_of
 from troupellm.actors.client.stream import Stream
 from troupellm.protocol.api.chat import CompletionRequest, TextResponse
 from troupellm.protocol.messages.input import Prompt
@@ -74,11 +74,13 @@ async def _generate_all(
 ) -> list[Completion]:
     """All answers in the order of the prompts; the first failure cancels the rest."""
     answers: dict[int, Completion] = {}
-    party = party_of(party_name(), prompts, params)
+    request_group = request_group_of(request_group_name(), prompts, params)
 
     async def generate(number: int, prompt: Prompt) -> None:
         name = f"{response_id}-{number}"
-        async with engine.stream(prompt, params, request_id=name, streaming=False, party=party, **given) as stream:
+        async with engine.stream(
+            prompt, params, request_id=name, streaming=False, request_group=request_group, **given
+        ) as stream:
             exchange.quota = stream.quota
             answers[number] = await stream.collect()
 
@@ -99,10 +101,12 @@ async def _stream(
     request = writer.request
     async with AsyncExitStack() as stack:
         streams: list[Stream] = []
-        party = party_of(party_name(), prompts, params)
+        request_group = request_group_of(request_group_name(), prompts, params)
         for number, prompt in enumerate(prompts):
             name = f"{writer.response_id}-{number}"
-            stream = engine.stream(prompt, params, request_id=name, party=party, **options(exchange, request))
+            stream = engine.stream(
+                prompt, params, request_id=name, request_group=request_group, **options(exchange, request)
+            )
             stack.push_async_callback(stream.cancel)
             streams.append(stream)
         stack.callback(_abort_all, streams)  # first: each cancellation waits for the engine to let go of its own
@@ -157,6 +161,6 @@ def _encode(writer: ChoiceWriter, number: int, stream: Stream, echo: PromptEcho 
     return writer.chunk(number, stream, delta, echo)
 
 
-def party_name() -> str:
+def request_group_name() -> str:
     """The id of a call with several prompts: our own, not the client's, since no two calls may share one."""
     return secrets.token_hex(16)

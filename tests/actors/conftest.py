@@ -86,7 +86,7 @@ class FakeWorker:
         if self.gate is not None:
             assert self.gate.wait(30)
         self.steps += 1
-        for row in plan.retired:
+        for row in plan.freed_rows:
             self.rows.pop(row, None)
         for new in plan.new_rows:
             self._add(new)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from engines import SETTINGS
 from front_pair import front_pair
-from meddler import Seats
+from meddler import WorkerHosts
 from serving import events_of, running_server, server_config, with_spare
 from tokenizers import pre_tokenizers
 
@@ -120,15 +120,15 @@ async def test_the_same_in_a_crowd(tiny_engine, solo, settings):
 
 
 async def test_the_same_from_a_worker_that_dies_now_and_then(tiny_engine, solo):
-    seats, steps = Seats(), [0]
+    hosts, steps = WorkerHosts(), [0]
 
     def die_now_and_then(plan: StepPlan) -> None:
         steps[0] += 1
         if steps[0] % 10 == 0:
             raise WorkerGone("somebody killed it", fault=False)
 
-    async with tiny_engine(worker=seats, logits_processors=PLUG_INS) as engine:
-        seats.worker.on_launch = die_now_and_then
+    async with tiny_engine(worker=hosts, logits_processors=PLUG_INS) as engine:
+        hosts.worker.on_launch = die_now_and_then
         assert await asked_together(engine) == solo
         assert engine.snapshot().scheduler.replays > 0
 

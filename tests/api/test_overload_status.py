@@ -34,7 +34,7 @@ STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/me
 TYPES = {429: "rate_limit_error", 503: "service_unavailable_error"}
 ANTHROPIC_TYPES = {429: "rate_limit_error", 503: "overloaded_error", 529: "overloaded_error"}
 FULL = {"/v1/responses": 503, "/v1/messages": 529}
-"""Status of a full waiting room where clients of an API act on another one than 429."""
+"""Status of a full waiting queue where clients of an API act on another one than 429."""
 
 
 @asynccontextmanager

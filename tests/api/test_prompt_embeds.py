@@ -4,7 +4,7 @@ import anyio
 import pytest
 from engines import SETTINGS
 from front_pair import front_pair
-from meddler import Seats
+from meddler import WorkerHosts
 from tokenizers import pre_tokenizers
 
 from troupellm import LLM, SamplingParams
@@ -67,16 +67,16 @@ async def test_embeddings_survive_preemption_and_the_loss_of_the_worker(tiny_eng
     options = {"max_tokens": 24, "temperature": 0.0, "ignore_eos": True}
     async with tiny_engine() as engine:
         wanted = [(await engine.generate(ids, **options)).token_ids for ids in prompts]
-    seats, steps = Seats(), [0]
+    hosts, steps = WorkerHosts(), [0]
     settings = {"num_gpu_blocks_override": 26, "block_size": 4, "enable_prefix_caching": caching, "max_model_len": 96}
-    async with tiny_engine(worker=seats, **settings) as engine:
+    async with tiny_engine(worker=hosts, **settings) as engine:
 
         def die_now_and_then(plan: StepPlan) -> None:
             steps[0] += 1
             if steps[0] in (9, 40):
                 raise WorkerGone("somebody killed it", fault=False)
 
-        seats.worker.on_launch = die_now_and_then
+        hosts.worker.on_launch = die_now_and_then
         found: dict[int, tuple[int, ...]] = {}
 
         async def ask(number: int) -> None:

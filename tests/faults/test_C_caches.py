@@ -44,7 +44,7 @@ def test_C5_ten_thousand_salts_and_tenants_leave_a_bounded_trace():
     pool = core._tables.pool
     assert len(pool._block_of) <= 64
     assert len(pool._branches._blocks) <= 64
-    assert len(core._residents._shares._served) <= _MOST_REMEMBERED + 1
+    assert len(core._running_set._fair_share._served) <= _MOST_REMEMBERED + 1
     assert len(oracle.rows) <= 8
 
 

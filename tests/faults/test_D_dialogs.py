@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from canary import under_attack
-from meddler import Seats, changed
+from meddler import WorkerHosts, changed
 from processes import ready_process
 from serving import eventually, http_request, server_config
 
@@ -121,14 +121,14 @@ async def test_D3_whoever_follows_a_background_response_may_leave_it(tiny_engine
 
 @pytest.mark.parametrize("after", [0, 20])
 async def test_E3_an_error_of_one_row_is_told_in_each_apis_own_way(tiny_engine, after):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine) as attacked:
         steps = dict.fromkeys(range(10**4), 0)
 
         def mark(plan):
             for new in plan.new_rows:
                 if int.from_bytes(new.token_ids[:4], "little") == FIRST_CHAT_TOKEN:
-                    seats.worker.marked.add(new.row)
+                    hosts.worker.marked.add(new.row)
                     steps[new.row] = 0
 
         def fail_later(result: StepResult) -> StepResult:
@@ -137,12 +137,12 @@ async def test_E3_an_error_of_one_row_is_told_in_each_apis_own_way(tiny_engine, 
             errors = tuple(
                 RowError(row, "this row cannot go on")
                 for row in result.rows
-                if row in seats.worker.marked and steps[row] > after
+                if row in hosts.worker.marked and steps[row] > after
             )
             return changed(result, errors=errors) if errors else result
 
-        seats.worker.on_launch = mark
-        seats.worker.on_result = fail_later
+        hosts.worker.on_launch = mark
+        hosts.worker.on_result = fail_later
         whole, streamed = {}, {}
         for path in ROUTES:
             whole[path] = await attacked.client.post(path, json=BODIES[path])
@@ -165,7 +165,7 @@ async def test_E3_an_error_of_one_row_is_told_in_each_apis_own_way(tiny_engine, 
         assert events[-1]["response"]["output"][0]["status"] == "incomplete"
         last = events_of(streamed["/v1/messages"].text)[-1]
         assert (last["type"], last["error"]["type"]) == ("error", "api_error")
-    assert seats.worker.resets == 0
+    assert hosts.worker.resets == 0
 
 
 async def test_I3_what_runs_when_the_server_is_cut_is_told(tiny_engine):

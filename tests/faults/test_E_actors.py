@@ -11,7 +11,7 @@ import httpx
 import odd_server
 import pytest
 from canary import under_attack
-from meddler import MARKER, Seats
+from meddler import MARKER, WorkerHosts
 from processes import ON_A_THREAD, ready_process
 from serving import eventually, running_server
 
@@ -152,10 +152,10 @@ async def test_E7_mailboxes_of_one_message_deadlock_nobody(tiny_engine, monkeypa
 
 async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
     """A token whose embedding is NaN makes everything behind it NaN: alone, streamed, in forks, and over again."""
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=60) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:
         spare = engine.ready.vocab_width - 1  # of the padding, which the canaries have no use for
-        seats.worker._runner.decoder.embedding[spare] = float("nan")
+        hosts.worker._runner.decoder.embedding[spare] = float("nan")
         body = {"model": "tiny", "prompt": [*MARKER, spare, 5], "max_tokens": 8} | PLAIN
         for fields in ({}, {"stream": True}, {"n": 3, "temperature": 1.0}, {"prompt": [spare]}):
             answer = await attacked.client.post("/v1/completions", json=body | fields)
@@ -165,7 +165,7 @@ async def test_E6_NaN_logits_fail_the_request_that_has_them(tiny_engine):
             if not fields.get("stream"):
                 assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
         assert engine.snapshot().scheduler.worker_losses == 0
-    assert seats.worker.resets == 0
+    assert hosts.worker.resets == 0
 
 
 LOOPS = [

@@ -2,7 +2,7 @@
 
 import pytest
 from canary import under_attack
-from meddler import MARKER, Seats, changed
+from meddler import MARKER, WorkerHosts, changed
 
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
 
@@ -49,19 +49,19 @@ def _garbled(entry: RowLogprobs, kind: str, vocabulary: int) -> RowLogprobs:
     ],
 )
 async def test_E6_log_probabilities_that_nobody_can_read_cost_nobody_a_request(tiny_engine, column, kind):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=60) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:
         vocabulary, left = engine.ready.vocab_width, [2]
 
         def garble(result: StepResult) -> StepResult:
             entries = getattr(result, column)
-            if not left[0] or seats.worker.marked.isdisjoint(entry.row for entry in entries):
+            if not left[0] or hosts.worker.marked.isdisjoint(entry.row for entry in entries):
                 return result
             left[0] -= 1
             return changed(result, **{column: tuple(_garbled(entry, kind, vocabulary) for entry in entries)})
 
         right = (await attacked.client.post("/v1/completions", json=ATTACK)).json()["choices"][0]
-        seats.worker.on_result = garble
+        hosts.worker.on_result = garble
         answer = await attacked.client.post("/v1/completions", json=ATTACK)
         if answer.status_code == 500:  # twice in a row, and it was alone both times
             assert answer.json()["error"]["code"] == "engine_request_failed"

@@ -5,7 +5,7 @@ import logging
 import anyio
 import pytest
 from canary import under_attack
-from meddler import MARKER, Seats, changed
+from meddler import MARKER, WorkerHosts, changed
 from serving import eventually, running_server
 
 from troupellm.actors.engine.edges import SUPERVISION
@@ -29,44 +29,44 @@ def check_failed_for_good(answer) -> None:
 
 
 async def test_E3_an_error_of_one_row_fails_that_request_only(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine) as attacked:
 
         def fail_marked(result: StepResult) -> StepResult:
-            errors = tuple(RowError(row, "this row cannot go on") for row in result.rows if row in seats.worker.marked)
+            errors = tuple(RowError(row, "this row cannot go on") for row in result.rows if row in hosts.worker.marked)
             return changed(result, errors=errors) if errors else result
 
-        seats.worker.on_result = fail_marked
+        hosts.worker.on_result = fail_marked
         check_failed_for_good(await attack(attacked))
         check_failed_for_good(await attack(attacked, stream=True))  # before its first token, so the status tells
         check_failed_for_good(await attack(attacked, n=3, temperature=1))
-    assert seats.worker.resets == 0
+    assert hosts.worker.resets == 0
 
 
 async def test_E3_an_exception_that_one_row_brings_about_fails_that_request_only(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine) as attacked:
 
         def break_on_marked(plan: StepPlan) -> None:
-            if seats.worker.poisoned(plan):
+            if hosts.worker.poisoned(plan):
                 raise IndexError("index 77 is out of bounds")
 
-        seats.worker.on_launch = break_on_marked
+        hosts.worker.on_launch = break_on_marked
         check_failed_for_good(await attack(attacked))
-        assert engine.snapshot().scheduler.convicted == 1
+        assert engine.snapshot().scheduler.blamed == 1
 
 
 async def test_E10_a_poison_request_is_found_and_its_neighbours_go_on(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine) as attacked:
 
         def die_late(plan: StepPlan) -> None:
             columns = zip(plan.rows, plan.starts, plan.counts, strict=True)
             ends = {row: start + count for row, start, count in columns}
-            if any(ends[row] > len(MARKER) + 2 for row in seats.worker.marked & ends.keys()):
+            if any(ends[row] > len(MARKER) + 2 for row in hosts.worker.marked & ends.keys()):
                 raise RuntimeError("the worker died")
 
-        seats.worker.on_launch = die_late
+        hosts.worker.on_launch = die_late
         neighbours = [{"prompt": [20 + number, 5], "max_tokens": 30} for number in range(6)]
         solo = [
             await engine.generate(ask["prompt"], max_tokens=30, temperature=0.0, ignore_eos=True) for ask in neighbours
@@ -86,7 +86,7 @@ async def test_E10_a_poison_request_is_found_and_its_neighbours_go_on(tiny_engin
             assert tuple(answers[number].json()["choices"][0]["token_ids"]) == solo[number].token_ids
         text = (await attacked.client.get("/metrics")).text
         restarts = engine.snapshot().scheduler.worker_losses
-    assert restarts == seats.worker.resets >= 2
+    assert restarts == hosts.worker.resets >= 2
     for name in ("worker_restarts_total", "replays_total", "convicted_total", "requests_quarantined"):
         assert f"troupellm_{name}{{" in text
 
@@ -129,18 +129,18 @@ def _garbled(result: StepResult, kind: str, vocabulary: int) -> StepResult:
     ],
 )  # fmt: skip
 async def test_E6_nonsense_replaces_the_worker_and_costs_nobody_a_request(tiny_engine, kind):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=60) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:
         vocabulary, left = engine.ready.vocab_width, [2]
 
         def garble(result: StepResult) -> StepResult:
-            if left[0] and result.tokens and not seats.worker.marked.isdisjoint(result.rows):
+            if left[0] and result.tokens and not hosts.worker.marked.isdisjoint(result.rows):
                 left[0] -= 1
                 return _garbled(result, kind, vocabulary)
             return result
 
         solo = await engine.generate(MARKER, max_tokens=8, temperature=0.0, ignore_eos=True)
-        seats.worker.on_result = garble
+        hosts.worker.on_result = garble
         answer = await attack(attacked, return_token_ids=True)
         if answer.status_code == 500:  # twice in a row, and it was alone both times
             check_failed_for_good(answer)
@@ -173,8 +173,8 @@ async def test_E6_duplicates_and_late_results_are_dropped_and_counted(tiny_engin
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")])
 async def test_C7_a_step_without_memory_is_computed_again_in_smaller_parts(tiny_engine, error):
-    seats = Seats()
-    async with tiny_engine(worker=seats, max_num_batched_tokens=64) as engine:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts, max_num_batched_tokens=64) as engine:
         solo = await engine.generate([*MARKER, *range(20, 60)], max_tokens=8, temperature=0.0, ignore_eos=True)
         async with under_attack(engine, canary_tokens=60) as attacked:
 
@@ -182,9 +182,9 @@ async def test_C7_a_step_without_memory_is_computed_again_in_smaller_parts(tiny_
                 if sum(plan.counts) > 20:
                     raise error
 
-            seats.worker.on_launch = too_large
+            hosts.worker.on_launch = too_large
             answer = await attack(attacked, prompt=[*MARKER, *range(20, 60)], return_token_ids=True)
-            seats.worker.on_launch = lambda plan: None
+            hosts.worker.on_launch = lambda plan: None
             if answer.status_code != 200:
                 assert answer.status_code == 503, answer.text
                 assert answer.json()["error"]["code"] == "server_is_overloaded"
@@ -194,14 +194,14 @@ async def test_C7_a_step_without_memory_is_computed_again_in_smaller_parts(tiny_
 
 
 async def test_C7_a_request_that_never_fits_the_memory_may_be_sent_again(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=60) as attacked:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=60) as attacked:
 
         def no_memory(plan: StepPlan) -> None:
-            if seats.worker.poisoned(plan):
+            if hosts.worker.poisoned(plan):
                 raise MemoryError
 
-        seats.worker.on_launch = no_memory
+        hosts.worker.on_launch = no_memory
         answer = await attack(attacked)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
         assert answer.headers["x-should-retry"] == "true"
@@ -209,14 +209,14 @@ async def test_C7_a_request_that_never_fits_the_memory_may_be_sent_again(tiny_en
 
 
 async def test_E5_a_crash_loop_ends_the_engine(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, running_server(engine) as served, served.client() as client:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, running_server(engine) as served, served.client() as client:
 
         def always(plan: StepPlan) -> None:
             raise RuntimeError("it dies always")
 
         assert (await client.get("/livez")).status_code == 200
-        seats.worker.on_launch = always
+        hosts.worker.on_launch = always
         errors = []
 
         async def ask(number: int) -> None:
@@ -239,16 +239,16 @@ async def test_E5_a_crash_loop_ends_the_engine(tiny_engine):
             assert (await client.get(probe)).status_code == 503
         refused = await client.post("/v1/completions", json=ATTACK)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_failed")
-    assert seats.worker.resets == SUPERVISION["worker"].intensity.restarts
+    assert hosts.worker.resets == SUPERVISION["worker"].intensity.restarts
 
 
 async def test_readiness_tells_the_truth_while_the_worker_restarts(tiny_engine, monkeypatch):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, running_server(engine) as served, served.client() as client:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, running_server(engine) as served, served.client() as client:
         solo = await engine.generate(MARKER, max_tokens=30, temperature=0.0, ignore_eos=True)
         gate, left = anyio.Event(), [True]
-        seat = engine._running.system._worker._seat
-        original = seat.restart
+        worker_host = engine._running.system._worker._worker_host
+        original = worker_host.restart
 
         async def slow_restart():
             await gate.wait()
@@ -259,8 +259,8 @@ async def test_readiness_tells_the_truth_while_the_worker_restarts(tiny_engine, 
                 left.clear()
                 raise RuntimeError("it died")
 
-        monkeypatch.setattr(seat, "restart", slow_restart)
-        seats.worker.on_launch = once
+        monkeypatch.setattr(worker_host, "restart", slow_restart)
+        hosts.worker.on_launch = once
         answers = []
 
         async def ask() -> None:
@@ -354,8 +354,8 @@ async def test_E8_a_deaf_scheduler_ends_the_engine_with_the_reason(tiny_engine, 
 
 async def test_an_idle_engine_and_a_long_step_raise_no_alarm(tiny_engine, monkeypatch):
     monkeypatch.setattr("troupellm.actors.engine.watchdog.LOOK_SECONDS", 0.01)
-    seats = Seats()
-    async with tiny_engine(worker=seats, watchdog_timeout=0.02) as engine:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts, watchdog_timeout=0.02) as engine:
         system = engine._running.system
         alarms: list[str | None] = []
         monkeypatch.setattr(system, "_on_alarm", alarms.append)

@@ -122,7 +122,7 @@ async def test_E1_streams_go_on_after_their_worker_was_killed(checkpoint, solo, 
             assert not psutil.pid_exists(killed)
 
         await crowd.run(kill)
-        assert engine.snapshot().scheduler.convicted == 0
+        assert engine.snapshot().scheduler.blamed == 0
         await with_spare(engine)
 
 
@@ -149,7 +149,7 @@ async def test_E2_a_stopped_worker_is_replaced(checkpoint, solo, attempt, monkey
             await eventually(lambda: not psutil.pid_exists(stopped), SPARE_SECONDS)
 
         await Crowd(engine, solo).run(stop)
-        assert engine.snapshot().scheduler.convicted == 0
+        assert engine.snapshot().scheduler.blamed == 0
 
 
 def faults(*names: str) -> pytest.MarkDecorator:
@@ -163,7 +163,7 @@ async def test_E2_a_worker_that_hangs_or_ends_by_itself_is_replaced(folder, solo
     async with Engine(folder, worker=FACTORY, **PROCESS, spare_worker=spare, step_timeout=3.0) as engine:
         successor = await with_spare(engine) if spare else None
         await Crowd(engine, solo, 4).run(lambda: put_fault(engine, folder, fault))
-        assert engine.snapshot().scheduler.convicted == 0
+        assert engine.snapshot().scheduler.blamed == 0
         assert successor in (None, engine.snapshot().worker_pid)
 
 
@@ -218,7 +218,7 @@ async def test_E10_a_poison_request_fails_alone(folder):
         assert answer.status_code == 500, answer.text
         assert answer.headers["x-should-retry"] == "false"
         assert answer.json()["error"]["code"] == "engine_request_failed"
-        assert engine.snapshot().scheduler.convicted == 1
+        assert engine.snapshot().scheduler.blamed == 1
 
 
 class Kernel(SystemProcesses):
@@ -241,7 +241,7 @@ async def test_E10_a_request_that_makes_the_kernel_kill_for_want_of_memory_fails
         body = {"model": "tiny", "prompt": [POISON, 50], "max_tokens": 5}
         answer = await attacked.client.post("/v1/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_is_overloaded")
-        assert engine.snapshot().scheduler.convicted == 1
+        assert engine.snapshot().scheduler.blamed == 1
         assert engine.snapshot().scheduler.worker_losses == count.stat().st_size
 
 

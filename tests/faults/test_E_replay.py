@@ -2,7 +2,7 @@
 
 import anyio
 import pytest
-from meddler import Seats
+from meddler import WorkerHosts
 from serving import eventually
 
 from troupellm.actors.worker.thread_host import WorkerGone
@@ -62,9 +62,9 @@ def check_same(found, solo) -> None:
 async def test_E1_streams_go_on_with_the_tokens_of_their_solo_runs(tiny_engine, caching, fault):
     async with tiny_engine(enable_prefix_caching=caching) as engine:
         solo = {name: await streamed(engine, number, ASKS[name]) for number, name in enumerate(ASKS)}
-    seats = Seats()
+    hosts = WorkerHosts()
     settings = {"enable_prefix_caching": caching, "max_num_batched_tokens": 32}
-    async with tiny_engine(worker=seats, **settings) as engine:
+    async with tiny_engine(worker=hosts, **settings) as engine:
         steps = [0]
 
         def die_now_and_then(plan: StepPlan) -> None:
@@ -75,7 +75,7 @@ async def test_E1_streams_go_on_with_the_tokens_of_their_solo_runs(tiny_engine, 
             elif steps[0] in (4, 30):  # far enough apart for the suspects to be cleared
                 raise MemoryError if fault == "memory" else RuntimeError("the worker died")
 
-        seats.worker.on_launch = die_now_and_then
+        hosts.worker.on_launch = die_now_and_then
         found = {}
 
         async def ask(number: int, name: str) -> None:
@@ -88,7 +88,7 @@ async def test_E1_streams_go_on_with_the_tokens_of_their_solo_runs(tiny_engine, 
         snapshot = engine.snapshot().scheduler
         assert snapshot.worker_losses >= (4 if fault == "killed" else 2)
         assert snapshot.replays > snapshot.worker_losses
-        assert snapshot.convicted == 0
+        assert snapshot.blamed == 0
         for name in ASKS:
             check_same(found[name], solo[name])
         await eventually(lambda: not engine.snapshot().scheduler.blocks_used)
@@ -97,9 +97,9 @@ async def test_E1_streams_go_on_with_the_tokens_of_their_solo_runs(tiny_engine, 
 async def test_E2_a_hung_thread_fails_the_engine_with_its_reason(tiny_engine):
     import threading
 
-    seats, gate = Seats(), threading.Event()
-    async with tiny_engine(worker=seats, step_timeout=0.5) as engine:
-        seats.worker.on_launch = lambda plan: gate.wait(30) and None
+    hosts, gate = WorkerHosts(), threading.Event()
+    async with tiny_engine(worker=hosts, step_timeout=0.5) as engine:
+        hosts.worker.on_launch = lambda plan: gate.wait(30) and None
         with pytest.raises(TroupeError, match="step_timeout") as caught:
             await engine.generate([5, 6], max_tokens=4)
         assert caught.value.code == "engine_failed"

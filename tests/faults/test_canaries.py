@@ -7,7 +7,7 @@ from array import array
 import anyio
 import pytest
 from canary import TOLERANCE, Attacked, rounds, under_attack
-from meddler import Seats, changed
+from meddler import WorkerHosts, changed
 from serving import eventually, http_request
 
 from troupellm.protocol.messages.worker import RowLogprobs, StepResult
@@ -49,19 +49,19 @@ async def noticed(engine, harm) -> bool:
     "worse", [other_tokens, lambda result: shifted(result, 5 * TOLERANCE)], ids=["tokens", "log-probabilities"]
 )
 async def test_canaries_notice_other_answers(tiny_engine, worse):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine:
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine:
 
         def harm(attacked: Attacked) -> None:
-            seats.worker.on_result = worse
+            hosts.worker.on_result = worse
 
         assert await noticed(engine, harm)
 
 
 async def test_canaries_forgive_what_float32_cannot_tell(tiny_engine):
-    seats = Seats()
-    async with tiny_engine(worker=seats) as engine, under_attack(engine, canary_tokens=20) as attacked:
-        seats.worker.on_result = lambda result: shifted(result, TOLERANCE / 10)
+    hosts = WorkerHosts()
+    async with tiny_engine(worker=hosts) as engine, under_attack(engine, canary_tokens=20) as attacked:
+        hosts.worker.on_result = lambda result: shifted(result, TOLERANCE / 10)
         sung = attacked.answered["long"]
         with anyio.fail_after(NOTICED_SECONDS):
             while attacked.answered["long"] < sung + 2:  # noqa: ASYNC110 - plain numbers without change events

@@ -41,7 +41,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.bodies.append(body)
         self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         if self.server.behaviour == "refuse":
-            self._json(429, {"error": {"message": "the waiting room is full"}})
+            self._json(429, {"error": {"message": "the waiting queue is full"}})
             return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")

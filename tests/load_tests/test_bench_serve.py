@@ -62,7 +62,7 @@ def test_chat_with_words_and_key(fake_server: Fake, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "error"),
     [
-        ("refuse", "HTTP 429: the waiting room is full"),
+        ("refuse", "HTTP 429: the waiting queue is full"),
         ("error_event", "error event: the worker died"),
         ("no_done", "short stream: ended without [DONE]"),
         ("too_few", "short stream: 3 of 4 tokens"),
@@ -82,7 +82,7 @@ def test_every_kind_of_bad_stream_counts_as_failed(
 def test_first_request_must_work(fake_server: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake_server.behaviour = "refuse"
     assert bench("serve", "--base-url", fake_server.url, "--disable-tqdm") == 1
-    assert capsys.readouterr().err == "bench serve: the first request failed: HTTP 429: the waiting room is full\n"
+    assert capsys.readouterr().err == "bench serve: the first request failed: HTTP 429: the waiting queue is full\n"
 
 
 @pytest.mark.parametrize(

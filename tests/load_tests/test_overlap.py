@@ -34,11 +34,11 @@ def test_a_timed_device_computes_one_step_after_the_other(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("seat", ["thread", pytest.param("process", marks=pytest.mark.slow)])
-def test_steps_are_timed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], seat: str) -> None:
+def test_steps_are_timed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], worker_host: str) -> None:
     result = tmp_path / "result.json"
     argv = (
         "--seats",
-        seat,
+        worker_host,
         "--running",
         "2",
         "--device-ms",
@@ -53,8 +53,8 @@ def test_steps_are_timed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert bench(*argv) == 0
     found = json.loads(result.read_text())
     (row,) = found["rows"]
-    assert (row["seat"], row["running"], row["device_ms"]) == (seat, 2, 1.0)
+    assert (row["seat"], row["running"], row["device_ms"]) == (worker_host, 2, 1.0)
     assert round(row["step_ms"], 6) >= 1.0  # a difference of sums of floats
     (host,) = found["host"]
     assert 0.0 < host["collect_us"] < host["total_us"]
-    assert f"{seat:<9}{2:>8}" in capsys.readouterr().out
+    assert f"{worker_host:<9}{2:>8}" in capsys.readouterr().out

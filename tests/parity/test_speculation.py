@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from engines import checkpoint, tiny_engine
-from meddler import Seats
+from meddler import WorkerHosts
 from plain_heads import write_drafters
 from serving import eventually
 
@@ -134,7 +134,7 @@ def check_same(name: str, found: dict[int, list[Any]], right: dict[int, list[Any
 async def test_the_tokens_are_those_without(
     tiny_engine: Any, solo: Any, drafters: Path, proposer: str, situation: str
 ) -> None:
-    seats, steps = Seats(), [0]
+    hosts, steps = WorkerHosts(), [0]
     wanted = PROPOSERS.get(proposer) or DRAFTERS[proposer] | {"model": str(drafters / DRAFTERS[proposer]["model"])}
     settings = {**SITUATIONS[situation], "speculative_config": {**wanted, "adaptive": False}}
     drafted = [0, 0]
@@ -148,10 +148,10 @@ async def test_the_tokens_are_those_without(
         drafted[0], drafted[1] = drafted[0] + sum(result.drafted), drafted[1] + sum(result.accepted)
         return result
 
-    async with tiny_engine(worker=seats, **settings) as engine:
-        seats.worker.on_result = count
+    async with tiny_engine(worker=hosts, **settings) as engine:
+        hosts.worker.on_result = count
         if situation == "deaths":
-            seats.worker.on_launch = die_now_and_then
+            hosts.worker.on_launch = die_now_and_then
         with anyio.fail_after(120):
             for _ in range(2):  # the second time with prefixes that are known
                 found: dict[str, Any] = {}

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from engines import anyio_backend, checkpoint, tiny_engine
-from meddler import Seats
+from meddler import WorkerHosts
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.protocol.params.structured_outputs import StructuredOutputsParams
@@ -62,7 +62,7 @@ async def test_ends_inside_drafts_are_those_without(tiny_engine: Any, method: st
         right = {name: await answer(engine, fields) for name, fields in asks.items()}
     assert "no token" in str(right["a dead end"][2])
     ended: set[int] = set()
-    seats = Seats()
+    hosts = WorkerHosts()
 
     def watch(result: Any) -> Any:
         for row, count, drafted in zip(result.rows, result.token_counts, result.drafted, strict=False):
@@ -70,8 +70,8 @@ async def test_ends_inside_drafts_are_those_without(tiny_engine: Any, method: st
                 ended.add(row)
         return result
 
-    async with tiny_engine(worker=seats, speculative_config=METHODS[method] | {"adaptive": False}) as engine:
-        seats.worker.on_result = watch
+    async with tiny_engine(worker=hosts, speculative_config=METHODS[method] | {"adaptive": False}) as engine:
+        hosts.worker.on_result = watch
         for _ in range(3):  # from the second time on the whole answer may be drafted
             for name, fields in asks.items():
                 found: dict[str, Any] = {}

@@ -54,7 +54,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "blocks are free while a plan may write them": Mutation(
         "actors.scheduler.running_set",
-        "        if sequence.last_step <= self._flights.last_returned and not transfers:\n",
+        "        if sequence.last_step <= self._plans_in_flight.last_returned and not transfers:\n",
         "        if not transfers:\n",
     ),
     "a preempted sequence keeps its epoch": Mutation("actors.sequences.sequence", "        self.epoch += 1\n", ""),
@@ -76,9 +76,11 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     "plans after a loss go under the old epoch": Mutation(
         "actors.scheduler.replay", "        self._planner.engine_epoch += 1\n", ""
     ),
-    "plans that were lost are waited for": Mutation("actors.scheduler.replay", "        self._flights.forget()\n", ""),
+    "plans that were lost are waited for": Mutation(
+        "actors.scheduler.replay", "        self._plans_in_flight.forget()\n", ""
+    ),
     "one death is enough for a conviction": Mutation(
-        "actors.scheduler.quarantine", "DEATHS_TO_CONVICT = 2", "DEATHS_TO_CONVICT = 1"
+        "actors.scheduler.quarantine", "DEATHS_TO_BLAME = 2", "DEATHS_TO_BLAME = 1"
     ),
     "the watchdog looks on": Mutation("actors.engine.system", "            mailbox.nudge()\n", "            pass\n"),
     "the tenant that was served most is next": Mutation(
@@ -144,11 +146,13 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "only one of two plans in flight has blocks for its drafts": Mutation(
         "actors.scheduler.speculative_rows",
-        "if reserved + width <= sequence.fence and",
-        "if start + 1 <= sequence.fence and",
+        "if reserved + width <= sequence.no_check_until and",
+        "if start + 1 <= sequence.no_check_until and",
     ),
     "what refused drafts had reserved is kept": Mutation(
-        "actors.scheduler.append_tokens", "                    sequence.slack -= limit\n", "                    pass\n"
+        "actors.scheduler.append_tokens",
+        "                    sequence.num_lookahead_tokens -= limit\n",
+        "                    pass\n",
     ),
     "every row drafts as if it were alone": Mutation(
         "actors.scheduler.speculative_rows",

@@ -109,16 +109,16 @@ class PoolMachine(RuleBasedStateMachine):
         tokens=st.tuples(*[st.integers(0, 1)] * SIZE),
         known=st.integers(1, SIZE),
     )
-    def label(self, data: st.DataObject, before: tuple[int, ...], tokens: tuple[int, ...], known: int) -> None:
+    def cache_block(self, data: st.DataObject, before: tuple[int, ...], tokens: tuple[int, ...], known: int) -> None:
         block = data.draw(st.sampled_from(sorted(self.owners())))
         if known == SIZE:
-            self.pool.label(block, self.key(before, tokens), self.key((), before), packed(tokens))
+            self.pool.cache_block(block, self.key(before, tokens), self.key((), before), packed(tokens))
             if block not in self.full:
                 self.begun.pop(block, None)
                 if (before, tokens) not in self.full.values():
                     self.full[block] = (before, tokens)
             return
-        self.pool.label_beginning(block, self.key((), before), packed(tokens[:known]))
+        self.pool.cache_partial_block(block, self.key((), before), packed(tokens[:known]))
         if block not in self.full and self.longest(before, tokens[:known]) < known:
             self.begun[block] = (before, tokens[:known])
 

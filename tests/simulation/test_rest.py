@@ -74,7 +74,7 @@ class RestingWorld(World):
 
     async def _rest(self, kind: str, mode: Any) -> None:
         """An engine said to stand still does so until it is woken, and no request that it waited for is left."""
-        rest, rises = self.system.rest, self._rises
+        rest, rises = self.system.sleep_control, self._rises
         patience = None if self._operators == 1 else self._draw.choice((None, None, 0.0, 0.05, 0.5))
         with anyio.move_on_after(patience):
             await (rest.pause(mode) if kind == "pause" else rest.sleep(int(kind[-1]), mode))
@@ -88,7 +88,7 @@ class RestingWorld(World):
 
     async def _meddle(self) -> None:
         """An operation that may come at any time."""
-        rest = self.system.rest
+        rest = self.system.sleep_control
         match self._draw.randrange(3):
             case 0:
                 await self._rise("pause")
@@ -102,7 +102,7 @@ class RestingWorld(World):
         return self.core.snapshot().steps if self.core is not None and self.system.failure is None else None
 
     def _anybody_began(self) -> bool:
-        requests = [] if self.core is None else self.core._ledger.requests.values()
+        requests = [] if self.core is None else self.core._open_requests.requests.values()
         return any(
             len(sequence.tokens) > request.num_prompt_tokens for request in requests for sequence in request.sequences
         )
@@ -110,15 +110,15 @@ class RestingWorld(World):
     async def _rise(self, kind: str, *tags: Any) -> None:
         try:
             if kind == "pause":
-                self.system.rest.resume()
+                self.system.sleep_control.resume()
             else:
-                await self.system.rest.wake(tags or None)
+                await self.system.sleep_control.wake(tags or None)
         finally:
             self._rises += 1
 
     async def _until_calm(self, scope: anyio.CancelScope) -> None:
         await self.calm.wait()
-        rest = self.system.rest
+        rest = self.system.sleep_control
         scope.cancel()
         with anyio.CancelScope(shield=True):
             try:

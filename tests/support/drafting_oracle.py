@@ -49,7 +49,7 @@ class DraftingOracle(Oracle):
 
     def _verify(self, row: int, epoch: int, start: int, limit: int) -> tuple[list[int], tuple[int, int]]:
         state = self.rows[row]
-        assert state.pooling is None, "a pooled row is elastic"
+        assert state.pooling is None, "a pooled row is speculative"
         assert start <= state.num_computed, "the lower bound of a row's start is too high"
         first, known = state.num_computed, len(state.tokens)
         if known - first > limit + 1:

@@ -71,7 +71,7 @@ class EchoWorker:
             if position >= 0:
                 script = self._scripts[row]
                 tokens.append(script[position] if position < len(script) else self._end)
-        for row in plan.retired:
+        for row in plan.freed_rows:
             self._scripts.pop(row, None)
         return StepResult(
             step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs,

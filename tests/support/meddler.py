@@ -46,7 +46,7 @@ class Meddler(ModelWorker):
         return not self.marked.isdisjoint(plan.rows)
 
 
-class Seats:
+class WorkerHosts:
     """Makes workers for an engine, and keeps them at hand."""
 
     def __init__(self) -> None:

@@ -32,13 +32,13 @@ def main() -> int:
     narrow_the_log()
     bound_the_threads()
     bound_the_losses()
-    seat_the_worker(os.environ.get("ODD_WORKER", WORKER))
+    install_worker(os.environ.get("ODD_WORKER", WORKER))
     from troupellm.server.cli.main import main as command
 
     return command(sys.argv[1:])
 
 
-def seat_the_worker(factory: str) -> None:
+def install_worker(factory: str) -> None:
     """The seat of a model worker, in every arrangement."""
     from troupellm.actors.engine import start as engine_start
     from troupellm.models.processes.preload_torch import import_beside

@@ -155,7 +155,7 @@ class Oracle:
 
     def launch(self, plan: StepPlan) -> None:
         assert len(set(plan.rows)) == len(plan.rows), "a row is planned twice"
-        for row in plan.retired:
+        for row in plan.freed_rows:
             del self.rows[row]
         self._copy(plan)
         new = {row.row for row in plan.new_rows}
@@ -304,7 +304,7 @@ class Oracle:
 
     def _verify(self, row: int, epoch: int, start: int, limit: int) -> tuple[list[int], tuple[int, int]]:
         """See `DraftingOracle`."""
-        raise AssertionError("a row is elastic, and this worker verifies no drafts")
+        raise AssertionError("a row is speculative, and this worker verifies no drafts")
 
 
 class Harness:
@@ -370,7 +370,7 @@ class Harness:
         self._check()
         self._drain()
         assert self.core.plan(self.now) is None, "a plan for a worker that is not there"
-        self.core.worker_back(self.settings)
+        self.core.worker_restarted(self.settings)
         self._check()
         self._drain()
 

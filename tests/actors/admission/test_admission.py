@@ -5,11 +5,11 @@ from typing import Any
 import anyio
 import pytest
 
-from troupellm.actors.admission.admission import Admission, Place, _Applicant
-from troupellm.actors.admission.demand import estimate_tokens, party_of
+from troupellm.actors.admission.admission import Admission, AdmissionSlot, _Applicant
+from troupellm.actors.admission.demand import estimate_tokens, request_group_of
 from troupellm.protocol.config.engine import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
-from troupellm.protocol.messages.input import Bulk, ChatPrompt, Demand, Party, TextPrompt, TokensPrompt
+from troupellm.protocol.messages.input import ChatPrompt, Demand, ManyPrompts, RequestGroup, TextPrompt, TokensPrompt
 from troupellm.protocol.params.sampling import SamplingParams
 
 pytestmark = pytest.mark.anyio
@@ -88,7 +88,7 @@ def test_retry_after_follows_the_pace_of_leaving() -> None:
 async def test_those_who_wait_are_served_in_order() -> None:
     admission, _ = door(seqs=1, queued=0)
     first = admission.enter(want(1, 1))
-    served: list[tuple[str, Place]] = []
+    served: list[tuple[str, AdmissionSlot]] = []
 
     async def wait(name: str) -> None:
         served.append((name, await admission.wait(want(1, 1))))
@@ -234,7 +234,7 @@ async def test_a_tenant_in_line_is_let_in_no_further_than_its_own_limit() -> Non
     """Both ask while none of theirs is inside, and then there is room for both."""
     admission, _ = door(seqs=2, queued=0, tenants=AT_MOST_ONE)
     others = [admission.enter(want(1, 1)) for _ in range(2)]
-    served: list[Place] = []
+    served: list[AdmissionSlot] = []
 
     async def wait() -> None:
         served.append(await admission.wait(want(1, 1, "a")))
@@ -304,9 +304,9 @@ async def test_what_a_minute_allows_is_looked_at_again_when_one_is_let_in() -> N
 
 async def test_the_further_prompts_of_a_long_call_wait_for_their_tenants_limit() -> None:
     admission, _ = door(seqs=4, queued=0, tenants=AT_MOST_ONE)
-    first = admission.enter(want(1, 1, "a", bulk=Bulk(first=True, tokens=2)))
+    first = admission.enter(want(1, 1, "a", many_prompts=ManyPrompts(first=True, tokens=2)))
     async with anyio.create_task_group() as group:
-        group.start_soon(admission.wait, want(1, 1, "a", bulk=Bulk(first=False, tokens=2)))
+        group.start_soon(admission.wait, want(1, 1, "a", many_prompts=ManyPrompts(first=False, tokens=2)))
         await anyio.wait_all_tasks_blocked()
         assert (admission.waiting, admission.quotas.snapshot()[0].inside) == (1, 1)
         first.leave()
@@ -315,29 +315,29 @@ async def test_the_further_prompts_of_a_long_call_wait_for_their_tenants_limit()
 
 def test_a_party_counts_whole_to_the_limit_of_its_tenant() -> None:
     admission, _ = door(seqs=9, tenants=(TenantConfig(name="a", max_concurrency=3),))
-    party = Party(name="call", sequences=3, tokens=3)
-    members = [admission.enter(want(1, 1, "a", party=party))]
+    request_group = RequestGroup(name="call", sequences=3, tokens=3)
+    members = [admission.enter(want(1, 1, "a", request_group=request_group))]
     with pytest.raises(RateLimited, match="3 sequences at once"):
         admission.enter(want(1, 1, "a"))
-    members += [admission.enter(want(1, 1, "a", party=party)) for _ in range(2)]
+    members += [admission.enter(want(1, 1, "a", request_group=request_group)) for _ in range(2)]
     assert admission.quotas.snapshot()[0].inside == 3
     for member in members:
         member.leave()
-    admission.enter(want(1, 1, "a", party=party)).leave()  # the others do not come
+    admission.enter(want(1, 1, "a", request_group=request_group)).leave()  # the others do not come
     assert admission.quotas.snapshot()[0].inside == 0
 
 
 def test_a_party_is_let_in_as_a_whole_or_not_at_all() -> None:
     admission, _ = door(seqs=4, queued=0)
     other = admission.enter(want(2, 1))
-    party = Party(name="call", sequences=3, tokens=3)
+    request_group = RequestGroup(name="call", sequences=3, tokens=3)
     with pytest.raises(EngineOverloaded):
-        admission.enter(want(1, 1, party=party))
+        admission.enter(want(1, 1, request_group=request_group))
     other.leave()
-    members = [admission.enter(want(1, 1, party=party))]
+    members = [admission.enter(want(1, 1, request_group=request_group))]
     with pytest.raises(EngineOverloaded):
-        admission.enter(want(2, 1))  # the rest of the party has its room already
-    members += [admission.enter(want(1, 1, party=party)) for _ in range(2)]
+        admission.enter(want(2, 1))  # the rest of the group has its room already
+    members += [admission.enter(want(1, 1, request_group=request_group)) for _ in range(2)]
     admission.enter(want(1, 1))
     for member in members:
         member.leave()
@@ -346,23 +346,23 @@ def test_a_party_is_let_in_as_a_whole_or_not_at_all() -> None:
 
 def test_who_does_not_come_gives_the_room_of_its_party_back() -> None:
     admission, _ = door(seqs=4, queued=0, tokens=10)
-    party = Party(name="call", sequences=4, tokens=10)
-    admission.enter(want(1, 2, party=party)).leave()
+    request_group = RequestGroup(name="call", sequences=4, tokens=10)
+    admission.enter(want(1, 2, request_group=request_group)).leave()
     admission.enter(want(4, 10))
 
 
 def test_prompts_of_one_call_make_a_party() -> None:
     params = SamplingParams(n=2, max_tokens=5)
-    assert party_of("call", [TokensPrompt((1, 2))], params) is None
-    party = party_of("call", [TokensPrompt((1, 2)), TokensPrompt((1, 2, 3))], params)
-    assert party == Party(name="call", sequences=4, tokens=5, max_tokens=20)
+    assert request_group_of("call", [TokensPrompt((1, 2))], params) is None
+    request_group = request_group_of("call", [TokensPrompt((1, 2)), TokensPrompt((1, 2, 3))], params)
+    assert request_group == RequestGroup(name="call", sequences=4, tokens=5, max_tokens=20)
 
 
 def test_a_party_is_one_request_of_its_tenant() -> None:
     admission, _ = door(seqs=9, tenants=(TenantConfig(name="a", requests_per_minute=2),))
-    party = Party(name="call", sequences=3, tokens=3)
+    request_group = RequestGroup(name="call", sequences=3, tokens=3)
     for _ in range(3):
-        admission.enter(want(1, 1, "a", party=party))
+        admission.enter(want(1, 1, "a", request_group=request_group))
     admission.enter(want(1, 1, "a"))
     with pytest.raises(RateLimited):
         admission.enter(want(1, 1, "a"))

@@ -15,7 +15,7 @@ import torch
 import transformers
 from engines import SETTINGS
 from front_pair import front_pair
-from meddler import Seats
+from meddler import WorkerHosts
 from serving import eventually, with_spare
 from tiny_model import write_tiny_model
 from torch.nn import functional
@@ -134,19 +134,19 @@ async def test_a_worker_that_dies_costs_no_vector(engine_for: Any, name: str) ->
     prompts = IDS if name == "decoder" else [[token % 80 for token in ids[:90]] for ids in IDS]
     async with engine_for(name) as engine:
         vectors = [(await engine.embed(ids))[0] for ids in prompts]
-    seats = Seats()
-    async with engine_for(name, worker=seats, max_num_batched_tokens=96, enable_prefix_caching=False) as engine:
+    hosts = WorkerHosts()
+    async with engine_for(name, worker=hosts, max_num_batched_tokens=96, enable_prefix_caching=False) as engine:
         names, lost = dict[int, str](), list[set[str]]()
 
         def die_now_and_then(plan: Any) -> None:
-            """Twice, far apart, and never twice of the same request: that one would be convicted, and rightly."""
+            """Twice, far apart, and never twice of the same request: that one would be blamed, and rightly."""
             names.update((new.row, new.request_id) for new in plan.new_rows)
             here = {names[row] for row in plan.rows}
             if len(lost) < 2 and plan.step >= 2 + 8 * len(lost) and here and not any(here & group for group in lost):
                 lost.append(here)
                 raise RuntimeError("the worker died")
 
-        seats.worker.on_launch = die_now_and_then
+        hosts.worker.on_launch = die_now_and_then
         with anyio.fail_after(30):
             close(await engine.embed(prompts * 6), vectors * 6)
         assert engine.snapshot().scheduler.worker_losses == 2
@@ -344,10 +344,10 @@ async def test_a_call_is_one_request_to_its_tenants_limits(engine_for: Any) -> N
         TenantConfig(name="anna", requests_per_minute=2, max_concurrency=3),
         TenantConfig(name="bert", tokens_per_minute=100),
     )
-    seats = Seats()
-    async with engine_for("encoder", tenants=tenants, worker=seats) as engine:
+    hosts = WorkerHosts()
+    async with engine_for("encoder", tenants=tenants, worker=hosts) as engine:
         most = [0]
-        seats.worker.on_launch = lambda plan: most.append(engine.snapshot().open_requests)
+        hosts.worker.on_launch = lambda plan: most.append(engine.snapshot().open_requests)
         for door in ("local", "remote"):
             async with front_pair(engine) as pair:
                 ask = engine if door == "local" else pair.remote

@@ -80,7 +80,7 @@ async def test_a_poison_request_fails_alone(engine_of: Any, fake_worker: Any, ex
         assert answers[666].code == "engine_request_failed"
         assert engine.state == "ready"
         scheduler = engine.snapshot().scheduler
-        assert (scheduler.convicted, scheduler.quarantined) == (1, 0)
+        assert (scheduler.blamed, scheduler.quarantined) == (1, 0)
         assert fake_worker.resets == scheduler.worker_losses > 1
         await quiet(engine)
 

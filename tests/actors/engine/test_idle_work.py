@@ -1,4 +1,4 @@
-"""On both seats an idle worker does its postponed work, part by part."""
+"""On both hosts an idle worker does its postponed work, part by part."""
 
 import threading
 from typing import Any
@@ -44,7 +44,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> PuttingOff:
 
 
 @pytest.fixture(params=[OnThread, OnLink])
-def seat(request: pytest.FixtureRequest, device: PuttingOff) -> Any:
+def worker_host(request: pytest.FixtureRequest, device: PuttingOff) -> Any:
     made = request.param(device)
     if isinstance(made, OnThread):
         made.thread.when_idle(device.idle)
@@ -60,32 +60,34 @@ def parts_and_launches(device: PuttingOff) -> list[str]:
     return [call for call in device.calls if call.split()[0] in ("launch", "idle")]
 
 
-async def step(seat: Any, number: int) -> None:
-    await seat.send(number)
-    assert await seat.receive() == number
+async def step(worker_host: Any, number: int) -> None:
+    await worker_host.send(number)
+    assert await worker_host.receive() == number
 
 
-async def test_all_parts_are_done_and_it_is_asked_again_after_the_next_call(seat: Any, device: PuttingOff) -> None:
+async def test_all_parts_are_done_and_it_is_asked_again_after_the_next_call(
+    worker_host: Any, device: PuttingOff
+) -> None:
     device.left = 2
-    await step(seat, 0)
+    await step(worker_host, 0)
     assert device.rested.wait(PATIENCE)
     device.rested.clear()
-    await step(seat, 1)
+    await step(worker_host, 1)
     assert device.rested.wait(PATIENCE)
-    await seat.close()
+    await worker_host.close()
     assert parts_and_launches(device) == ["launch 0", "idle", "idle", "idle", "launch 1", "idle"]
 
 
-async def test_a_call_waits_for_the_part_that_is_under_way_alone(seat: Any, device: PuttingOff) -> None:
+async def test_a_call_waits_for_the_part_that_is_under_way_alone(worker_host: Any, device: PuttingOff) -> None:
     device.left = 5
     device.go_on.clear()
-    await step(seat, 0)
+    await step(worker_host, 0)
     assert device.begun.wait(PATIENCE)
-    await seat.send(1)
+    await worker_host.send(1)
     device.go_on.set()
-    assert await seat.receive() == 1
+    assert await worker_host.receive() == 1
     assert device.rested.wait(PATIENCE)
-    await seat.close()
+    await worker_host.close()
     assert [call for call in device.calls if call.split()[0] in ("launch", "idle")][:3] == [
         "launch 0",
         "idle",

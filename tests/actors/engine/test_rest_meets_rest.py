@@ -118,12 +118,12 @@ async def test_a_pause_that_waits_comes_after_a_command(
     engine_of: Any, expected: Any, until: Any, fake_worker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command has the worker for itself."""
-    obey, begun, go = fake_worker.command, threading.Event(), threading.Event()
+    execute, begun, go = fake_worker.command, threading.Event(), threading.Event()
 
     def command(*order: Any) -> Any:
         begun.set()
         assert go.wait(30)
-        return obey(*order)
+        return execute(*order)
 
     monkeypatch.setattr(fake_worker, "command", command)
     async with engine_of() as engine, reading(engine, until) as reader:

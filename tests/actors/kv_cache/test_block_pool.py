@@ -22,7 +22,7 @@ def test_every_block_is_given_once_and_comes_back() -> None:
 def test_a_labelled_block_stays_findable_after_its_owner_left() -> None:
     pool = BlockPool(2)
     (block,) = pool.take(1)
-    pool.label(block, b"key")
+    pool.cache_block(block, b"key")
     pool.release([block])
     assert pool.find(b"key") == block
     assert (pool.num_free, pool.num_cached) == (1, 1)
@@ -36,7 +36,7 @@ def test_the_tail_of_a_sequence_is_evicted_before_its_head() -> None:
     pool = BlockPool(3)
     blocks = pool.take(3)
     for index, block in enumerate(blocks):
-        pool.label(block, bytes([index]))
+        pool.cache_block(block, bytes([index]))
     pool.release(blocks)
     assert pool.take(1) == [blocks[2]]
     assert pool.find(b"\x02") is None
@@ -47,8 +47,8 @@ def test_the_tail_of_a_sequence_is_evicted_before_its_head() -> None:
 def test_the_least_recently_used_sequence_is_evicted_first() -> None:
     pool = BlockPool(2)
     first, second = pool.take(2)
-    pool.label(first, b"first")
-    pool.label(second, b"second")
+    pool.cache_block(first, b"first")
+    pool.cache_block(second, b"second")
     pool.release([first])
     pool.release([second])
     pool.share([first])
@@ -59,7 +59,7 @@ def test_the_least_recently_used_sequence_is_evicted_first() -> None:
 def test_free_blocks_are_used_before_cached_ones_are_evicted() -> None:
     pool = BlockPool(2)
     kept, _ = pool.take(2)
-    pool.label(kept, b"kept")
+    pool.cache_block(kept, b"kept")
     pool.release([kept])
     pool.release([1 - kept])
     assert pool.take(1) == [1 - kept]
@@ -69,8 +69,8 @@ def test_free_blocks_are_used_before_cached_ones_are_evicted() -> None:
 def test_equal_content_is_named_once() -> None:
     pool = BlockPool(2)
     first, second = pool.take(2)
-    pool.label(first, b"key")
-    pool.label(second, b"key")
+    pool.cache_block(first, b"key")
+    pool.cache_block(second, b"key")
     assert pool.find(b"key") == first
     pool.release([second])
     assert pool.num_free == 1
@@ -108,7 +108,7 @@ def test_a_random_walk_keeps_the_accounts(seed: int) -> None:
                 pool.share([block])
                 tables.append([block])
         elif action == "label" and tables:
-            pool.label(chance.choice(chance.choice(tables)), b"%d" % keys)
+            pool.cache_block(chance.choice(chance.choice(tables)), b"%d" % keys)
             keys += 1
         elif action == "release" and tables:
             pool.release(tables.pop(chance.randrange(len(tables))))

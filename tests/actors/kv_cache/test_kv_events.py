@@ -114,7 +114,7 @@ def test_what_the_pool_tells_is_what_it_finds() -> None:
             group = chance.randrange(2)
             (block,) = pool.take(1, group)
             held.append((block, group))
-            pool.label(block, key(chance.randrange(40)), key(99), bytes(4))
+            pool.cache_block(block, key(chance.randrange(40)), key(99), bytes(4))
         elif held:
             block, group = held.pop(chance.randrange(len(held)))
             if chance.random() < 0.1:

@@ -113,7 +113,7 @@ class Walk:
             harness.oracle.tiers.host = held
         harness.core.worker_sleeps(keeps_host=keeps)
         harness.core.assert_invariants()
-        harness.core.worker_back(self.settings)
+        harness.core.worker_restarted(self.settings)
         harness.core.assert_invariants()
         harness.reader.read(harness.core.take_output())
 

@@ -12,7 +12,7 @@ import pytest
 from serving import eventually
 
 from troupellm.actors.engine.engine import Engine
-from troupellm.actors.engine.sleep import Rest
+from troupellm.actors.engine.sleep import PauseAndSleep
 from troupellm.actors.engine.system import WRITE_SECONDS
 from troupellm.models.kv_offload.disk_store import DiskStore
 from troupellm.protocol.errors import ConfigError
@@ -140,18 +140,18 @@ async def test_what_waits_for_a_slow_disk_is_written_before_the_engine_ends(
     tiny_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stands: str
 ) -> None:
     settings: dict[str, Any] = SLOW | {"kv_offload_disk_path": str(tmp_path)}
-    gate, put, write_out = threading.Event(), DiskStore.put, Rest.write_out
+    gate, put, write_out = threading.Event(), DiskStore.put, PauseAndSleep.write_out
 
     def slow(store: DiskStore, key: bytes, data: memoryview) -> None:
         gate.wait()
         put(store, key, data)
 
-    async def begin(rest: Rest, seconds: float) -> None:
+    async def begin(rest: PauseAndSleep, seconds: float) -> None:
         gate.set()
         await write_out(rest, seconds)
 
     monkeypatch.setattr(DiskStore, "put", slow)
-    monkeypatch.setattr(Rest, "write_out", begin)
+    monkeypatch.setattr(PauseAndSleep, "write_out", begin)
     async with tiny_engine(**settings) as engine:
         await engine.generate(LONG, max_tokens=8, **GREEDY)
         assert not list(tmp_path.glob("*.kv"))
@@ -167,15 +167,15 @@ async def test_no_longer_than_a_drain_may_take(
     tiny_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings: dict[str, Any] = SLOW | {"kv_offload_disk_path": str(tmp_path)}
-    gate, write_out = threading.Event(), Rest.write_out
+    gate, write_out = threading.Event(), PauseAndSleep.write_out
 
-    async def give_up(rest: Rest, seconds: float) -> None:
+    async def give_up(rest: PauseAndSleep, seconds: float) -> None:
         assert seconds == WRITE_SECONDS
         await write_out(rest, seconds)
         gate.set()
 
     monkeypatch.setattr(DiskStore, "put", lambda *put: gate.wait())
-    monkeypatch.setattr(Rest, "write_out", give_up)
+    monkeypatch.setattr(PauseAndSleep, "write_out", give_up)
     async with tiny_engine(**settings) as engine:
         await engine.generate(LONG, max_tokens=8, **GREEDY)
         await engine.drain(0.0)

@@ -80,7 +80,7 @@ def test_a_pause_counts_against_no_tier(policy: FailurePolicy, kind: str) -> Non
     harness.oracle.silent = True
     harness.step()
     assert {each.order.kind for each in harness.oracle.tiers.under_way} == {kind}
-    harness.core.halt.begin(lambda still: None, finish=False)
+    harness.core.pause_control.begin(lambda still: None, finish=False)
     assert harness.core.plan(harness.now) is None
     harness.now += 100.0
     harness.core.go_on()

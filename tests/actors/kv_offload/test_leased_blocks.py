@@ -44,7 +44,7 @@ def empty_device(harness: TierHarness) -> None:
     """The scheduler knows the blocks of host memory still, but the oracle cannot load them any more."""
     harness.core.worker_sleeps(keeps_host=True)
     harness.oracle.reset()
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
 
 
 def prefetch(harness: TierHarness, session: str = "s", tenant: str = "") -> PrefetchReport | None:
@@ -174,7 +174,7 @@ def test_while_there_is_no_worker_a_prefetch_finds_no_room() -> None:
     harness.core.worker_sleeps(keeps_host=True)
     assert prefetch(harness) == PrefetchReport(no_room=5)
     harness.oracle.reset()
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     harness.core.assert_invariants()
 
 

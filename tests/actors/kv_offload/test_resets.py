@@ -80,7 +80,7 @@ def test_a_reset_that_the_worker_took_along_is_asked_for_again() -> None:
     harness.core.reset_prefix_cache(done=said.append)
     assert said == [False, False, False], "nobody hears of it now"
     harness.oracle.reset()
-    harness.core.worker_back(harness.core._ready)
+    harness.core.worker_restarted(harness.core._ready)
     assert harness.oracle.tiers.outer[0], "nobody has reset it yet"
     ask(harness, 2, PROMPT)
     harness.run()
@@ -96,7 +96,7 @@ def test_a_reset_while_nothing_is_planned_is_promised_of_tiers_that_work(disable
     ask(harness, 2, PROMPT)
     harness.run()
     assert harness.oracle.tiers.outer[0]
-    harness.core.halt.begin(lambda still: None, finish=False)
+    harness.core.pause_control.begin(lambda still: None, finish=False)
     harness.core.reset_prefix_cache(done=said.append)
     assert said == [not disabled]
     assert harness.core.plan(harness.now) is None

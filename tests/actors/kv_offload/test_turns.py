@@ -28,7 +28,7 @@ def started(harness: TierHarness) -> list[int]:
 
 
 def served(harness: TierHarness, tenant: str) -> float:
-    return harness.core._residents._shares.served(tenant)
+    return harness.core._running_set._fair_share.served(tenant)
 
 
 def test_a_turn_spent_on_asking_outer_tiers_is_a_turn() -> None:
@@ -100,14 +100,14 @@ def only_in_host_memory(prompts: list[list[int]], **limits: object) -> TierHarne
     harness.oracle.reset()
     harness.oracle.tiers.host = host
     harness.core.worker_sleeps(keeps_host=True)
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     harness.oracle.silent = True
     harness.plans.clear()
     return harness
 
 
 def loading(harness: TierHarness) -> list[int]:
-    return sorted(sequence.request.number for sequence in harness.core._residents.loading.values())
+    return sorted(sequence.request.number for sequence in harness.core._running_set.loading.values())
 
 
 def test_a_tenant_who_waits_for_blocks_is_not_at_rest() -> None:
@@ -125,7 +125,7 @@ def test_a_tenant_who_waits_for_blocks_is_not_at_rest() -> None:
         send(harness, 13, SHORT, "a")
         assert served(harness, "a") == before
         send(harness, 14, SHORT, "c")
-        settled = harness.core._residents._shares._served
+        settled = harness.core._running_set._fair_share._served
         assert settled.get("c", 0.0) <= settled.get("a", 0.0)
 
 

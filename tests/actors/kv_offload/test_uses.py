@@ -119,7 +119,7 @@ def test_a_loading_sequence_lets_others_go_on() -> None:
     harness.oracle.speed = 0.0
     ask(harness, 4, [8, 8])
     harness.step()
-    loading = harness.core._ledger.sequences[300]
+    loading = harness.core._open_requests.sequences[300]
     assert loading.state is State.LOADING
     for _ in range(3):
         harness.step()
@@ -278,7 +278,7 @@ def test_a_prompt_is_charged_once_whether_outer_tiers_were_asked_or_not() -> Non
         harness = harness_of(outer)
         ask(harness, 1, PROMPT)
         harness.run()
-        return harness.core._residents._shares.served("")
+        return harness.core._running_set._fair_share.served("")
 
     assert charged(("disk",)) == charged(()) > len(PROMPT)
 
@@ -364,14 +364,14 @@ def test_a_sleep_that_keeps_host_memory_keeps_what_was_written() -> None:
     harness.oracle.reset()
     harness.oracle.tiers.host = held
     harness.core.worker_sleeps(keeps_host=True)
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     harness.core.assert_invariants()
     ask(harness, 2, PROMPT)
     harness.run()
     assert usage(harness, 2).cached_sources.host == 16
     harness.oracle.reset()
     harness.core.worker_sleeps(keeps_host=False)
-    harness.core.worker_back(harness.settings)
+    harness.core.worker_restarted(harness.settings)
     ask(harness, 3, PROMPT)
     harness.run()
     assert usage(harness, 3).cached_tokens == 0
@@ -385,7 +385,7 @@ def test_a_slow_reader_gives_up_its_blocks_and_finds_them_again() -> None:
         harness.step()
     harness.core.pause(1)
     push_out(harness, 2)
-    assert harness.core._ledger.sequences[100].state is State.HELD
+    assert harness.core._open_requests.sequences[100].state is State.HELD
     harness.core.resume(1)
     harness.run()
     finished(harness, 1, PROMPT, 12)

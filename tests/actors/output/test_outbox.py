@@ -144,12 +144,12 @@ def test_pieces_are_taken_before_anybody_is_woken_but_for_ends(desk: Desk) -> No
     outbox._on_wake = lambda _: woken.append(1)
 
     def take() -> bool:
-        if not (willing[0] and outbox.flows):
+        if not (willing[0] and outbox.can_write_directly):
             return False
         taken.append([delta.text for delta in outbox.take_all()])
         return True
 
-    outbox.read_by(take)
+    outbox.set_sink(take)
     desk.push(1)
     outbox.wake()
     desk.push(2)
@@ -167,4 +167,4 @@ def test_pieces_are_taken_before_anybody_is_woken_but_for_ends(desk: Desk) -> No
     assert [delta.text for delta in outbox.take_all()] == ["xxxx"]
     desk.push(1)
     outbox.close(USAGE, None, None)
-    assert not outbox.flows
+    assert not outbox.can_write_directly

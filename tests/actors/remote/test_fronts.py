@@ -19,7 +19,7 @@ from troupellm.protocol.errors import (
     RequestFailed,
     TroupeError,
 )
-from troupellm.protocol.messages.input import Demand, Party
+from troupellm.protocol.messages.input import Demand, RequestGroup
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
@@ -74,14 +74,16 @@ async def test_everything_that_a_request_says_crosses(engine_of: Any, monkeypatc
         ),
         "wait": False,
         "tenant": "anna",
-        "party": Party(name="call", sequences=2, tokens=9),
+        "request_group": RequestGroup(name="call", sequences=2, tokens=9),
         "cache_salt": b"salt",
         "deadline": 50.0,
         "streaming": False,
         "hints": KVHints(session="s-1", retain=60.0),
     }  # fmt: skip
     fields = {field.name: field for field in msgspec.structs.fields(Submission)}
-    assert set(given) | {"prompt", "pooling", "bulk"} == set(fields)  # requests that are pooled: see test_pooling
+    assert set(given) | {"prompt", "pooling", "many_prompts"} == set(
+        fields
+    )  # requests that are pooled: see test_pooling
     assert all(given[name] != field.default for name, field in fields.items() if name in given)
     async with engine_of(max_logprobs=5) as engine, front_pair(engine) as pair:
         inside: list[Any] = []

@@ -25,7 +25,7 @@ def cached(pool: BlockPool, *names: bytes) -> list[int]:
     """A sequence's blocks, named and given back."""
     blocks = pool.take(len(names))
     for block, name in zip(blocks, names, strict=True):
-        pool.label(block, name)
+        pool.cache_block(block, name)
     pool.release(blocks)
     return blocks
 
@@ -61,7 +61,7 @@ def test_blocks_in_use_that_are_evicted_first_follow_when_they_are_released() ->
     (other,) = cached(pool, b"other")
     own = pool.take(2)
     for block, name in zip(own, (b"a", b"b"), strict=True):
-        pool.label(block, name)
+        pool.cache_block(block, name)
     assert pool.evict_first(own) == 2
     pool.release(own)
     assert evicted(pool, 3) == [own[1], own[0], other]

@@ -170,7 +170,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(fault=st.booleans())
     def lose(self, fault: bool) -> None:
-        """The worker dies. A request that is alone under suspicion may be convicted, guilty or not."""
+        """The worker dies. A request that is alone under suspicion may be blamed, guilty or not."""
         self.harness.lose(fault=fault)
 
     @precondition(lambda self: self.harness.oracle.rows)

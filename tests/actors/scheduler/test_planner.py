@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from oracle import Harness, make_core, ready, stream_of, submission
 
-from troupellm.actors.scheduler.plan_draft import MOST_NEW_BYTES
+from troupellm.actors.scheduler.plan_builder import MOST_NEW_BYTES
 from troupellm.actors.scheduler.planner import SchedulerFrozen
 from troupellm.protocol.messages.worker import SamplingState
 from troupellm.protocol.params.guide import GuideProgram
@@ -109,7 +109,7 @@ def test_nobody_is_admitted_while_a_running_sequence_lacks_budget() -> None:
     harness.submit(submission(1, prompt(7), max_tokens=20))
     for _ in range(7):
         harness.step()
-    core._residents.preempt(core._ledger.sequences[100])  # 14 tokens: two steps, 8 and 6
+    core._running_set.preempt(core._open_requests.sequences[100])  # 14 tokens: two steps, 8 and 6
     harness.step()
     for request in (2, 3, 4):
         harness.submit(submission(request, prompt(1, 10 * request), max_tokens=20))
@@ -153,7 +153,7 @@ def test_the_latest_arrived_is_preempted_and_recomputed_with_all_its_tokens() ->
     assert [row.row for row in returns] == [200]
     assert returns[0].num_prompt_tokens == 4
     assert len(returns[0].token_ids) > 4 * 4
-    assert any(200 in plan.retired for plan in harness.plans)
+    assert any(200 in plan.freed_rows for plan in harness.plans)
     assert harness.reader.streams[100] == stream_of(prompt(4), 0, 8, frozenset())
     assert harness.reader.streams[200] == stream_of(prompt(4, 20), 0, 8, frozenset())
     assert harness.core.snapshot().preemptions == 1
@@ -176,7 +176,7 @@ def test_retired_rows_are_told_once() -> None:
     harness.run()
     harness.submit(submission(2, prompt(4, 20), max_tokens=2))
     harness.run()
-    assert [plan.retired for plan in harness.plans] == [(), (), (100,), ()]
+    assert [plan.freed_rows for plan in harness.plans] == [(), (), (100,), ()]
 
 
 def test_two_plans_in_flight_overlap_and_change_no_token() -> None:

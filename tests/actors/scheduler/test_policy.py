@@ -1,4 +1,4 @@
-"""The waiting room's order."""
+"""The waiting queue's order."""
 
 from array import array
 from random import Random
@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from oracle import submission
 
-from troupellm.actors.scheduler.fair_share import Shares
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom, arrival_key
+from troupellm.actors.scheduler.fair_share import FairShare
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue, arrival_key
 from troupellm.actors.sequences.sequence import Request, Sequence
 from troupellm.protocol.messages.worker import SamplingState
 
@@ -27,63 +27,63 @@ def waiting(policy: str, priority: int, ordinal: int, index: int = 0, tenant: st
     )
 
 
-def drain(room: WaitingRoom) -> list[int]:
+def drain(waiting_queue: WaitingQueue) -> list[int]:
     rows = []
-    while (sequence := room.first()) is not None:
+    while (sequence := waiting_queue.first()) is not None:
         rows.append(sequence.row)
-        room.remove(sequence)
+        waiting_queue.remove(sequence)
     return rows
 
 
 @pytest.mark.parametrize(("policy", "order"), [("fcfs", [1, 2, 3, 4]), ("priority", [3, 2, 4, 1])])
 def test_order_of_service(policy: str, order: list[int]) -> None:
-    room = WaitingRoom(Shares())
+    waiting_queue = WaitingQueue(FairShare())
     for ordinal, priority in ((4, 1), (2, 0), (1, 5), (3, -1)):
-        room.add(waiting(policy, priority, ordinal))
-    assert drain(room) == order
-    assert (len(room), room.num_tokens) == (0, 0)
+        waiting_queue.add(waiting(policy, priority, ordinal))
+    assert drain(waiting_queue) == order
+    assert (len(waiting_queue), waiting_queue.num_tokens) == (0, 0)
 
 
 def test_who_comes_back_is_served_before_later_arrivals() -> None:
-    room = WaitingRoom(Shares())
+    waiting_queue = WaitingQueue(FairShare())
     first, second = waiting("fcfs", 0, 1), waiting("fcfs", 0, 2)
-    room.add(first)
-    room.add(second)
-    room.remove(first)
+    waiting_queue.add(first)
+    waiting_queue.add(second)
+    waiting_queue.remove(first)
     first.tokens.append(4)
-    room.add(first)
-    assert room.num_tokens == 7
-    assert drain(room) == [1, 2]
+    waiting_queue.add(first)
+    assert waiting_queue.num_tokens == 7
+    assert drain(waiting_queue) == [1, 2]
 
 
 def test_removal_is_idempotent_and_nobody_waits_twice() -> None:
-    room = WaitingRoom(Shares())
+    waiting_queue = WaitingQueue(FairShare())
     one = waiting("fcfs", 0, 1)
-    room.remove(one)
-    room.add(one)
+    waiting_queue.remove(one)
+    waiting_queue.add(one)
     with pytest.raises(ValueError, match="waits already"):
-        room.add(one)
-    room.remove(one)
-    room.remove(one)
-    assert one not in room
-    assert room.first() is None
+        waiting_queue.add(one)
+    waiting_queue.remove(one)
+    waiting_queue.remove(one)
+    assert one not in waiting_queue
+    assert waiting_queue.first() is None
 
 
 def test_removed_entries_do_not_pile_up_behind_a_blocked_head() -> None:
-    room = WaitingRoom(Shares())
-    room.add(waiting("fcfs", 0, 0))
+    waiting_queue = WaitingQueue(FairShare())
+    waiting_queue.add(waiting("fcfs", 0, 0))
     for ordinal in range(1, 1000):
         gone = waiting("fcfs", 0, ordinal)
-        room.add(gone)
-        room.remove(gone)
-    assert len(room._lines[""]._heap) < 100
-    assert drain(room) == [0]
+        waiting_queue.add(gone)
+        waiting_queue.remove(gone)
+    assert len(waiting_queue._lines[""]._heap) < 100
+    assert drain(waiting_queue) == [0]
 
 
 def test_the_tenant_served_least_comes_first_whatever_is_promised_and_decided() -> None:
     source = Random(7)
-    shares = Shares()
-    room = WaitingRoom(shares)
+    fair_share = FairShare()
+    waiting_queue = WaitingQueue(fair_share)
     away: list[Sequence] = []
     inside: dict[str, list[Sequence]] = {}
     for ordinal in range(4000):
@@ -91,29 +91,29 @@ def test_the_tenant_served_least_comes_first_whatever_is_promised_and_decided() 
         if turn < 0.4 or not inside:
             one = waiting("fair", 0, ordinal, tenant=source.choice("abcdefgh"))
             inside.setdefault(one.request.tenant, []).append(one)
-            room.add(one)
+            waiting_queue.add(one)
         elif turn < 0.6 and away:
             one = away.pop(source.randrange(len(away)))
-            room.come_back(one)
+            waiting_queue.come_back(one)
             if source.random() < 0.7:
-                room.add(one)
+                waiting_queue.add(one)
                 inside.setdefault(one.request.tenant, []).append(one)
         else:
-            first = room.first()
+            first = waiting_queue.first()
             assert first is not None
-            assert shares.served(first.request.tenant) == min(map(shares.served, inside))
+            assert fair_share.served(first.request.tenant) == min(map(fair_share.served, inside))
             assert first is min(inside[first.request.tenant], key=lambda one: one.arrival_key)
             inside[first.request.tenant].remove(first)
             if not inside[first.request.tenant]:
                 del inside[first.request.tenant]
             if turn < 0.8:
-                room.go_out(first, source.randint(0, 60))
+                waiting_queue.go_out(first, source.randint(0, 60))
                 away.append(first)
             else:
-                room.remove(first)
-                shares.charge(first.request.tenant, source.randint(1, 20))
-        assert (len(room), room.num_away) == (sum(map(len, inside.values())), len(away))
-        assert len(room._order) <= 2 * 8 + 66
+                waiting_queue.remove(first)
+                fair_share.charge(first.request.tenant, source.randint(1, 20))
+        assert (len(waiting_queue), waiting_queue.num_away) == (sum(map(len, inside.values())), len(away))
+        assert len(waiting_queue._order) <= 2 * 8 + 66
     for one in away:
-        room.come_back(one)
-    assert not shares._promised
+        waiting_queue.come_back(one)
+    assert not fair_share._promised

@@ -29,7 +29,7 @@ class Deadly(Harness):
     def plan(self) -> StepPlan | None:
         plan = super().plan()
         if plan is not None:
-            sequences = self.core._ledger.sequences
+            sequences = self.core._open_requests.sequences
             guilty = [
                 row for row in plan.rows
                 if row // 100 in self.poison and row in sequences and len(sequences[row].tokens) >= self.length
@@ -83,7 +83,7 @@ def test_one_poison_request_in_a_crowd(crowd: int, length: int, plans: int) -> N
         check_innocents(harness, range(1, crowd + 1))
         assert len(harness.deaths) <= 1 + ceil(log2(crowd)) + 1
         assert harness.deaths[-1] == {guilty}
-        assert harness.core.snapshot().convicted == 1
+        assert harness.core.snapshot().blamed == 1
         assert harness.most_in_a_row <= 2
 
 
@@ -101,7 +101,7 @@ def test_two_poison_requests_are_both_found() -> None:
         harness.submit(submission(request, prompt(request)))
     harness.run()
     check_innocents(harness, range(1, 9))
-    assert harness.core.snapshot().convicted == 2
+    assert harness.core.snapshot().blamed == 2
 
 
 def test_forks_of_a_request_are_judged_together() -> None:
@@ -133,7 +133,7 @@ def test_bad_luck_is_forgiven() -> None:
         harness.step()
     harness.run()
     assert harness.reader.streams[100] == stream_of(prompt(1), 0, 8, NO_STOPS)
-    assert harness.core.snapshot().convicted == 0
+    assert harness.core.snapshot().blamed == 0
 
 
 class Postponing(Deadly):
@@ -144,7 +144,7 @@ class Postponing(Deadly):
         self.gain = gain
 
     def lose(self, reason: str = "it died", *, fault: bool = True, exhausted: bool = False) -> None:
-        guilty = [s for s in self.core._ledger.sequences.values() if s.request.number in self.poison]
+        guilty = [s for s in self.core._open_requests.sequences.values() if s.request.number in self.poison]
         self.length = max(len(sequence.tokens) for sequence in guilty) + self.gain
         super().lose(reason, fault=fault, exhausted=exhausted)
 
@@ -173,7 +173,7 @@ def test_who_has_gone_on_for_long_is_not_on_parole_any_more() -> None:
             harness.plan()
             harness.lose()
     assert harness.core.snapshot().worker_losses >= 7
-    assert harness.core.snapshot().convicted == 0
+    assert harness.core.snapshot().blamed == 0
     assert len(harness.reader.streams[100]) == 600
 
 
@@ -202,7 +202,7 @@ def test_kills_in_a_row_before_anybody_got_anywhere_cost_nobody_a_request() -> N
     harness.run()
     for request in range(1, 4):
         assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 8, NO_STOPS)
-    assert harness.core.snapshot().convicted == harness.core.snapshot().quarantined == 0
+    assert harness.core.snapshot().blamed == harness.core.snapshot().quarantined == 0
 
 
 @pytest.mark.parametrize("plans", [1, 2])
@@ -220,7 +220,7 @@ def test_kills_that_let_few_steps_pass_cost_nobody_a_request(steps: int, plans: 
         harness.lose(fault=False)
     for request in range(1, 9):
         assert harness.reader.streams[100 * request] == stream_of(prompt(request), 0, 8, NO_STOPS)
-    assert harness.core.snapshot().convicted == 0
+    assert harness.core.snapshot().blamed == 0
     harness.assert_idle()
 
 
@@ -240,7 +240,7 @@ def test_who_is_met_by_kill_after_kill_is_found_in_the_end(crowd: int, plans: in
             harness.submit(submission(request, prompt(request)))
         harness.run()
         check_innocents(harness, range(1, crowd + 1))
-        assert harness.core.snapshot().convicted == 1
+        assert harness.core.snapshot().blamed == 1
         assert harness.deaths[-1] == {guilty}
         assert harness.most_in_a_row < SUPERVISION["worker"].intensity.restarts
 
@@ -272,7 +272,7 @@ def test_aborted_suspects_are_forgotten() -> None:
     harness.submit(submission(3, prompt(3)))
     harness.run()
     assert harness.core.snapshot().quarantined == 0
-    assert harness.core.snapshot().convicted == 0
+    assert harness.core.snapshot().blamed == 0
     harness.assert_idle()
 
 

@@ -95,7 +95,7 @@ def test_requests_that_come_while_there_is_no_worker_wait() -> None:
     harness.submit(submission(1, PROMPT))
     assert harness.plan() is None
     assert harness.core.snapshot().waiting == 1
-    harness.core.worker_back(ready())
+    harness.core.worker_restarted(ready())
     harness.run()
     assert harness.reader.streams[100] == stream_of(PROMPT, 0, 8, NO_STOPS)
 
@@ -121,7 +121,7 @@ def test_prompt_logprobs_come_once() -> None:
     harness = Harness(make_core(settings, max_num_batched_tokens=2), settings)
     harness.submit(submission(1, PROMPT, sampling=SamplingState(prompt_logprobs=0)))
     harness.step()
-    sequence = harness.core._ledger.sequences[100]
+    sequence = harness.core._open_requests.sequences[100]
     sequence.num_prompt_logprobs = 3  # as if the first chunk's had been shown
     harness.lose()
     assert sequence.num_prompt_logprobs == 3
@@ -149,7 +149,7 @@ def test_another_model_is_refused() -> None:
     core = make_core()
     core.lose_worker(WorkerLost("it died"))
     with pytest.raises(ValueError, match="another model"):
-        core.worker_back(msgspec.structs.replace(ready(), vocab_width=51))
+        core.worker_restarted(msgspec.structs.replace(ready(), vocab_width=51))
 
 
 def test_steps_are_smaller_after_want_of_memory_and_grow_again() -> None:

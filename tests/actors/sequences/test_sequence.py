@@ -51,9 +51,9 @@ def test_a_preempted_sequence_keeps_its_tokens_and_rises_an_epoch() -> None:
     one = sequence()
     one.tokens.append(7)
     one.num_computed, one.capacity, one.tables, one.decoding = 3, 4, [[5]], True
-    one.open_fence()
-    assert one.fence == 4
+    one.reset_no_check()
+    assert one.no_check_until == 4
     one.forget_computation()
-    assert (one.epoch, one.num_computed, one.capacity, one.fence, one.tables) == (1, 0, 0, -1, [[]])
+    assert (one.epoch, one.num_computed, one.capacity, one.no_check_until, one.tables) == (1, 0, 0, -1, [[]])
     assert one.tokens.tolist() == [0, 1, 2, 7]
     assert (one.num_prompt_tokens, one.num_generated) == (3, 1)

@@ -13,7 +13,7 @@ from troupellm.actors.engine.edges import SUPERVISION
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.worker.actor import WorkerActor
 from troupellm.actors.worker.thread_host import WorkerGone
-from troupellm.protocol.messages.scheduler import StepFinished, WorkerBack, WorkerLost
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import WorkerControl
 from troupellm.protocol.messages.worker import StepPlan, StepResult, WorkerReady
 
@@ -31,7 +31,7 @@ class VirtualClock:
         return anyio.current_time()
 
 
-class MortalSeat:
+class MortalHost:
     """Its workers die over a step once they have finished `steps`, or after `idle` seconds without one."""
 
     pid = spare_pid = None
@@ -84,16 +84,16 @@ class MortalSeat:
 class Life:
     """A worker actor with a scheduler that always has another plan, unless it is `idle`."""
 
-    def __init__(self, seat: MortalSeat, *, losses: float = inf, idle: bool = False) -> None:
+    def __init__(self, worker_host: MortalHost, *, losses: float = inf, idle: bool = False) -> None:
         """losses: after so many nothing more is wanted."""
         self._most = losses
         self._idle = idle
         self._epoch = 0
         self._step = 0
         self._plans: Mailbox[StepPlan, WorkerControl] = Mailbox("worker", 2)
-        self._results: Mailbox[StepFinished, WorkerLost | WorkerBack] = Mailbox("scheduler", 2)
+        self._results: Mailbox[StepFinished, WorkerLost | WorkerRestarted] = Mailbox("scheduler", 2)
         self._actor = WorkerActor(
-            self._plans, self._results, seat, VirtualClock(), STEP_TIMEOUT, SUPERVISION["worker"].intensity
+            self._plans, self._results, worker_host, VirtualClock(), STEP_TIMEOUT, SUPERVISION["worker"].intensity
         )
 
     async def run(self) -> tuple[Exception | None, float]:
@@ -130,46 +130,46 @@ class Life:
         )
 
 
-def lived(seat_of: partial[MortalSeat], **options: object) -> tuple[MortalSeat, Exception | None, float]:
-    async def main() -> tuple[MortalSeat, Exception | None, float]:
-        seat = seat_of()
-        error, seconds = await Life(seat, **options).run()  # type: ignore[arg-type]
-        return seat, error, seconds
+def lived(host_of: partial[MortalHost], **options: object) -> tuple[MortalHost, Exception | None, float]:
+    async def main() -> tuple[MortalHost, Exception | None, float]:
+        worker_host = host_of()
+        error, seconds = await Life(worker_host, **options).run()  # type: ignore[arg-type]
+        return worker_host, error, seconds
 
     return anyio.run(main, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
 
 
 MOST = SUPERVISION["worker"].intensity.restarts
 LOOPS = {
-    "no successor can be loaded": (partial(MortalSeat, broken=True), MOST),
-    "successors are silent for two minutes": (partial(MortalSeat, load=120.0, broken=True), 4),
-    "every step is fatal at once": (partial(MortalSeat), MOST),
-    "every step is fatal, and loading takes 4 seconds": (partial(MortalSeat, load=4.0), MOST),
-    "every step is fatal after 5 seconds": (partial(MortalSeat, step=5.0), MOST),
-    "every step is fatal, and loading takes more than a minute": (partial(MortalSeat, load=70.0), 4),
-    "every step hangs": (partial(MortalSeat, step=inf, load=5.0), 4),
+    "no successor can be loaded": (partial(MortalHost, broken=True), MOST),
+    "successors are silent for two minutes": (partial(MortalHost, load=120.0, broken=True), 4),
+    "every step is fatal at once": (partial(MortalHost), MOST),
+    "every step is fatal, and loading takes 4 seconds": (partial(MortalHost, load=4.0), MOST),
+    "every step is fatal after 5 seconds": (partial(MortalHost, step=5.0), MOST),
+    "every step is fatal, and loading takes more than a minute": (partial(MortalHost, load=70.0), 4),
+    "every step hangs": (partial(MortalHost, step=inf, load=5.0), 4),
 }
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_crash_loop_is_given_up_within_minutes(loop: str) -> None:
-    seat_of, restarts = LOOPS[loop]
-    seat, error, seconds = lived(seat_of)
+    host_of, restarts = LOOPS[loop]
+    worker_host, error, seconds = lived(host_of)
     assert isinstance(error, RuntimeError if "loaded" in loop or "silent" in loop else WorkerGone)
     assert "lost again and again" in error.__notes__[0]
-    assert seat.restarts == restarts
+    assert worker_host.restarts == restarts
     assert seconds <= MINUTES
 
 
 @pytest.mark.parametrize("load", [0.0, 4.0, 300.0])
 def test_a_worker_that_finishes_a_step_between_its_deaths_is_never_given_up(load: float) -> None:
-    seat, error, _ = lived(partial(MortalSeat, steps=1, load=load), losses=200)
+    worker_host, error, _ = lived(partial(MortalHost, steps=1, load=load), losses=200)
     assert error is None
-    assert seat.restarts == 200
+    assert worker_host.restarts == 200
 
 
 def test_rare_kills_of_an_idle_worker_never_add_up() -> None:
-    seat, error, seconds = lived(partial(MortalSeat, load=10.0, idle=600.0), losses=200, idle=True)
+    worker_host, error, seconds = lived(partial(MortalHost, load=10.0, idle=600.0), losses=200, idle=True)
     assert error is None
-    assert seat.restarts == 200
+    assert worker_host.restarts == 200
     assert seconds > 200 * 600.0

@@ -1,4 +1,4 @@
-"""Both seats launch a plan when it comes, also while the device is waited for; results come in order all the same."""
+"""Both hosts launch a plan when it comes, also while the device is waited for; results come in order all the same."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.ports import StepThread, SystemClock, ThreadPool
 from troupellm.actors.runtime.restart_intensity import Intensity
 from troupellm.actors.worker.actor import WorkerActor
-from troupellm.actors.worker.thread_host import ThreadSeat
+from troupellm.actors.worker.thread_host import ThreadWorker
 from troupellm.models.worker import main
 from troupellm.models.worker.main import EXIT_FAILED, Server
 from troupellm.protocol.config.engine import EngineConfig
@@ -23,6 +23,7 @@ from troupellm.protocol.wire.frame_socket import FrameSocket
 from troupellm.protocol.wire.frames import FrameError, PeerGone
 from troupellm.protocol.wire.worker import (
     HELLO,
+    Execute,
     Failed,
     Finished,
     FromWorker,
@@ -30,7 +31,6 @@ from troupellm.protocol.wire.worker import (
     Launch,
     Load,
     Loaded,
-    Obey,
     PrepareGuide,
     Progress,
     ToWorker,
@@ -48,13 +48,13 @@ class OnThread:
 
     def __init__(self, device: HandDevice) -> None:
         self.thread = StepThread("step")
-        self.seat = ThreadSeat(device, self.thread, device.ready(), None)
+        self.worker_host = ThreadWorker(device, self.thread, device.ready(), None)
 
     async def send(self, step: int) -> None:
-        self.seat.send(plan(step))
+        self.worker_host.send(plan(step))
 
     async def receive(self) -> int:
-        return (await self.seat.receive()).step
+        return (await self.worker_host.receive()).step
 
     async def close(self) -> None:
         assert await self.thread.close()
@@ -125,40 +125,40 @@ SEATS = pytest.mark.parametrize("sit", [OnThread, OnLink])
 
 @SEATS
 async def test_a_plan_is_launched_while_another_step_is_waited_for(device: HandDevice, sit: type[Seat]) -> None:
-    seat, elsewhere = sit(device), ThreadPool("tests", 1)
-    await seat.send(1)
+    worker_host, elsewhere = sit(device), ThreadPool("tests", 1)
+    await worker_host.send(1)
     await elsewhere.run(device.until_waited, 1)
-    await seat.send(2)
+    await worker_host.send(2)
     await elsewhere.run(device.until_launched, 2)
     assert device.calls == ["launch 1", "launch 2"]
     device.finish(1)
-    assert await seat.receive() == 1
+    assert await worker_host.receive() == 1
     await elsewhere.run(device.until_waited, 2)
-    await seat.send(3)
+    await worker_host.send(3)
     await elsewhere.run(device.until_launched, 3)
     assert device.calls == ["launch 1", "launch 2", "collect 1", "launch 3"]
     device.finish(2, 3)
-    assert [await seat.receive(), await seat.receive()] == [2, 3]
+    assert [await worker_host.receive(), await worker_host.receive()] == [2, 3]
     assert len(device.threads) == len(device.waiting_threads) == 1
     assert device.threads.isdisjoint(device.waiting_threads)
-    await seat.close()
+    await worker_host.close()
     await elsewhere.close()
 
 
 @SEATS
 async def test_a_step_that_is_done_keeps_its_place_behind_one_that_is_not(device: HandDevice, sit: type[Seat]) -> None:
     device.at_once = {1, 3}
-    seat, elsewhere = sit(device), ThreadPool("tests", 1)
-    await seat.send(1)
-    assert await seat.receive() == 1
+    worker_host, elsewhere = sit(device), ThreadPool("tests", 1)
+    await worker_host.send(1)
+    assert await worker_host.receive() == 1
     assert not device.waiting_threads
-    await seat.send(2)
-    await seat.send(3)
+    await worker_host.send(2)
+    await worker_host.send(3)
     await elsewhere.run(device.until_launched, 3)
     assert device.calls == ["launch 1", "collect 1", "launch 2", "launch 3"]
     device.finish(2)
-    assert [await seat.receive(), await seat.receive()] == [2, 3]
-    await seat.close()
+    assert [await worker_host.receive(), await worker_host.receive()] == [2, 3]
+    await worker_host.close()
     await elsewhere.close()
 
 
@@ -168,20 +168,20 @@ async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
     device: HandDevice, sit: type[Seat], at_once: bool
 ) -> None:
     device.late, device.at_once = {2, 3}, {2} if at_once else set()
-    seat, elsewhere = sit(device), ThreadPool("tests", 1)
-    await seat.send(1)
-    await seat.send(2)
+    worker_host, elsewhere = sit(device), ThreadPool("tests", 1)
+    await worker_host.send(1)
+    await worker_host.send(2)
     await elsewhere.run(device.until_launched, 2)
     assert device.late == {2, 3}
     device.finish(1, 2)
-    assert [await seat.receive(), await seat.receive()] == [1, 2]
-    await seat.send(3)
+    assert [await worker_host.receive(), await worker_host.receive()] == [1, 2]
+    await worker_host.send(3)
     device.finish(3)
-    assert await seat.receive() == 3
+    assert await worker_host.receive() == 3
     assert device.calls == [
         "launch 1", "launch 2", "collect 1", "complete 2", "collect 2", "launch 3", "complete 3", "collect 3",
     ]  # fmt: skip
-    await seat.close()
+    await worker_host.close()
     await elsewhere.close()
 
 
@@ -190,8 +190,8 @@ async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_c
 ) -> None:
     """A waiter that left the bell ringing would never sleep again."""
     device.late, device.at_once = {1}, {1, 2}
-    seat, launch, heard = OnLink(device), device.launch, threading.Event()
-    steps = seat._server._steps
+    worker_host, launch, heard = OnLink(device), device.launch, threading.Event()
+    steps = worker_host._server._steps
     assert steps is not None
     landed = steps.landed
 
@@ -206,11 +206,11 @@ async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_c
 
     monkeypatch.setattr(device, "launch", launch_and_complete)
     monkeypatch.setattr(steps, "landed", note)
-    encode = seat.link._codec.encode
-    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Launch(plan(2))))
-    assert [await seat.receive(), await seat.receive()] == [1, 2]
+    encode = worker_host.link._codec.encode
+    worker_host.link._socket.sendall(encode(Launch(plan(1))) + encode(Launch(plan(2))))
+    assert [await worker_host.receive(), await worker_host.receive()] == [1, 2]
     was_heard = heard.wait(PATIENCE)
-    await seat.close()
+    await worker_host.close()
     assert was_heard
     assert "complete 1" not in device.calls
 
@@ -218,41 +218,41 @@ async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_c
 @SEATS
 async def test_what_computes_when_it_is_collected_is_not_launched_ahead(device: HandDevice, sit: type[Seat]) -> None:
     device.at_once = {1, 2, 3}
-    seat = sit(device)
+    worker_host = sit(device)
     for step in (1, 2, 3):
-        await seat.send(step)
-    assert [await seat.receive() for _ in range(3)] == [1, 2, 3]
+        await worker_host.send(step)
+    assert [await worker_host.receive() for _ in range(3)] == [1, 2, 3]
     assert device.calls == ["launch 1", "collect 1", "launch 2", "collect 2", "launch 3", "collect 3"]
-    await seat.close()
+    await worker_host.close()
 
 
 async def test_a_device_that_breaks_is_the_steps_failure(device: HandDevice) -> None:
     device.broken = {1}
-    seat = OnThread(device)
-    await seat.send(1)
-    await seat.send(2)
+    worker_host = OnThread(device)
+    await worker_host.send(1)
+    await worker_host.send(2)
     device.finish(1, 2)
     with pytest.raises(RuntimeError, match="the device is broken"):
-        await seat.receive()
-    await seat.thread.run(int)  # behind what the other wait has posted
+        await worker_host.receive()
+    await worker_host.thread.run(int)  # behind what the other wait has posted
     assert device.calls == ["launch 1", "launch 2", "collect 1"]
-    await seat.seat.restart()
-    await seat.send(3)
+    await worker_host.worker_host.restart()
+    await worker_host.send(3)
     device.finish(3)
-    assert await seat.receive() == 3
-    await seat.close()
+    assert await worker_host.receive() == 3
+    await worker_host.close()
 
 
 async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None:
     device.broken = {1}
-    seat = OnLink(device)
-    await seat.send(1)
+    worker_host = OnLink(device)
+    await worker_host.send(1)
     device.finish(1)
-    message = seat.link.receive(PATIENCE)
+    message = worker_host.link.receive(PATIENCE)
     assert isinstance(message, Failed)
     assert message.message == "the device is broken"
-    assert seat.end() == [EXIT_FAILED]
-    await seat.close()
+    assert worker_host.end() == [EXIT_FAILED]
+    await worker_host.close()
 
 
 async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
@@ -263,37 +263,37 @@ async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
 
     monkeypatch.setattr(device, "complete", complete)
     device.late = {1}
-    seat = OnLink(device)
-    await seat.send(1)
-    message = seat.link.receive(PATIENCE)
+    worker_host = OnLink(device)
+    await worker_host.send(1)
+    message = worker_host.link.receive(PATIENCE)
     assert isinstance(message, Failed)
     assert message.message == "out of memory"
-    assert seat.end() == [EXIT_FAILED]
-    await seat.close()
+    assert worker_host.end() == [EXIT_FAILED]
+    await worker_host.close()
 
 
 async def test_what_was_under_way_at_a_restart_is_never_told(device: HandDevice) -> None:
-    seat = OnThread(device)
-    await seat.send(1)
-    await seat.send(2)
-    await seat.thread.run(int)
-    await seat.seat.restart()
-    await seat.send(3)
+    worker_host = OnThread(device)
+    await worker_host.send(1)
+    await worker_host.send(2)
+    await worker_host.thread.run(int)
+    await worker_host.worker_host.restart()
+    await worker_host.send(3)
     device.finish(1, 2, 3)
-    assert await seat.receive() == 3
+    assert await worker_host.receive() == 3
     assert device.calls == ["launch 1", "launch 2", "reset", "launch 3", "collect 3"]
-    await seat.close()
+    await worker_host.close()
 
 
 async def test_a_device_that_hangs_is_the_end(device: HandDevice) -> None:
     plans: Mailbox[Any, Any] = Mailbox("worker", 2)
     results: Mailbox[Any, Any] = Mailbox("scheduler", 2)
-    seat = OnThread(device)
-    actor = WorkerActor(plans, results, seat.seat, SystemClock(), 0.01, Intensity())
+    worker_host = OnThread(device)
+    actor = WorkerActor(plans, results, worker_host.worker_host, SystemClock(), 0.01, Intensity())
     await plans.put(plan(1))
     with pytest.raises(WorkerCrashed, match=r"longer than 0\.01 s \(step_timeout\)"):
         await actor.run()
-    assert not await seat.thread.close(0.01)  # left behind
+    assert not await worker_host.thread.close(0.01)  # left behind
     device.finish(1)
     for thread in threading.enumerate():
         if thread.name.startswith("step"):
@@ -302,24 +302,24 @@ async def test_a_device_that_hangs_is_the_end(device: HandDevice) -> None:
 
 
 async def test_guides_are_built_while_a_device_is_waited_for(device: HandDevice) -> None:
-    seat, program = OnLink(device), GuideProgram(backend="any", text="x")
-    await seat.send(1)
+    worker_host, program = OnLink(device), GuideProgram(backend="any", text="x")
+    await worker_host.send(1)
     device.until_waited(1)
-    seat.link.send(PrepareGuide(7, program))
-    assert seat.link.receive(PATIENCE) == GuidePrepared(7)
+    worker_host.link.send(PrepareGuide(7, program))
+    assert worker_host.link.receive(PATIENCE) == GuidePrepared(7)
     assert device.guides == [program]
     device.finish(1)
-    assert await seat.receive() == 1
-    await seat.close()
-    assert seat.ends == [PeerGone]
+    assert await worker_host.receive() == 1
+    await worker_host.close()
+    assert worker_host.ends == [PeerGone]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
 async def test_a_command_while_a_step_is_under_way_breaks_the_protocol(device: HandDevice, at_once: bool) -> None:
     device.at_once = {1} if at_once else set()
-    seat = OnLink(device)
-    encode = seat.link._codec.encode
-    seat.link._socket.sendall(encode(Launch(plan(1))) + encode(Obey(StopProfile())))
-    assert seat.end() == [FrameError]
+    worker_host = OnLink(device)
+    encode = worker_host.link._codec.encode
+    worker_host.link._socket.sendall(encode(Launch(plan(1))) + encode(Execute(StopProfile())))
+    assert worker_host.end() == [FrameError]
     device.finish(1)
-    await seat.close()
+    await worker_host.close()

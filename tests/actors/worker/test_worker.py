@@ -14,10 +14,10 @@ from troupellm.actors.runtime.ports import StepThread, SystemClock
 from troupellm.actors.runtime.restart_intensity import Intensity
 from troupellm.actors.runtime.waiter import new_waiter
 from troupellm.actors.worker.actor import WorkerActor
-from troupellm.actors.worker.thread_host import ThreadSeat, WorkerGone, WorkerStuck
+from troupellm.actors.worker.thread_host import ThreadWorker, WorkerGone, WorkerStuck
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import GraphCaptureError, WorkerCrashed
-from troupellm.protocol.messages.scheduler import StepFinished, WorkerBack, WorkerLost
+from troupellm.protocol.messages.scheduler import StepFinished, WorkerLost, WorkerRestarted
 from troupellm.protocol.messages.sleep import CommandWorker, StopProfile, WorkerCommand, WorkerReport
 from troupellm.protocol.messages.worker import NewRow, RestartWorker, SamplingState, StepPlan, StepResult, WorkerReady
 
@@ -42,11 +42,11 @@ class Bench:
 
     def __init__(self, worker: Any, step_timeout: float | None = None) -> None:
         self.plans: Mailbox[StepPlan, RestartWorker] = Mailbox("worker", 2)
-        self.results: Mailbox[StepFinished, WorkerLost | WorkerBack] = Mailbox("scheduler", 2)
+        self.results: Mailbox[StepFinished, WorkerLost | WorkerRestarted] = Mailbox("scheduler", 2)
         self.thread = StepThread("step")
         self.ready = worker.load(EngineConfig(), lambda progress: None)
-        seat = ThreadSeat(worker, self.thread, self.ready, step_timeout)
-        self.actor = WorkerActor(self.plans, self.results, seat, SystemClock(), step_timeout, Intensity())
+        worker_host = ThreadWorker(worker, self.thread, self.ready, step_timeout)
+        self.actor = WorkerActor(self.plans, self.results, worker_host, SystemClock(), step_timeout, Intensity())
 
     async def result(self) -> StepResult:
         assert await self.results.wait()
@@ -60,7 +60,7 @@ class Bench:
         lost = self.results.take()
         assert isinstance(lost, WorkerLost)
         assert await self.results.wait()
-        assert self.results.take() == WorkerBack(self.ready)
+        assert self.results.take() == WorkerRestarted(self.ready)
         return lost
 
 
@@ -198,7 +198,7 @@ async def test_a_hung_step_fails_after_its_deadline(fake_worker: Any) -> None:
     assert await bench.thread.close()
 
 
-class StoppedSeat:
+class StoppedHost:
     """A worker process that a signal has stopped, until it is replaced."""
 
     pid = spare_pid = None
@@ -229,8 +229,8 @@ async def test_a_stopped_worker_is_replaced_long_before_its_deadline(
 ) -> None:
     monkeypatch.setattr("troupellm.actors.worker.actor.LOOK_SECONDS", 0.0)
     bench = Bench(fake_worker)
-    seat = StoppedSeat(bench.ready)
-    bench.actor = WorkerActor(bench.plans, bench.results, seat, SystemClock(), step_timeout, Intensity())
+    worker_host = StoppedHost(bench.ready)
+    bench.actor = WorkerActor(bench.plans, bench.results, worker_host, SystemClock(), step_timeout, Intensity())
     await bench.plans.put(first_plan([5]))
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
@@ -271,9 +271,9 @@ async def test_time_in_which_everything_was_suspended_is_not_the_steps(
     clock = HandClock(longer)
     monkeypatch.setattr("troupellm.actors.worker.actor.new_waiter", lambda: clock)
     bench = Bench(fake_worker)
-    seat = StoppedSeat(bench.ready)
-    seat.stopped = False
-    bench.actor = WorkerActor(bench.plans, bench.results, seat, clock, 60.0, Intensity())
+    worker_host = StoppedHost(bench.ready)
+    worker_host.stopped = False
+    bench.actor = WorkerActor(bench.plans, bench.results, worker_host, clock, 60.0, Intensity())
     await bench.plans.put(first_plan([5]))
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
@@ -285,7 +285,7 @@ async def test_time_in_which_everything_was_suspended_is_not_the_steps(
     await bench.thread.close()
 
 
-class MortalSeat:
+class MortalHost:
     """A worker process that dies when it is told."""
 
     pid = spare_pid = None
@@ -324,14 +324,14 @@ class MortalSeat:
 
 async def test_a_command_that_comes_as_the_worker_dies_is_carried_out_by_the_next(fake_worker: Any) -> None:
     bench = Bench(fake_worker)
-    seat = MortalSeat(bench.ready)
-    bench.actor = WorkerActor(bench.plans, bench.results, seat, SystemClock(), None, Intensity())
+    worker_host = MortalHost(bench.ready)
+    bench.actor = WorkerActor(bench.plans, bench.results, worker_host, SystemClock(), None, Intensity())
     answers: list[Any] = []
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             await group.start(bench.actor.run)
             await anyio.wait_all_tasks_blocked()
-            seat.die()
+            worker_host.die()
             bench.plans.control(CommandWorker(StopProfile(), lambda *answer: answers.append(answer)))
             assert await bench.replaced() == WorkerLost("it died", fault=False)
             await anyio.wait_all_tasks_blocked()

@@ -235,7 +235,7 @@ def test_without_memory_for_more_graphs_steps_do_with_those_there_are(
     told.add(1, make_prompt(5, 1), temperature=0.8, seed=5)
     told.step({0: 8, 1: 5})
     told.decode(0, 1, steps=3)
-    told.step({0: 1}, retired=(1,))
+    told.step({0: 1}, freed_rows=(1,))
     told.decode(0, steps=3)
     device = Refusing(torch.OutOfMemoryError("none left"), graphs)
     runner = device_runner(llama, device=device)

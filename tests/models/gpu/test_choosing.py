@@ -217,7 +217,7 @@ def test_a_step_of_which_nothing_comes_back_is_waited_for_as_well(llama: Pair) -
     told.step({0: 13})
     cache, device = KVCache(llama.config, NUM_BLOCKS + 1, BLOCK_SIZE, torch.float32), WatchedDevice()
     runner = CudaRunner(llama.decoder, cache, device, max_model_len=MAX_LEN, plan=plan_tensors)
-    empty = StepPlan(step=2, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(0,))
+    empty = StepPlan(step=2, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(0,))
     for plan in (*told.plans, empty):
         ticket = runner.launch(plan)
         behind = device.recorded[-1]

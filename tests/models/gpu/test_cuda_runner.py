@@ -10,7 +10,7 @@ import torch
 from tests.support.decoder_pairs import FAMILIES, Pair, make_prompt
 from tests.support.device_runner import BLOCK_SIZE, NUM_BLOCKS, check, device_runner, replay, script
 from tests.support.plan_script import Script, plain
-from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
+from tests.support.scripted_drafts import ScriptedProposer, SpeculativeHost
 from troupellm.models.batch.row_drafts import DraftError, Drafts
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.gpu.graph_dispatch import GraphKey
@@ -34,7 +34,7 @@ def mixed(script: Script) -> None:
     script.step({2: 1})
     script.step({2: 22, 0: 1})
     script.decode(2, 0, 1, steps=2)
-    script.step({0: 1, 2: 1}, retired=(1,))
+    script.step({0: 1, 2: 1}, freed_rows=(1,))
     script.add(1, make_prompt(9, 4))
     script.step({1: 9, 0: 1, 2: 1})
     script.decode(1, 2, steps=9)
@@ -111,7 +111,7 @@ def test_a_demanding_row_that_leaves_lets_the_others_go_ahead_again(llama: Pair)
     told.add(1, make_prompt(7), logit_bias=((7, 5.0),))
     told.step({0: 6, 1: 7})
     told.decode(0, 1, steps=2)
-    told.step({0: 1}, retired=(1,))
+    told.step({0: 1}, freed_rows=(1,))
     told.decode(0, steps=3)
     runner = device_runner(llama)
     check(replay(runner, told.plans), told.results)
@@ -223,8 +223,8 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
     ]  # fmt: skip
     prompts = [make_prompt(5 + 9 * row, row) for row in range(4)]
 
-    def host(runner: ModelRunner, limit: int) -> ElasticHost:
-        found = ElasticHost(runner, limit)
+    def host(runner: ModelRunner, limit: int) -> SpeculativeHost:
+        found = SpeculativeHost(runner, limit)
         for row, prompt in enumerate(prompts):
             found.add(row, prompt, **options[row])
         found.run(20, chunk=7)
@@ -274,7 +274,7 @@ def test_rows_of_a_window_with_as_many_drafts_each(tmp_path: Path, family: str) 
             runner = device_runner(pair, (4,), speculation=given)
         else:
             runner = pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=given)
-        told = ElasticHost(runner, 3)
+        told = SpeculativeHost(runner, 3)
         for row, prompt in enumerate(prompts):
             told.add(row, prompt)
         told.run(16)
@@ -291,7 +291,7 @@ def test_trees_through_a_window(tmp_path: Path) -> None:
         pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=speculation(ScriptedProposer({}, vocab), vocab)),
         device_runner(pair, speculation=speculation(ScriptedProposer({}, vocab, branches=2), vocab)),
     ):
-        told = ElasticHost(runner, 5 * (len(texts) > 0))
+        told = SpeculativeHost(runner, 5 * (len(texts) > 0))
         for row in range(3):
             told.add(row, make_prompt(5 + 9 * row, row))
         told.run(20)

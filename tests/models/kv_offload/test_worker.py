@@ -56,7 +56,7 @@ def generate(worker: ModelWorker, row: int, blocks: tuple[int, ...], *, start: i
 
 def forget(worker: ModelWorker, row: int) -> None:
     worker.collect(worker.launch(StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(row,)
+        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(row,)
     )))  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def test_a_block_may_be_given_away_in_the_plan_that_stores_it(folder: Path) -> N
         stores = [move("store", block=block, place=block) for block in range(FULL)]
         other = tuple(range(60 + turn, 76 + turn))
         result = step(
-            worker, 100 + turn, 0, len(other), retired=(0,) if not turn else (99 + turn,), transfers=tuple(stores),
+            worker, 100 + turn, 0, len(other), freed_rows=(0,) if not turn else (99 + turn,), transfers=tuple(stores),
             new_rows=(new_row(100 + turn, other, tuple(range(6))),),
         )  # fmt: skip
         driver.see(result)
@@ -115,7 +115,7 @@ def test_a_freed_block_is_stored_as_it_was(folder: Path, poison: str) -> None:
     expected = generate(worker, 0, tuple(range(6)))
     stores = tuple(move("store", block=block, place=block) for block in range(FULL))
     plan = StepPlan(
-        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(0,), transfers=stores
+        step=0, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(0,), transfers=stores
     )  # fmt: skip
     driver.see(worker.collect(worker.launch(plan)))
     driver.ok(*(move("load", block=6 + index, place=index) for index in range(FULL)))

@@ -17,7 +17,7 @@ import pytest
 import torch
 from exact_draws import next_token
 from numpy.typing import NDArray
-from scripted_drafts import ElasticHost, Forgetful
+from scripted_drafts import Forgetful, SpeculativeHost
 from tiny_model import write_tiny_model
 from torch import Tensor
 
@@ -115,14 +115,14 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> tuple[ToyDecoder, KVCache]:
 
 def texts(
     toy: tuple[ToyDecoder, KVCache], kind: str, options: dict[str, Any], tokens: int = TOKENS
-) -> tuple[NDArray[np.int64], ElasticHost]:
+) -> tuple[NDArray[np.int64], SpeculativeHost]:
     """The tokens of every row [rows, prompt + tokens]."""
     proposer = make_proposer(kind)
     runner = ModelRunner(
         *toy, max_model_len=14 * 16,
         speculation=lambda rows, row_options, guides: Speculator(proposer, rows, row_options, VOCAB),
     )  # fmt: skip
-    host = ElasticHost(runner, 0 if kind == "none" else DRAFTS)
+    host = SpeculativeHost(runner, 0 if kind == "none" else DRAFTS)
     for row in range(ROWS):
         host.add(row, PROMPT, **{"temperature": 1.0, "seed": row, **options})
     found = host.run(tokens)

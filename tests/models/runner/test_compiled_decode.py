@@ -112,7 +112,7 @@ def answers(decoder: Decoder, kind: torch.dtype, *, compiled: bool) -> tuple[dic
     again = rows.submit(2, make_prompt(9, seed=9), STATES[1])
     again = NewRow(row=2, epoch=2, request_id="again", token_ids=again.token_ids, num_prompt_tokens=9,
                    sampling=STATES[1], blocks=again.blocks)  # fmt: skip
-    runner.run(StepPlan(step=90, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(2,)))
+    runner.run(StepPlan(step=90, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(2,)))
     plan = StepPlan(step=91, engine_epoch=0, rows=(0, 2), epochs=(1, 2), starts=(rows.done[0], 0), counts=(1, 9),
                     new_rows=(again,))  # fmt: skip
     for start in (9, 10):

@@ -95,7 +95,7 @@ def test_a_row_is_known_until_it_is_retired(runner: EncoderRunner) -> None:
         np.frombuffer(first.pooled[1].vector, "f4"), abs=1e-5
     )
     with pytest.raises(PlanError, match="not known"):
-        runner.run(plan(row(), new_rows=(), retired=(0,)))
+        runner.run(plan(row(), new_rows=(), freed_rows=(0,)))
 
 
 @pytest.mark.parametrize("other", [torch.bfloat16, torch.float64], ids=str)

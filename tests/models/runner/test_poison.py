@@ -76,7 +76,7 @@ def test_a_block_that_is_given_again_is_poisoned_behind_what_was_found_or_copied
         worker,
         {2: (9, 1)},
         new_rows=(new_row(2, (1, 2, 6)),),
-        retired=(1,),
+        freed_rows=(1,),
         copies=(BlockCopy(0, 3, 6),),
     )
     assert again.tokens == clean.tokens
@@ -91,7 +91,7 @@ def test_without_a_prefix_cache_a_freed_block_is_poisoned_at_once(folder: Path) 
     step(worker, {0: (0, 10)}, new_rows=(new_row(0, (1, 2, 3)),))
     step(worker, {1: (0, 10)}, new_rows=(new_row(1, (4, 5, 6)),))
     assert not positions(1, 2) & poisoned(worker)
-    step(worker, {1: (10, 1)}, retired=(0,))
+    step(worker, {1: (10, 1)}, freed_rows=(0,))
     assert positions(1, 2, 3) <= poisoned(worker)
     assert not positions(4, 5) & poisoned(worker)
 
@@ -109,7 +109,7 @@ def test_tokens_of_forgotten_rows_are_poisoned(folder: Path) -> None:
     worker = load(folder)
     step(worker, {0: (0, 10)}, new_rows=(new_row(0, (1, 2, 3)),))
     slot = worker._runner.rows.slot(0)
-    step(worker, {}, retired=(0,))
+    step(worker, {}, freed_rows=(0,))
     assert worker._runner.rows.tokens[slot].unique().tolist() == [0x7F7F7F7F]
 
 

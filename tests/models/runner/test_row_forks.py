@@ -46,7 +46,7 @@ def step(worker: ModelWorker, spans: dict[int, tuple[int, int]], **parts: object
 def answer(worker: ModelWorker, tokens: tuple[int, ...]) -> tuple[int, bytes]:
     """Next token and its log-probabilities, computed anew."""
     result = step(worker, {99: (0, len(tokens))}, new_rows=(new_row(99, tokens, (12, 13, 14, 15)),))
-    step(worker, {}, retired=(99,))
+    step(worker, {}, freed_rows=(99,))
     return result.tokens[0], result.logprobs[0].logprobs
 
 
@@ -62,7 +62,7 @@ def test_two_beams_change_places(worker: ModelWorker) -> None:
         token, logprobs = answer(worker, tokens)
         assert crossed.tokens[index] == token
         assert near(crossed.logprobs[index].logprobs, logprobs)
-    step(worker, {}, retired=(0, 1))
+    step(worker, {}, freed_rows=(0, 1))
 
 
 def test_children_of_one_parent_write_into_blocks_of_their_own(worker: ModelWorker) -> None:
@@ -75,7 +75,7 @@ def test_children_of_one_parent_write_into_blocks_of_their_own(worker: ModelWork
     )  # fmt: skip
     for row, token in enumerate(result.tokens):
         assert token == answer(worker, (*PROMPT, 41 - row))[0]
-    step(worker, {}, retired=(0, 1))
+    step(worker, {}, freed_rows=(0, 1))
 
 
 def test_forks_that_cannot_be(worker: ModelWorker) -> None:
@@ -86,4 +86,4 @@ def test_forks_that_cannot_be(worker: ModelWorker) -> None:
         step(worker, {0: (10, 1)}, forks=(RowFork(0, 0, 12, 1),))
     with pytest.raises(PlanError, match="row 0: 4 of 3 blocks cannot be dropped"):
         step(worker, {0: (10, 1)}, changes=(RowChange(row=0, dropped_blocks=4),))
-    step(worker, {}, retired=(0,))
+    step(worker, {}, freed_rows=(0,))

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from exact_draws import next_token, p_value
 from numpy.typing import NDArray
-from scripted_drafts import ElasticHost
+from scripted_drafts import SpeculativeHost
 from toy_models import PROMPT, TOKENS, VOCAB, Toy, histories, toy_deepseek, toy_llama
 
 from troupellm.models.batch.row_drafts import RowDrafts
@@ -89,7 +89,7 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
 
 
 class WorkerSteps:
-    """A worker, as `ElasticHost` knows its runner."""
+    """A worker, as `SpeculativeHost` knows its runner."""
 
     def __init__(self, worker: ModelWorker) -> None:
         runner = worker.runner
@@ -127,7 +127,7 @@ def draws(toy: Toy, kind: str, options: dict[str, Any], rows: int) -> NDArray[np
     said: list[list[int]] = []
     with drafting(toy, kind) as (steps, most):
         for begin in range(0, rows, AT_ONCE):
-            host = ElasticHost(steps, most)
+            host = SpeculativeHost(steps, most)
             for row in range(min(AT_ONCE, rows - begin)):
                 host.add(row, PROMPT, **{"temperature": 1.0, "seed": first + begin + row, **options})
             while len(host.finished) < len(host.tokens):
@@ -136,7 +136,7 @@ def draws(toy: Toy, kind: str, options: dict[str, Any], rows: int) -> NDArray[np
                 host.finished |= {row for row, text in host.tokens.items() if len(text) >= end}
             said += [text[len(PROMPT) : end] for text in host.tokens.values()]
             gone = StepPlan(
-                step=host.steps, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=tuple(host.tokens)
+                step=host.steps, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=tuple(host.tokens)
             )
             steps.run(gone)
     found = np.array(said, dtype=np.int64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scripted_drafts import ElasticHost, Key, ScriptedProposer
+from scripted_drafts import Key, ScriptedProposer, SpeculativeHost
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
@@ -66,21 +66,21 @@ def make(parts: tuple[Decoder, KVCache], proposer: Proposer | None, **more: Any)
     )  # fmt: skip
 
 
-def fill(host: ElasticHost, names: Sequence[str]) -> None:
+def fill(host: SpeculativeHost, names: Sequence[str]) -> None:
     for row, name in enumerate(names):
         host.add(row, PROMPTS[row % len(PROMPTS)], **OPTIONS[name])
 
 
 @pytest.fixture(scope="module")
-def plain(parts: tuple[Decoder, KVCache]) -> ElasticHost:
+def plain(parts: tuple[Decoder, KVCache]) -> SpeculativeHost:
     """Every kind of row, without speculation."""
-    host = ElasticHost(make(parts, ScriptedProposer({}, LOGITS_WIDTH)), 0)
+    host = SpeculativeHost(make(parts, ScriptedProposer({}, LOGITS_WIDTH)), 0)
     fill(host, list(OPTIONS))
     host.run(TOKENS + 8)
     return host
 
 
-def truth_of(host: ElasticHost) -> dict[Key, list[int]]:
+def truth_of(host: SpeculativeHost) -> dict[Key, list[int]]:
     return {
         (tuple(text[: host.prompts[row]]), list(OPTIONS.values())[row].get("seed", 0), 0): text[host.prompts[row] :]
         for row, text in host.tokens.items()
@@ -98,10 +98,10 @@ def truth_of(host: ElasticHost) -> dict[Key, list[int]]:
     ],
 )
 def test_tokens_and_logprobs_are_those_without(
-    parts: tuple[Decoder, KVCache], plain: ElasticHost, right: float, branches: int
+    parts: tuple[Decoder, KVCache], plain: SpeculativeHost, right: float, branches: int
 ) -> None:
     proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=right, branches=branches)
-    host = ElasticHost(make(parts, proposer), 6 * branches)
+    host = SpeculativeHost(make(parts, proposer), 6 * branches)
     fill(host, list(OPTIONS))
     found = host.run(TOKENS, chunk=5)
     for row, name in enumerate(OPTIONS):
@@ -118,14 +118,14 @@ def test_tokens_and_logprobs_are_those_without(
         assert host.steps < 0.6 * plain.steps
 
 
-def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
+def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KVCache], plain: SpeculativeHost) -> None:
     sums = []
     for branches, right in ((1, 0.0), (2, 0.7)):
         proposer = ScriptedProposer(
             truth_of(plain), LOGITS_WIDTH, right=right, branches=branches, taps=Taps(last=True, layers=(0,))
         )
         runner = make(parts, proposer)
-        host = ElasticHost(runner, 5)
+        host = SpeculativeHost(runner, 5)
         fill(host, list(OPTIONS))
         host.run(TOKENS, chunk=4)
         for row, text in host.tokens.items():
@@ -136,7 +136,7 @@ def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KV
         last = dict(host.tokens)
         host.finished |= set(last)
         host.runner.run(
-            StepPlan(step=99, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=tuple(last))
+            StepPlan(step=99, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=tuple(last))
         )
         assert proposer.dropped == list(last.values())
     for slot, shown in sums[0].items():
@@ -145,7 +145,7 @@ def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KV
 
 
 def test_nan_behind_a_refused_draft_harms_nobody(
-    parts: tuple[Decoder, KVCache], plain: ElasticHost, monkeypatch
+    parts: tuple[Decoder, KVCache], plain: SpeculativeHost, monkeypatch
 ) -> None:
     healthy = Decoder.logits
 
@@ -156,7 +156,7 @@ def test_nan_behind_a_refused_draft_harms_nobody(
         return logits
 
     monkeypatch.setattr(Decoder, "logits", poisoned)
-    host = ElasticHost(make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=0.0)), 5)
+    host = SpeculativeHost(make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=0.0)), 5)
     fill(host, ["greedy"])
     assert host.run(TOKENS)[0] == plain.tokens[0][plain.prompts[0] :][:TOKENS]
     assert host.drafted
@@ -164,7 +164,7 @@ def test_nan_behind_a_refused_draft_harms_nobody(
 
 
 def test_nan_behind_a_kept_draft_fails_the_row_a_step_later(
-    parts: tuple[Decoder, KVCache], plain: ElasticHost, monkeypatch
+    parts: tuple[Decoder, KVCache], plain: SpeculativeHost, monkeypatch
 ) -> None:
     healthy = Decoder.logits
     left = [TOKENS // 2]
@@ -176,7 +176,7 @@ def test_nan_behind_a_kept_draft_fails_the_row_a_step_later(
         return logits
 
     monkeypatch.setattr(Decoder, "logits", poisoned)
-    host = ElasticHost(make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=1.0)), 5)
+    host = SpeculativeHost(make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=1.0)), 5)
     fill(host, ["greedy"])
     found = host.run(TOKENS)[0]
     assert "NaN" in host.errors[0]
@@ -184,7 +184,7 @@ def test_nan_behind_a_kept_draft_fails_the_row_a_step_later(
     assert found == plain.tokens[0][plain.prompts[0] :][: len(found)]
 
 
-def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
+def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], plain: SpeculativeHost) -> None:
     """By clocks that say so: nothing is computed, and each proposal takes a second."""
     seen: list[tuple[int, float, float]] = []
 
@@ -211,7 +211,7 @@ def test_what_a_proposer_waits_for_is_no_gift(parts: tuple[Decoder, KVCache], pl
 
     proposer = ScriptedProposer(truth_of(plain), LOGITS_WIDTH)
     ticks = itertools.count(0.0)
-    host = ElasticHost(make(parts, proposer, length=Length(), clock=lambda: 7.0, wall=lambda: next(ticks)), 5)
+    host = SpeculativeHost(make(parts, proposer, length=Length(), clock=lambda: 7.0, wall=lambda: next(ticks)), 5)
     fill(host, ["greedy"])
     host.run(TOKENS)
     assert seen[0] == (0, 0.0, 0.0), "the prompt"
@@ -260,11 +260,11 @@ class Dozing(ScriptedProposer):
 
 @pytest.mark.parametrize("branches", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_steps_in_which_nobody_drafts_change_no_token(
-    parts: tuple[Decoder, KVCache], plain: ElasticHost, branches: int
+    parts: tuple[Decoder, KVCache], plain: SpeculativeHost, branches: int
 ) -> None:
     length, taps = Pattern(), Taps(last=True)
     proposer = Dozing(truth_of(plain), LOGITS_WIDTH, right=0.8, branches=branches, taps=taps)
-    host = ElasticHost(make(parts, proposer, length=length), 4 * branches)
+    host = SpeculativeHost(make(parts, proposer, length=length), 4 * branches)
     fill(host, list(OPTIONS))
     found = host.run(TOKENS, chunk=5)
     for row, name in enumerate(OPTIONS):
@@ -275,9 +275,9 @@ def test_steps_in_which_nobody_drafts_change_no_token(
     assert proposer.missed > len(OPTIONS)
 
 
-def test_rows_end_where_the_context_does(parts: tuple[Decoder, KVCache], plain: ElasticHost) -> None:
+def test_rows_end_where_the_context_does(parts: tuple[Decoder, KVCache], plain: SpeculativeHost) -> None:
     runner = make(parts, ScriptedProposer(truth_of(plain), LOGITS_WIDTH, right=1.0))
-    host = ElasticHost(runner, 20)
+    host = SpeculativeHost(runner, 20)
     fill(host, ["greedy"])
     for _ in range(LENGTH):
         host.step()
@@ -288,7 +288,7 @@ def test_rows_end_where_the_context_does(parts: tuple[Decoder, KVCache], plain: 
 def test_synthetic_acceptance_has_the_length_that_was_asked_for(parts: tuple[Decoder, KVCache]) -> None:
     lot = SyntheticAcceptance(3.0, 4)
     runner = make(parts, ScriptedProposer({}, LOGITS_WIDTH), synthetic=lot, most=4)
-    host = ElasticHost(runner, 4)
+    host = SpeculativeHost(runner, 4)
     for row in range(8):
         host.add(row, PROMPTS[row % 4], seed=row)
     host.run(60)

@@ -12,7 +12,7 @@ import jsonschema
 import msgspec
 import pytest
 from front_pair import front_pair
-from meddler import Seats
+from meddler import WorkerHosts
 from serving import eventually, with_spare
 from tiny_model import VOCABULARY
 
@@ -95,15 +95,15 @@ async def test_preempted_rows_go_on_in_their_grammar(tiny_engine):
 async def test_a_worker_that_dies_now_and_then_costs_no_token(tiny_engine):
     async with tiny_engine() as engine:
         expected = await solo(engine, 10)
-    seats, steps = Seats(), [0]
+    hosts, steps = WorkerHosts(), [0]
 
     def die_now_and_then(plan: StepPlan) -> None:
         steps[0] += 1
         if steps[0] % 10 == 0:
             raise WorkerGone("somebody killed it", fault=False)
 
-    async with tiny_engine(worker=seats) as engine:
-        seats.worker.on_launch = die_now_and_then
+    async with tiny_engine(worker=hosts) as engine:
+        hosts.worker.on_launch = die_now_and_then
         await crowd(engine, 10, expected)
         assert engine.snapshot().scheduler.replays > 0
 

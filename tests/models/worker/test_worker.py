@@ -110,7 +110,7 @@ def test_results_name_the_plan_and_its_rows(worker: ModelWorker) -> None:
 
 def test_an_empty_plan_only_forgets(worker: ModelWorker) -> None:
     step(worker, {0: (0, 10)}, new_rows=(new_row(),))
-    result = step(worker, {}, retired=(0, 99))
+    result = step(worker, {}, freed_rows=(0, 99))
     assert (result.rows, result.tokens) == ((), ())
     with pytest.raises(PlanError, match="row 0 is not known"):
         step(worker, {0: (10, 1)})
@@ -145,9 +145,9 @@ def test_a_newer_epoch_replaces_a_row(worker: ModelWorker) -> None:
 
 def test_a_reused_row_number_leaves_nothing_behind(worker: ModelWorker) -> None:
     expected = answer(worker, 0, 3)
-    step(worker, {}, retired=(0,))
+    step(worker, {}, freed_rows=(0,))
     answer(worker, 0, 2, sampling=SamplingState(temperature=2.0, logit_bias=((3, 50.0),)))
-    step(worker, {}, retired=(0,))
+    step(worker, {}, freed_rows=(0,))
     assert answer(worker, 0, 3) == expected
 
 
@@ -224,7 +224,7 @@ def test_many_rows_at_once(worker: ModelWorker) -> None:
     rows = range(1, 41)
     result = step(worker, dict.fromkeys(rows, (8, 2)), new_rows=tuple(new_row(row) for row in rows))
     assert result.tokens == tuple(expected * 40)
-    step(worker, {}, retired=tuple(rows))
+    step(worker, {}, freed_rows=tuple(rows))
     assert len(worker._runner.rows) == 1
 
 

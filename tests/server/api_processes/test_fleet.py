@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 from anyio.abc import TaskStatus
-from meddler import MARKER, Seats
+from meddler import MARKER, WorkerHosts
 from plain_http import NO_TLS
 from serving import server_config
 
@@ -90,13 +90,13 @@ async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine:
 
 @pytest.mark.slow
 async def test_fronts_tell_that_the_worker_restarts(tiny_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seats = Seats()
+    hosts = WorkerHosts()
     config = server_config(api_server_count=2)
-    async with tiny_engine(worker=seats) as engine, running_fleet(config) as (fleet, url):
+    async with tiny_engine(worker=hosts) as engine, running_fleet(config) as (fleet, url):
         await fleet.open(engine)
         gate, left = anyio.Event(), [True]
-        seat = engine._running.system._worker._seat
-        restart = seat.restart
+        worker_host = engine._running.system._worker._worker_host
+        restart = worker_host.restart
 
         async def slow_restart() -> Any:
             await gate.wait()
@@ -107,8 +107,8 @@ async def test_fronts_tell_that_the_worker_restarts(tiny_engine: Any, monkeypatc
                 left.clear()
                 raise RuntimeError("it died")
 
-        monkeypatch.setattr(seat, "restart", slow_restart)
-        seats.worker.on_launch = once
+        monkeypatch.setattr(worker_host, "restart", slow_restart)
+        hosts.worker.on_launch = once
         request = {"model": "tiny", "prompt": MARKER, "max_tokens": 4, "ignore_eos": True}
 
         async def probed(status: int, number: int) -> list[httpx.Response]:

@@ -52,5 +52,5 @@ def test_every_reason_not_to_be_ready_is_told():
     assert told == [
         "engine_restarting: the worker restarts",
         "no step has finished for 3 seconds",
-        "the waiting room is full",
+        "the waiting queue is full",
     ]

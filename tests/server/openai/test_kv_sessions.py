@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from troupellm.actors.engine.sleep import Rest
+from troupellm.actors.engine.sleep import PauseAndSleep
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.config.kv_hints import DropSession, LeaseConfig
@@ -51,7 +51,7 @@ async def test_a_session_is_kept_only_where_leases_are_on(fraction: float, expec
 async def test_a_scheduler_that_does_not_answer_in_time_is_a_503() -> None:
     unread: Any = Mailbox("scheduler", 1)
     absent: Any = None
-    rest = Rest(unread, absent, absent, absent, lambda: EngineStopped("the engine has ended"))
+    rest = PauseAndSleep(unread, absent, absent, absent, lambda: EngineStopped("the engine has ended"))
     with pytest.raises(EngineStopped, match="did not answer within 0 seconds") as caught:
         await rest.ask(lambda done: DropSession("", "s", done), 0.0)
     assert (answer(caught.value).status, caught.value.code) == (503, "server_is_overloaded")

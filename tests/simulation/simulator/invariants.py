@@ -50,7 +50,7 @@ def _check_tiers(core: SchedulerCore) -> list[str]:
         wrong.append(f"4: credits are {left}")
     if traffic.num_lookups > LOOKUPS or len(offload._fetches) > LOOKUPS:
         wrong.append(f"4: {traffic.num_lookups} look-ups, {len(offload._fetches)} sequences ask")
-    for row, sequence in core._residents.loading.items():
+    for row, sequence in core._running_set.loading.items():
         if sequence.ended or sequence.state is not State.LOADING:
             wrong.append(f"2: row {row} is among those that load, and {sequence.state.value}")
     return wrong
@@ -74,10 +74,10 @@ def check_mailbox(box: Mailbox[Any, Any]) -> str | None:
     return None
 
 
-def check_outbox(outbox: LocalOutbox, budget: int, slack: int) -> str | None:
+def check_outbox(outbox: LocalOutbox, budget: int, margin: int) -> str | None:
     """4: what a reader has not taken is bounded by its budget and what was under way when it was paused."""
     undelivered = outbox._undelivered
-    if outbox.streams and undelivered > budget + slack:
+    if outbox.streams and undelivered > budget + margin:
         return f"4: request {outbox.request} holds {undelivered} undelivered tokens, the budget is {budget}"
     return None
 
@@ -103,15 +103,17 @@ class Turns:
     def arrived(self, message: SubmitRequest, core: SchedulerCore) -> None:
         turn, tenant = next(self._turns), message.tenant
         newcomer = tenant not in self._busy_since
-        residents, room = core._residents, core._room
-        loading = {sequence.request.tenant for sequence in residents.loading.values()}
-        if newcomer or not (residents._shares.rows(tenant) or tenant in room._lines or tenant in loading):
+        running_set, waiting_queue = core._running_set, core._waiting_queue
+        loading = {sequence.request.tenant for sequence in running_set.loading.values()}
+        if newcomer or not (
+            running_set._fair_share.rows(tenant) or tenant in waiting_queue._lines or tenant in loading
+        ):
             self._busy_since[tenant] = turn
         self._waiting[message.request] = _Turn(turn, message, newcomer=newcomer)
 
     def planned(self, plan: StepPlan, owners: dict[int, int], core: SchedulerCore) -> str | None:
         held = [] if core.guides is None else core.guides.held
-        for sequence in (*core._residents.loading.values(), *held):  # its turn has come: it waits for what it needs
+        for sequence in (*core._running_set.loading.values(), *held):  # its turn has come: it waits for what it needs
             self._waiting.pop(sequence.request.number, None)
         for new in plan.new_rows:
             turn = self._waiting.pop(owners[new.row], None)
@@ -121,7 +123,7 @@ class Turns:
         return self._starved(plan, core)
 
     def _waits(self, number: int, core: SchedulerCore) -> bool:
-        request = core._ledger.requests.get(number)
+        request = core._open_requests.requests.get(number)
         return request is not None and not request.paused
 
     def _overtaken(self, turn: "_Turn", core: SchedulerCore) -> int | None:
@@ -153,7 +155,9 @@ class Turns:
             return None
         turn = self._waiting[waiting[0]]
         turn.steps += 1
-        most = _STEPS_PER_TOKEN * sum(_work(request) for request in core._ledger.requests.values()) + _SPARE_STEPS
+        most = (
+            _STEPS_PER_TOKEN * sum(_work(request) for request in core._open_requests.requests.values()) + _SPARE_STEPS
+        )
         turn.most = max(turn.most, most)  # what those before it had to compute when it became the first counts too
         if turn.steps > turn.most:
             return f"6: request {waiting[0]} was first in line for {turn.steps} steps"
@@ -201,7 +205,7 @@ def waiting_for(core: SchedulerCore | None, transfer: int) -> list[int]:
         return []
     fetching = core._offload._fetches._fetching
     found = []
-    for sequence in core._residents.loading.values():
+    for sequence in core._running_set.loading.values():
         loading = sequence.loading
         if isinstance(loading, Loading):
             waits = transfer in loading.pending
@@ -219,6 +223,6 @@ def check_admission(admission: Admission) -> list[str]:
         "sequences": admission._sequences.used,
         "tokens": 0 if admission._tokens is None else admission._tokens.used,
         "in line": admission.waiting,
-        "parties": len(admission._parties),
+        "parties": len(admission._groups),
     }
     return [f"9: at the end the door still counts {left}"] if any(left.values()) else []

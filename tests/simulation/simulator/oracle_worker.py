@@ -5,7 +5,7 @@ must find its own past in its blocks, may write only where no other table points
 contents. Errors of a plan are reported to the simulation, not raised: the engine would take them for a worker fault.
 
 Blocks that come back from a tier hold the stored contents, under any key and block that the scheduler names. Of an
-elastic row any number of drafts is accepted; the others leave rubbish where they lay, as they do in a real cache.
+speculative row any number of drafts is accepted; the others leave rubbish where they lay, as they do in a real cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -118,7 +118,7 @@ class OracleWorker:
         if self.tiers is not None:
             self.tiers.disturb()
             self._checked(lambda: self._begin_transfers(plan))
-        for row in plan.retired:
+        for row in plan.freed_rows:
             if self.rows.pop(row, None) is None:
                 self._report(f"step {plan.step} retires row {row}, which the worker does not know")
         starts = dict(zip(plan.rows, plan.starts, strict=True))
@@ -222,7 +222,7 @@ class OracleWorker:
         return self._draw(number, row, 1) if end == len(row.states) - 1 else ()
 
     def _verify(self, number: int, row: _Row, start: int, limit: int) -> Sequence[int]:
-        """An elastic row: the worker knows where it is, and has drafts of its own."""
+        """A speculative row: the worker knows where it is, and has drafts of its own."""
         first, known = row.num_computed, len(row.states) - 1
         if start > first:
             self._report(f"row {number} computes from {start} on at least, has {first}")

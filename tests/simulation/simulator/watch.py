@@ -190,7 +190,7 @@ class Watch:
         outer tiers aside: of these each brings blocks, and there are only so many."""
         for new in plan.new_rows:
             self.epochs[new.row] = new.epoch
-            rounds = min(self.core._ledger.sequences[new.row].rounds, MOST_ROUNDS)
+            rounds = min(self.core._open_requests.sequences[new.row].rounds, MOST_ROUNDS)
             spared = self._naps + _STARTS_PER_LOSS * self._losses + _STARTS_PER_ROUND * rounds
             if new.epoch - spared > MOST_PREEMPTIONS:
                 self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
@@ -256,12 +256,12 @@ class Watch:
             for wrong in check_loading(core, sorted(self.worker.tiers.loading())):
                 self.fail(wrong)
         stream = self.scenario.config.stream
-        slack = 4 * (1 + self.scenario.config.scheduler.max_plans_in_flight) * 4
-        slack *= 1 + self.scenario.pressure.drafts
+        margin = 4 * (1 + self.scenario.config.scheduler.max_plans_in_flight) * 4
+        margin *= 1 + self.scenario.pressure.drafts
         if stream.flush_interval:  # what the output actor keeps until it wakes a reader comes all at once
-            slack += int(3 * stream.flush_interval / self.scenario.pressure.step_seconds)
+            margin += int(3 * stream.flush_interval / self.scenario.pressure.step_seconds)
         for outbox in self.system.requests:
-            late = check_outbox(outbox, stream.stream_budget_tokens, slack)
+            late = check_outbox(outbox, stream.stream_budget_tokens, margin)
             if late is not None:
                 self.fail(late)
 

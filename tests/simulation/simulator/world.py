@@ -20,9 +20,9 @@ from simulator.taps import tapped
 from simulator.tiers import SimTiers
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
-from troupellm.actors.engine.system import Company, System
-from troupellm.actors.worker.process_host import ProcessSeat
-from troupellm.actors.worker.thread_host import ThreadSeat, WorkerSeat
+from troupellm.actors.engine.system import EngineParts, System
+from troupellm.actors.worker.process_host import ProcessWorker
+from troupellm.actors.worker.thread_host import ThreadWorker, WorkerHost
 from troupellm.protocol.errors import EngineStopped, TroupeError
 from troupellm.protocol.messages.scheduler import ResetPrefixCache
 from troupellm.protocol.messages.snapshot import LeaseSnapshot
@@ -50,7 +50,7 @@ class World(Watch):
         self.worker: Any = self._build_worker()
         self.fronts = Fronts(self, scenario.pressure.fronts)
         self.clients: list[Client] = []
-        self.seat: ProcessSeat | None = None
+        self.worker_host: ProcessWorker | None = None
         self.processes: SimProcesses | None = None
 
     async def run(self) -> Verdict:
@@ -62,7 +62,7 @@ class World(Watch):
         return self._verdict()
 
     async def _live(self) -> None:
-        self.system = System(self._company(await self._seat()))
+        self.system = System(self._parts(await self._worker_host()))
         await self.group.start(self.system.run)
         if self.fronts.count:
             self.group.start_soon(self.fronts.run)
@@ -81,7 +81,7 @@ class World(Watch):
         await self._stop()
         await self._bury()
 
-    async def _seat(self) -> WorkerSeat:
+    async def _worker_host(self) -> WorkerHost:
         scenario, random, injector = self.scenario, self.random, self.injector
         ahead = scenario.pressure.ahead and not scenario.pressure.process
         worker = FaultyWorker(self.worker, random, injector, self.blame_row, ahead=ahead)
@@ -89,19 +89,21 @@ class World(Watch):
         start_soon = self.group.start_soon
         if not scenario.pressure.process:
             thread = SimThread(pace, start_soon, ahead=ahead)
-            return ThreadSeat(worker, thread, self.ready, scenario.config.worker.step_deadline)
+            return ThreadWorker(worker, thread, self.ready, scenario.config.worker.step_deadline)
         self.processes = SimProcesses(worker, self.ready, random, injector, pace, start_soon)
         spare = scenario.pressure.spare
-        seat = self.seat = ProcessSeat("sim", scenario.config, self.processes, lambda progress: None, spare=spare)
+        worker_host = self.worker_host = ProcessWorker(
+            "sim", scenario.config, self.processes, lambda progress: None, spare=spare
+        )
         injector.calm = True  # a model that cannot be loaded at first is no engine
-        await seat.start()
+        await worker_host.start()
         injector.calm = False
-        return seat
+        return worker_host
 
     async def _bury(self) -> None:
         """9: no process is left."""
-        if self.seat is not None:
-            await self.seat.close()
+        if self.worker_host is not None:
+            await self.worker_host.close()
             if self.processes is not None and self.processes.alive:
                 self.fail(f"9: {len(self.processes.alive)} worker processes are left")
 
@@ -143,10 +145,10 @@ class World(Watch):
         mode = self.random.choice(("keep", "wait"))
         self.note("pause", mode)
         with suppress(TroupeError), anyio.move_on_after(self.random.choice((0.1, 5.0))):
-            await self.system.rest.pause(mode, clear_cache=self.random.random() < 0.5)
+            await self.system.sleep_control.pause(mode, clear_cache=self.random.random() < 0.5)
             self.note("paused")
             await anyio.sleep(self.random.uniform(0.0, 6.0))
-        self.system.rest.resume()
+        self.system.sleep_control.resume()
         self.note("resumed")
 
     async def _reset_cache(self) -> None:
@@ -175,9 +177,9 @@ class World(Watch):
         self.note("nap", levels)
         with suppress(TroupeError):
             for level in levels:
-                await self.system.rest.sleep(level, "keep")
+                await self.system.sleep_control.sleep(level, "keep")
             await anyio.sleep(self.random.choice((0.0, 0.1, 1.0)))
-            await self.system.rest.wake()
+            await self.system.sleep_control.wake()
         self.note("nap is over")
 
     def _check_histories(self) -> None:
@@ -237,13 +239,13 @@ class World(Watch):
         if len(self.system.requests):
             self.fail("requests are open after the stop")
 
-    def _company(self, seat: WorkerSeat) -> Company:
+    def _parts(self, worker_host: WorkerHost) -> EngineParts:
         random = self.random
-        return Company(
+        return EngineParts(
             config=self.scenario.config,
             ready=self.ready,
             limits=self.limits,
-            seat=seat,
+            worker_host=worker_host,
             tokenizer=self.language.tokenizer,
             tables=self.language.tables,
             chat_template=chat_template(),

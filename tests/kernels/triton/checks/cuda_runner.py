@@ -11,7 +11,7 @@ import torch
 
 from tests.support.decoder_pairs import FAMILIES, MAX_LEN, Pair, make_prompt
 from tests.support.plan_script import Script
-from tests.support.scripted_drafts import ElasticHost, ScriptedProposer
+from tests.support.scripted_drafts import ScriptedProposer, SpeculativeHost
 from troupellm.kernels import cpp
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.common.triton import as_on_a_gpu, check_device
@@ -179,8 +179,8 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, steps: int) -> None:
     pair = Pair(tmp_path, FAMILIES["qwen3"]())
     vocab, prompts = pair.config.vocab_size, [make_prompt(5 + 13 * row, row) for row in range(3)]
 
-    def host(made: ModelRunner, limit: int) -> ElasticHost:
-        found = ElasticHost(made, limit)
+    def host(made: ModelRunner, limit: int) -> SpeculativeHost:
+        found = SpeculativeHost(made, limit)
         for row, prompt in enumerate(prompts):
             found.add(row, prompt)
         while min(len(found.tokens[row]) - len(prompts[row]) for row in found.tokens) < steps:
@@ -213,7 +213,7 @@ def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
     replay(made, script.plans)  # compiles
     while made.idle():  # captures
         pass
-    again = [StepPlan(step=99, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), retired=(0, 1, 2))]
+    again = [StepPlan(step=99, engine_epoch=0, rows=(), epochs=(), starts=(), counts=(), freed_rows=(0, 1, 2))]
     replay(made, again)
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -6,9 +6,9 @@ import pytest
 from oracle import Harness, beam_submission, make_core, ready, stream_of, submission
 from plain_beams import beams_of
 
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.running_set import SEARCH_STEPS
-from troupellm.actors.scheduler.waiting_queue import WaitingRoom
+from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.protocol.config.engine import TenantConfig
 
 NEVER = frozenset[int]()
@@ -138,51 +138,51 @@ def test_blocks_make_way_too() -> None:
 
 
 def test_a_rest_earns_nothing() -> None:
-    shares = Shares()
-    shares.arrive("a", ())
-    shares.runs("a")
-    shares.charge("a", 1000)
-    shares.arrive("b", ())
-    assert shares.served("b") == 999
-    shares.runs("b")
-    shares.rests("b")
-    shares.charge("a", 500)
-    shares.arrive("b", ())
-    assert shares.served("b") == 1499
+    fair_share = FairShare()
+    fair_share.arrive("a", ())
+    fair_share.runs("a")
+    fair_share.charge("a", 1000)
+    fair_share.arrive("b", ())
+    assert fair_share.served("b") == 999
+    fair_share.runs("b")
+    fair_share.rests("b")
+    fair_share.charge("a", 500)
+    fair_share.arrive("b", ())
+    assert fair_share.served("b") == 1499
 
 
 def test_what_was_served_is_remembered_over_a_rest() -> None:
-    shares = Shares()
-    shares.arrive("a", ())
-    shares.runs("a")
-    shares.arrive("b", ())
-    shares.charge("b", 700)
-    shares.arrive("b", ())
-    assert (shares.served("a"), shares.served("b")) == (0, 700)
+    fair_share = FairShare()
+    fair_share.arrive("a", ())
+    fair_share.runs("a")
+    fair_share.arrive("b", ())
+    fair_share.charge("b", 700)
+    fair_share.arrive("b", ())
+    assert (fair_share.served("a"), fair_share.served("b")) == (0, 700)
 
 
 def test_counters_of_tenants_that_come_and_go_are_bounded() -> None:
-    shares = Shares()
-    shares.runs("stays")
+    fair_share = FairShare()
+    fair_share.runs("stays")
     for number in range(20_000):
-        shares.arrive(f"tenant-{number}", ())
-        shares.charge(f"tenant-{number}", number)
-    assert len(shares._served) <= 4097
+        fair_share.arrive(f"tenant-{number}", ())
+        fair_share.charge(f"tenant-{number}", number)
+    assert len(fair_share._served) <= 4097
 
 
 def test_counters_of_tenants_that_come_one_at_a_time_are_bounded() -> None:
     """No other tenant is there when one of them comes."""
-    shares = Shares()
-    room = WaitingRoom(shares)
+    fair_share = FairShare()
+    waiting_queue = WaitingQueue(fair_share)
     for number in range(20_000):
         name = f"tenant-{number}"
-        room.arrive(name)
-        shares.charge(name, 20_000 - number)
-        shares.runs(name)
-        shares.charge_step()
-        shares.rests(name)
-        assert len(shares._served) <= 4097
-    assert shares.served("tenant-19999") > 0
+        waiting_queue.arrive(name)
+        fair_share.charge(name, 20_000 - number)
+        fair_share.runs(name)
+        fair_share.charge_step()
+        fair_share.rests(name)
+        assert len(fair_share._served) <= 4097
+    assert fair_share.served("tenant-19999") > 0
 
 
 def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
@@ -193,7 +193,7 @@ def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
         harness.step()
     harness.abort(1)
     harness.abort(2)
-    harness.core._room._shares._served.clear()  # as thousands of others do who come and go
+    harness.core._waiting_queue._fair_share._served.clear()  # as thousands of others do who come and go
     flood(harness, "heavy", 4, 3, max_tokens=2)
     flood(harness, "light", 10, 12, max_tokens=2)
     harness.run()
@@ -201,12 +201,12 @@ def test_who_was_forgotten_is_not_kept_behind_by_what_it_was_charged() -> None:
 
 
 def test_a_step_is_charged_by_running_rows_over_the_weight() -> None:
-    shares = Shares({"half": 0.5})
-    shares.runs("a")
-    shares.runs("a")
-    shares.runs("half")
-    shares.charge_step()
-    assert (shares.served("a"), shares.served("half")) == (4, 4)
+    fair_share = FairShare({"half": 0.5})
+    fair_share.runs("a")
+    fair_share.runs("a")
+    fair_share.runs("half")
+    fair_share.charge_step()
+    assert (fair_share.served("a"), fair_share.served("half")) == (4, 4)
 
 
 def search(harness: Harness, request: int, width: int, tenant: str, **fields: int) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from troupellm.actors.scheduler.plans_in_flight import Flight
+from troupellm.actors.scheduler.plans_in_flight import PlanInFlight
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState
 
@@ -12,16 +12,26 @@ _ID_BYTES = 5
 """Of a token id in a frame, at most."""
 
 
-class Draft:
+class StepPlanBuilder:
     """Parallel lists."""
 
     __slots__ = (
-        "budget", "changes", "counts", "expected", "flight", "limits", "new_bytes", "new_rows", "plain", "prefill",
-        "sequences", "starts",
+        "budget",
+        "changes",
+        "counts",
+        "expected",
+        "limits",
+        "new_bytes",
+        "new_rows",
+        "plain",
+        "plan_in_flight",
+        "prefill",
+        "sequences",
+        "starts",
     )  # fmt: skip
 
-    def __init__(self, flight: Flight, budget: int) -> None:
-        self.flight = flight
+    def __init__(self, plan_in_flight: PlanInFlight, budget: int) -> None:
+        self.plan_in_flight = plan_in_flight
         self.budget = budget
         self.prefill = budget
         """How much of it may go to prompts."""
@@ -30,7 +40,7 @@ class Draft:
         self.counts: list[int] = []
         self.expected: list[int] = []
         self.limits: list[int] = []
-        """As in `StepPlan`; empty where no row is ever elastic."""
+        """As in `StepPlan`; empty where no row is ever speculative."""
         self.new_rows: list[NewRow] = []
         self.new_bytes = 0
         """Bytes of the new rows."""
@@ -66,7 +76,7 @@ class Draft:
         self.new_rows.append(new)
         self.new_bytes += _num_bytes(len(new.token_ids), new.sampling, new.embeddings)
 
-    def drop_preempted(self, retired: list[int]) -> None:
+    def drop_preempted(self, freed_rows: list[int]) -> None:
         """Take out sequences that lost their blocks after they were planned."""
         kept = [index for index, sequence in enumerate(self.sequences) if sequence.known_to_worker]
         rows = {self.sequences[index].row for index in kept}
@@ -78,9 +88,9 @@ class Draft:
         self.changes = [change for change in self.changes if change.row in rows]
         for new in self.new_rows:
             if new.row not in rows:
-                retired.remove(new.row)  # the worker has not heard of it
+                freed_rows.remove(new.row)  # the worker has not heard of it
         self.new_rows = [new for new in self.new_rows if new.row in rows]
-        self.flight.prefills = [entry for entry in self.flight.prefills if entry[0].row in rows]
+        self.plan_in_flight.prefills = [entry for entry in self.plan_in_flight.prefills if entry[0].row in rows]
 
 
 def _num_bytes(tokens: int, sampling: SamplingState, embeddings: bytes | None) -> int:

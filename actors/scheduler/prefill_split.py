@@ -2,19 +2,19 @@
 
 from collections.abc import Iterable
 
-from troupellm.actors.scheduler.fair_share import Shares
+from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.sequences.sequence import Sequence
 
 Part = tuple[list[Sequence], int]
 ROOM = None
-"""The waiting room's entry among tenants with prompts under way."""
+"""The waiting queue's entry among tenants with prompts under way."""
 
 
-class PromptParts:
+class PrefillSplit:
     """Splits a step's prompt tokens between tenants; they take turns where there are fewer tokens than tenants."""
 
-    def __init__(self, shares: Shares) -> None:
-        self._shares = shares
+    def __init__(self, fair_share: FairShare) -> None:
+        self._fair_share = fair_share
         self._turns: dict[str | None, int] = {}
         """Where there were fewer tokens than tenants with prompts: since which step each waits for its next turn."""
         self._before: dict[str | None, int] = {}
@@ -34,7 +34,7 @@ class PromptParts:
             starts_first: there is a row for it.
         """
         self._before = {}
-        running = self._shares.running
+        running = self._fair_share.running
         if len(running) < 2 and (first is None or first.request.tenant in running):
             return [(others, tokens)]
         lines: dict[str, list[Sequence]] = {}
@@ -67,7 +67,7 @@ class PromptParts:
         turns = {name: self._turns.get(name, step) for name in wanted}
         chosen = sorted(turns, key=lambda name: turns[name])[:tokens]
         self._before = {name: turns[name] for name in chosen}
-        kept = {name: turn for name, turn in self._turns.items() if name is ROOM or name in self._shares.running}
+        kept = {name: turn for name, turn in self._turns.items() if name is ROOM or name in self._fair_share.running}
         self._turns = kept | turns | dict.fromkeys(chosen, step + 1)
         return {name: 1 if name in chosen else 0 for name in turns}
 

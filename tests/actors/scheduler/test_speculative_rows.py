@@ -184,7 +184,7 @@ def test_forced_tokens_are_confirmed_as_far_as_plans_have_come_back(
     monkeypatch: pytest.MonkeyPatch, drafts: int, counts: list[tuple[int, int]]
 ) -> None:
     harness = forcing(monkeypatch, 3, drafts, max_num_batched_tokens=3)
-    sequence = harness.core._residents.running[100]
+    sequence = harness.core._running_set.running[100]
     for confirmed, known in counts:
         assert (sequence.num_confirmed, len(sequence.tokens)) == (confirmed, known)
         planned(harness)
@@ -227,10 +227,10 @@ def test_whoever_generates_more_is_charged_more() -> None:
     def served(hit_rate: float) -> float:
         harness = drafting_harness(ready(num_blocks=64, most_drafts=4), hit_rate=hit_rate, seed=6)
         decoding(harness, tenant="a")
-        before, tokens = harness.core._residents._shares.served("a"), harness.core.snapshot().tokens_generated
+        before, tokens = harness.core._running_set._fair_share.served("a"), harness.core.snapshot().tokens_generated
         for _ in range(4):
             harness.step()
-        charged = harness.core._residents._shares.served("a") - before
+        charged = harness.core._running_set._fair_share.served("a") - before
         return charged / (harness.core.snapshot().tokens_generated - tokens)
 
     assert served(0.0) < 2.6, "two for each token, and the plans that are under way"
