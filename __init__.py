@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         StoreMiss as StoreMiss,
         StoreUse as StoreUse,
     )
-    from troupellm.models.layers.taps import Taps as Taps
+    from troupellm.models.layers.aux_hidden_states import AuxHiddenStates as AuxHiddenStates
     from troupellm.models.proposers.base import (
         Observation as Observation,
         ProposalBatch as ProposalBatch,
@@ -188,7 +188,7 @@ _HOMES = {
     **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.sampling.logits_processors"),
     "Drafts": "models.batch.row_drafts",
     **dict.fromkeys(("Observation", "ProposalBatch", "Proposer", "RowDraws"), "models.proposers.base"),
-    "Taps": "models.layers.taps",
+    "AuxHiddenStates": "models.layers.taps",
     "ProposerContext": "models.proposers.registry",
     **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.kv_offload.eviction"),
     "SpeculativeConfig": "protocol.config.speculation",

@@ -5,11 +5,11 @@ from typing import Any
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.messages.worker import (
     CacheGroup,
+    LaunchedStep,
     LoadProgress,
     ProgressSink,
     StepPlan,
     StepResult,
-    Ticket,
     WorkerReady,
 )
 
@@ -46,7 +46,7 @@ class FakeWorker:
             **zeros,
         )
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         for row in plan.freed_rows:
             self._prompts.pop(row, None)
         for new in plan.new_rows:
@@ -63,7 +63,7 @@ class FakeWorker:
         self._prompts.pop(row, None)
         return 1
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: LaunchedStep) -> StepResult:
         assert isinstance(ticket, StepResult)
         return ticket
 

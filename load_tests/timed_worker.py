@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.messages.worker import ProgressSink, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.messages.worker import LaunchedStep, ProgressSink, StepPlan, StepResult, Worker, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 
 
@@ -35,7 +35,7 @@ class TimedStep:
     """A ticket."""
 
     step: int
-    ticket: Ticket
+    ticket: LaunchedStep
     wait: Wait
 
 
@@ -58,18 +58,18 @@ class TimedWorker:
             pass
         return TimedStep(plan.step, ticket, self.device.begin())
 
-    def under_way(self, ticket: Ticket, /) -> Wait | None:
+    def under_way(self, ticket: LaunchedStep, /) -> Wait | None:
         assert isinstance(ticket, TimedStep)
         return ticket.wait
 
-    def incomplete(self, ticket: Ticket, /) -> bool:
+    def incomplete(self, ticket: LaunchedStep, /) -> bool:
         """All of a step is launched at once."""
         return False
 
-    def complete(self, ticket: Ticket, /) -> None:
+    def complete(self, ticket: LaunchedStep, /) -> None:
         """Nothing is left."""
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: LaunchedStep) -> StepResult:
         assert isinstance(ticket, TimedStep)
         ticket.wait()
         return self._worker.collect(ticket.ticket)

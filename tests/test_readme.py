@@ -21,7 +21,7 @@ from troupellm.server.app.app import App
 from troupellm.server.base.router import Router
 from troupellm.server.cli.flags import load_configs, normalise, translate
 from troupellm.server.cli.main import _COMMANDS, _parser
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("protocol", "kernels", "models", "actors", "server", "tests", "load_tests")
@@ -140,7 +140,7 @@ def routes_of(readme: str) -> set[str]:
 
 @pytest.mark.parametrize("readme", READMES)
 def test_every_route_is_there(readme: str) -> None:
-    app = App(EngineHost(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
+    app = App(ServerState(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
     router = Router(app.routes)
     assert {path for path in routes_of(readme) if router.find(path.encode()) is None} == set()
 

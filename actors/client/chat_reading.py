@@ -1,4 +1,4 @@
-"""A whole answer in a chat, told apart into content, thoughts and tool calls."""
+"""A whole answer in a chat, told apart into content, reasoning and tool calls."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from troupellm.models.chat_parsers.parser import Parser
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.protocol.params.chat_events import ParsedPiece, Reasoning, assemble
 from troupellm.protocol.params.outputs import Completion, CompletionChoice, FinishReason, Message
 
@@ -15,17 +15,17 @@ _SLICE = 8192
 
 
 async def read_choice(
-    choice: CompletionChoice, voice: Voice | None, prompt_token_ids: Sequence[int] = ()
+    choice: CompletionChoice, chat_parser: ChatParser | None, prompt_token_ids: Sequence[int] = ()
 ) -> tuple[Message, int]:
-    """The message, and how many of its tokens were thoughts.
+    """The message, and how many of its tokens were reasoning.
 
     Args:
         prompt_token_ids: of the rendered prompt.
         voice: how to read it; None where all of it is content.
     """
-    if voice is None:
+    if chat_parser is None:
         return Message(content=choice.text), 0
-    parser, count = voice.new_parser(prompt_token_ids), voice.new_count(prompt_token_ids)
+    parser, count = chat_parser.new_parser(prompt_token_ids), chat_parser.new_count(prompt_token_ids)
     pieces: list[ParsedPiece] = []
     for start in range(0, len(choice.text), _SLICE):
         pieces += parser.feed(choice.text[start : start + _SLICE])
@@ -35,22 +35,22 @@ async def read_choice(
     if count is not None:
         count.add(choice.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
     message = _message(pieces, parser)
-    if not voice.show_thoughts:
+    if not chat_parser.show_reasoning:
         message = msgspec.structs.replace(message, reasoning=None)
     return message, 0 if count is None else count.tokens
 
 
 def parse_message(
-    text: str, voice: Voice | None, *, cut: bool = False, prompt_token_ids: Sequence[int] = ()
+    text: str, chat_parser: ChatParser | None, *, cut: bool = False, prompt_token_ids: Sequence[int] = ()
 ) -> Message:
     """The same at once, for callers that block anyway.
 
     Args:
         cut: see `was_cut`.
     """
-    if voice is None:
+    if chat_parser is None:
         return Message(content=text)
-    parser = voice.new_parser(prompt_token_ids)
+    parser = chat_parser.new_parser(prompt_token_ids)
     return _message(parser.feed(text) + parser.finish(cut=cut), parser)
 
 
@@ -66,13 +66,13 @@ def _message(pieces: list[ParsedPiece], parser: Parser) -> Message:
     return msgspec.structs.replace(message, calls_whole=False)
 
 
-async def read_completion(completion: Completion, voice: Voice | None) -> Completion:
+async def read_completion(completion: Completion, chat_parser: ChatParser | None) -> Completion:
     """The same answer with each choice's message."""
     choices: list[CompletionChoice] = []
-    thoughts = 0
+    reasoning_tokens = 0
     for choice in completion.choices:
-        message, tokens = await read_choice(choice, voice, completion.prompt_token_ids)
+        message, tokens = await read_choice(choice, chat_parser, completion.prompt_token_ids)
         choices.append(msgspec.structs.replace(choice, message=message))
-        thoughts += tokens
-    usage = msgspec.structs.replace(completion.usage, reasoning_tokens=thoughts)
+        reasoning_tokens += tokens
+    usage = msgspec.structs.replace(completion.usage, reasoning_tokens=reasoning_tokens)
     return msgspec.structs.replace(completion, choices=tuple(choices), usage=usage)

@@ -1,6 +1,6 @@
 """A chat request as its caller reads it: parsed pieces of each choice, or whole parsed choices.
 
-Without a dialect a delta's text is content as it is, at the cost of two small objects.
+Without a chat syntax a delta's text is content as it is, at the cost of two small objects.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ import msgspec
 from troupellm.actors.client.chat_reading import read_completion, was_cut
 from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.parser import Parser
-from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.reasoning_tokens import ReasoningCount
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.chat_events import (
     Content,
@@ -27,10 +27,10 @@ from troupellm.protocol.params.outputs import Completion, CompletionChoice, Delt
 from troupellm.protocol.quota import Quota
 
 
-class Turn:
+class ChatTurn:
     """Iterates over lists of events, one list per wake of the stream."""
 
-    def __init__(self, stream: Stream, sequences: int, voice: Voice | None = None) -> None:
+    def __init__(self, stream: Stream, sequences: int, chat_parser: ChatParser | None = None) -> None:
         """
         Args:
             sequences: how many choices there will be.
@@ -38,8 +38,8 @@ class Turn:
         """
         self._stream = stream
         self._left = sequences
-        self._voice = voice
-        self._readers: dict[int, tuple[Parser, ThoughtCount | None]] = {}
+        self._chat_parser = chat_parser
+        self._readers: dict[int, tuple[Parser, ReasoningCount | None]] = {}
         self.ended = False
         """Every choice has finished, and `usage` is known: nothing follows the events that were last given."""
 
@@ -59,7 +59,7 @@ class Turn:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of the tokens so far, those that were thoughts."""
+        """Of the tokens so far, those that were reasoning."""
         return sum([count.tokens for _, count in self._readers.values() if count is not None])
 
     @property
@@ -115,7 +115,7 @@ class Turn:
         """
         completion = await self._stream.collect()
         if not self._stream.is_chat:
-            completion = await read_completion(completion, self._voice)
+            completion = await read_completion(completion, self._chat_parser)
         self.ended = True
         return TurnAnswer(completion, tuple([_turn_choice(choice) for choice in completion.choices]))
 
@@ -123,8 +123,8 @@ class Turn:
         events: list[TurnEvent] = []
         for delta in deltas:
             called = False
-            if self._voice is not None:
-                called = self._parse(delta, self._voice, events)
+            if self._chat_parser is not None:
+                called = self._parse(delta, self._chat_parser, events)
             elif delta.text or delta.token_ids:
                 events.append(TurnEvent(delta.index, Content(delta.text), delta.token_ids, delta.logprobs))
             if delta.finish_reason is not None:
@@ -133,22 +133,22 @@ class Turn:
                 events.append(TurnEvent(delta.index, Finished(reason, delta.stop_reason)))
         return events
 
-    def _reader(self, voice: Voice) -> tuple[Parser, ThoughtCount | None]:
+    def _reader(self, chat_parser: ChatParser) -> tuple[Parser, ReasoningCount | None]:
         prompt = self._stream.prompt_token_ids
-        return voice.new_parser(prompt), voice.new_count(prompt)
+        return chat_parser.new_parser(prompt), chat_parser.new_count(prompt)
 
-    def _parse(self, delta: Delta, voice: Voice, events: list[TurnEvent]) -> bool:
+    def _parse(self, delta: Delta, chat_parser: ChatParser, events: list[TurnEvent]) -> bool:
         """Add what a delta says; tells whether its choice has called a tool, and wholly."""
         reader = self._readers.get(delta.index)
         if reader is None:
-            reader = self._readers[delta.index] = self._reader(voice)
+            reader = self._readers[delta.index] = self._reader(chat_parser)
         parser, count = reader
         pieces = parser.feed(delta.text)
         if delta.finish_reason is not None:
             pieces += parser.finish(cut=was_cut(delta.finish_reason, delta.stop_reason))
         if count is not None:
             count.add(delta.token_ids, "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)]))
-        shown = pieces if voice.show_thoughts else _without_thoughts(pieces)
+        shown = pieces if chat_parser.show_reasoning else _without_reasoning(pieces)
         ids, logprobs = delta.token_ids, delta.logprobs
         if not shown and ids:
             events.append(TurnEvent(delta.index, Content(""), ids, logprobs))
@@ -158,7 +158,7 @@ class Turn:
         return parser.has_whole_calls
 
 
-def _without_thoughts(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
+def _without_reasoning(pieces: list[ParsedPiece]) -> list[ParsedPiece]:
     return [piece for piece in pieces if not isinstance(piece, Reasoning)]
 
 
@@ -177,7 +177,7 @@ def _turn_choice(choice: CompletionChoice) -> TurnChoice:
 
 
 class TurnAnswer:
-    """The result of `Turn.collect`: the choices, and the completion that they were parsed from."""
+    """The result of `ChatTurn.collect`: the choices, and the completion that they were parsed from."""
 
     def __init__(self, completion: Completion, choices: tuple[TurnChoice, ...]) -> None:
         self.completion = completion

@@ -31,7 +31,7 @@ def gather_choices(
 
 
 def _choice(index: int, deltas: Sequence[Delta]) -> CompletionChoice:
-    described = any(delta.logprobs is not None for delta in deltas)
+    with_logprobs = any(delta.logprobs is not None for delta in deltas)
     logprobs = tuple(entry for delta in deltas for entry in delta.logprobs or ())
     return CompletionChoice(
         index=index,
@@ -39,6 +39,6 @@ def _choice(index: int, deltas: Sequence[Delta]) -> CompletionChoice:
         token_ids=tuple(token_id for delta in deltas for token_id in delta.token_ids),
         finish_reason=deltas[-1].finish_reason,
         stop_reason=deltas[-1].stop_reason,
-        logprobs=logprobs if described else None,
-        cumulative_logprob=sum(entry.logprob for entry in logprobs) if described else None,
+        logprobs=logprobs if with_logprobs else None,
+        cumulative_logprob=sum(entry.logprob for entry in logprobs) if with_logprobs else None,
     )

@@ -12,7 +12,7 @@ from troupellm.actors.admission.submission import PromptLike, Submission, as_pro
 from troupellm.actors.client.mapping import map_streams
 from troupellm.actors.client.pooling import PoolingDoor
 from troupellm.actors.client.stream import Stream
-from troupellm.models.chat_parsers.served_parser import Speaker, Voice
+from troupellm.models.chat_parsers.served_parser import ChatFormat, ChatParser
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import ChatPrompt, RequestGroup
@@ -32,20 +32,22 @@ class Door(PoolingDoor):
 
     @property
     @abstractmethod
-    def speaker(self) -> Speaker:
-        """How the model writes tool calls and thoughts."""
+    def chat_format(self) -> ChatFormat:
+        """How the model writes tool calls and reasoning."""
 
     @abstractmethod
     def _fresh_name(self, nbytes: int) -> str:
         """Twice so many hexadecimal digits."""
 
-    def voice(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_thoughts: bool = True) -> Voice | None:
+    def chat_parser(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True
+    ) -> ChatParser | None:
         """How the answers to a prompt are to be read; None where they are plain text.
 
         Raises:
             InvalidRequest: tools must be called, and it is not known how this model writes calls.
         """
-        return self.speaker.voice(prompt, use, token=self._fresh_name, show_thoughts=show_thoughts)
+        return self.chat_format.chat_parser(prompt, use, token=self._fresh_name, show_reasoning=show_reasoning)
 
     def sampling(self, **overrides: Any) -> SamplingParams:
         """The model's own defaults with `overrides`; None leaves a default as it is, but `max_tokens=None` is a value.
@@ -138,7 +140,7 @@ class Door(PoolingDoor):
     ) -> Stream:
         """A request whose prompt the model's chat template writes. `options` are those of `stream`.
 
-        Its deltas have the text as the model wrote it. `Stream.turn` iterates over content, thoughts and tool calls
+        Its deltas have the text as the model wrote it. `Stream.turn` iterates over content, reasoning and tool calls
         instead, and the choices that `Stream.collect` gives have each a `message`.
 
         Args:
@@ -151,15 +153,15 @@ class Door(PoolingDoor):
             tools=use.tools or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=self.speaker.with_effort(template_kwargs, reasoning_effort),
+            template_kwargs=self.chat_format.with_effort(template_kwargs, reasoning_effort),
             documents=documents,
             template=chat_template,
         )
-        voice = self.voice(prompt, use)
+        chat_parser = self.chat_parser(prompt, use)
         own = {name: options.pop(name) for name in list(options) if name in SamplingParams.__struct_fields__}
         params = self.sampling(**own) if params is None else msgspec.structs.replace(params, **own)
-        stream = self.stream(prompt, params if voice is None else voice.applied(params), **options)
-        stream.is_chat, stream.voice = True, voice
+        stream = self.stream(prompt, params if chat_parser is None else chat_parser.applied(params), **options)
+        stream.is_chat, stream.chat_parser = True, chat_parser
         return stream
 
     def map(

@@ -14,7 +14,7 @@ import anyio
 from troupellm.actors.client.chat_reading import read_completion
 from troupellm.actors.client.choices import gather_choices
 from troupellm.actors.output.outbox import LocalOutbox
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.protocol.errors import RequestAborted
 from troupellm.protocol.params.outputs import (
     Completion,
@@ -29,7 +29,7 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.quota import Quota
 
 if TYPE_CHECKING:
-    from troupellm.actors.client.chat_turn import Turn
+    from troupellm.actors.client.chat_turn import ChatTurn
 
 T = TypeVar("T")
 
@@ -56,8 +56,8 @@ class Stream:
         self.prompt = prompt
         self._params = params
         self.is_chat = False
-        """Its choices get messages, which `voice` tells apart from the text."""
-        self.voice: Voice | None = None
+        """Its choices get messages, which `chat_parser` tells apart from the text."""
+        self.chat_parser: ChatParser | None = None
         self.finish_reasons: dict[int, FinishReason] = {}
         self._start = start
         self._post = post
@@ -189,11 +189,11 @@ class Stream:
             await outbox.wait()
         return None
 
-    def turn(self) -> "Turn":
-        """The same answers as parsed pieces: content, thoughts, tool calls. Instead of iterating over deltas."""
-        from troupellm.actors.client.chat_turn import Turn
+    def turn(self) -> "ChatTurn":
+        """The same answers as parsed pieces: content, reasoning, tool calls. Instead of iterating over deltas."""
+        from troupellm.actors.client.chat_turn import ChatTurn
 
-        return Turn(self, 1 if self._params is None else self._params.n, self.voice)
+        return ChatTurn(self, 1 if self._params is None else self._params.n, self.chat_parser)
 
     async def opened(self) -> None:
         """Return once the request is validated and queued.
@@ -257,7 +257,7 @@ class Stream:
             prompt=self.prompt,
             prompt_logprobs=self.prompt_logprobs,
         )
-        return await read_completion(completion, self.voice) if self.is_chat else completion
+        return await read_completion(completion, self.chat_parser) if self.is_chat else completion
 
     async def collect_pooled(self) -> Pooled:
         """Wait for the vector of a request that is pooled.

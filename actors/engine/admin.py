@@ -108,7 +108,7 @@ class EngineAdmin(EngineLife):
 
     def keep_session(self, session: str, *, tenant: str = "") -> None:
         """The session's newest turn ended in tool calls: its KV blocks are leased for `tool_lease` seconds."""
-        self._on_loop().system.sleep_control.tell(KeepTurn(tenant, session))
+        self._on_loop().system.sleep_control.send(KeepTurn(tenant, session))
 
     async def prefetch_session(self, session: str, *, tenant: str = "") -> PrefetchReport | None:
         """Bring the KV blocks of a session's last turns to the device, out of host memory and outer tiers.

@@ -1,7 +1,7 @@
-"""One HTTP front process, as the engine's process sees it: its requests on their way in, and their answers out.
+"""One API process, as the engine's process sees it: its requests on their way in, and their answers out.
 
-Requests are admitted here, before the front tokenizes them, so that the caps hold for all fronts together. A front that
-ends loses exactly its own requests.
+Requests are admitted here, before the API process tokenizes them, so that the caps hold for all API processes together.
+An API process that ends loses exactly its own requests.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,17 +28,17 @@ from troupellm.protocol.wire.api_process import (
     Apply,
     AskCharge,
     ChargeAnswer,
+    Chunks,
     CorrectCharge,
     Ended,
     PauseReader,
-    Pieces,
     ResumeReader,
     Submit,
     WireError,
 )
 
-FrontRequest = Apply | Submit | Abort | PauseReader | ResumeReader | AskCharge | CorrectCharge
-Answer = Admitted | Ended | Pieces | ChargeAnswer
+ApiProcessRequest = Apply | Submit | Abort | PauseReader | ResumeReader | AskCharge | CorrectCharge
+Answer = Admitted | Ended | Chunks | ChargeAnswer
 _LET_GO_SECONDS = 5.0
 _FIRST_REPEAT_SECONDS = 0.02
 
@@ -53,15 +53,15 @@ class _Request:
         self.scope = anyio.CancelScope()
         """Around its way in."""
         self.invalid = False
-        """The front has refused it."""
+        """The API process has refused it."""
         self.submit: Submit | None = None
         self.submitted: Waiter = new_waiter()
         self.sent: Sent | None = None
         """Once it was handed over."""
 
 
-class FrontSession:
-    """`handle` takes what the front says, `run` sends what the engine answers."""
+class ApiProcessSession:
+    """`handle` takes what the API process says, `run` sends what the engine answers."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class FrontSession:
     ) -> None:
         """
         Args:
-            post: queues a message for the front, without waiting.
-            drained: waits while much is queued; pieces merge meanwhile.
+            post: queues a message for the API process, without waiting.
+            drained: waits while much is queued; chunks merge meanwhile.
         """
         self._system = system
         self._clock = clock
@@ -89,10 +89,10 @@ class FrontSession:
         self._newcomers: Waiter | None = None
 
     def __len__(self) -> int:
-        """Open requests of the front."""
+        """Open requests of the API process."""
         return len(self._requests)
 
-    def handle(self, message: FrontRequest) -> None:
+    def handle(self, message: ApiProcessRequest) -> None:
         match message:
             case Apply():
                 if message.request in self._requests:
@@ -123,7 +123,7 @@ class FrontSession:
                 assert_never(message)
 
     async def run(self) -> None:
-        """Until cancelled; then the front's requests are ended, within a bound."""
+        """Until cancelled; then the API process's requests are ended, within a bound."""
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._write)
@@ -140,7 +140,7 @@ class FrontSession:
                 await self._let_go()
 
     async def _enter(self, request: _Request) -> None:
-        """One request's way in: a place, the prepared prompt from the front, the engine."""
+        """One request's way in: a place, the prepared prompt from the API process, the engine."""
         number = request.apply.request
         error: TroupeError = RequestAborted("the request was ended before it began")
         with request.scope:
@@ -238,7 +238,7 @@ def engine_half(config: StreamConfig) -> StreamConfig:
     return msgspec.structs.replace(config, stream_budget_tokens=max(1, config.stream_budget_tokens // 2))
 
 
-def front_half(config: StreamConfig) -> int:
+def api_process_budget(config: StreamConfig) -> int:
     return max(1, config.stream_budget_tokens - config.stream_budget_tokens // 2)
 
 

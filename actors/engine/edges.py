@@ -35,7 +35,7 @@ def edges(config: EngineConfig) -> tuple[Edge, ...]:
     scheduler (AbortRequest), outbox and engine to guide (AbortRequest), scheduler to guide (BuildGuide), guide to
     scheduler (GuideBuilt).
 
-    An HTTP front in a process of its own stands beside "engine": its requests come in by the same edge, after a place
+    An API server process stands beside "engine": its requests come in by the same edge, after a place
     was taken for each; what goes to it merges in each request's outbox while much waits in its socket.
     """
     plans = config.scheduler.plans_in_flight

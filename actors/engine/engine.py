@@ -21,12 +21,12 @@ from troupellm.actors.admission.submission import Submission
 from troupellm.actors.client.client_api import Door
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.admin import EngineAdmin
-from troupellm.actors.engine.api_process_session import Answer, FrontSession
+from troupellm.actors.engine.api_process_session import Answer, ApiProcessSession
 from troupellm.actors.engine.submit import charge, submit
 from troupellm.actors.input.actor import is_short
 from troupellm.actors.input.tokenize import tokenize
 from troupellm.actors.output.outbox import LocalOutbox
-from troupellm.models.chat_parsers.served_parser import Speaker
+from troupellm.models.chat_parsers.served_parser import ChatFormat
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.messages.input import Prompt, TextPrompt
@@ -69,9 +69,9 @@ class Engine(EngineAdmin, Door):
         return 0 if self._running is None else self._running.machinery.num_template_processes
 
     @property
-    def speaker(self) -> Speaker:
-        """How its answers are read: tool calls and thoughts."""
-        return self._require().loaded.speaker
+    def chat_format(self) -> ChatFormat:
+        """How its answers are read: tool calls and reasoning."""
+        return self._require().loaded.chat_format
 
     def _fresh_name(self, nbytes: int) -> str:
         return self._randomness.token(nbytes)
@@ -122,7 +122,7 @@ class Engine(EngineAdmin, Door):
     # Fronts in processes of their own.
 
     def serving(self) -> Serving:
-        """The settings with which a front prepares requests for this engine."""
+        """The settings with which an API process prepares requests for this engine."""
         loaded = self._require().loaded
         return Serving(
             config=msgspec.structs.replace(
@@ -135,9 +135,11 @@ class Engine(EngineAdmin, Door):
             ready=loaded.ready,
         )
 
-    def front_session(self, post: Callable[[Answer], None], drained: Callable[[], Awaitable[None]]) -> FrontSession:
-        """The engine's side of one front; see there."""
-        return FrontSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
+    def api_process_session(
+        self, post: Callable[[Answer], None], drained: Callable[[], Awaitable[None]]
+    ) -> ApiProcessSession:
+        """The engine's side of one API process; see there."""
+        return ApiProcessSession(self._require().system, self._clock, self.config.stream, post=post, drained=drained)
 
     @property
     def _num_places(self) -> int:

@@ -211,7 +211,7 @@ class PauseAndSleep:
             await waiter.wait(seconds)
         return answer == [True]
 
-    def tell(self, message: SchedulerControl) -> None:
+    def send(self, message: SchedulerControl) -> None:
         """Hand the scheduler a message."""
         self._scheduler.control(message)
 

@@ -1,4 +1,4 @@
-"""Starting an engine: find the model, read what the front half needs, load the worker where it is to live.
+"""Starting an engine: find the model, read what the API side needs, load the worker where it is to live.
 
 This is the one place where every failure while loading becomes a `ModelLoadError`, flat, with the root cause behind it.
 """
@@ -21,7 +21,7 @@ from troupellm.actors.runtime.ports import Clock, LoopPort, Randomness, StepThre
 from troupellm.actors.runtime.processes import Processes
 from troupellm.actors.worker.process_host import ProcessWorker
 from troupellm.actors.worker.thread_host import ThreadWorker, WorkerHost
-from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of
+from troupellm.models.chat_parsers.served_parser import ChatFormat, chat_format_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
 from troupellm.models.config.generation_config import load_generation_defaults, token_cap
@@ -60,7 +60,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer
     tables: TextTables
     chat_template: ChatTemplate
-    speaker: Speaker
+    chat_format: ChatFormat
     defaults: dict[str, Any]
     worker_host: WorkerHost
     ready: WorkerReady
@@ -92,7 +92,7 @@ class Machinery:
         try:
             if config.worker.worker_process:
                 await self._start_process(config, progress, factory)
-            folder, home, tokenizer, speaker, defaults = await self.pool.run(
+            folder, home, tokenizer, chat_format, defaults = await self.pool.run(
                 _read, config, sink, self._templates, factory is None
             )
             if factory is None:  # before anything large is read
@@ -108,14 +108,14 @@ class Machinery:
             raise
         except Exception as error:
             raise load_failure(error) from error
-        speaker.template.fit(ready.max_model_len)
+        chat_format.template.fit(ready.max_model_len)
         return Loaded(
             names=served_names(config.model),
             tokenizer_folder=home,
             tokenizer=tokenizer,
             tables=tables,
-            chat_template=speaker.template,
-            speaker=speaker,
+            chat_template=chat_format.template,
+            chat_format=chat_format,
             defaults=defaults,
             worker_host=worker_host,
             ready=ready,
@@ -312,8 +312,8 @@ def _secret(config: EngineConfig) -> bytes | None:
 
 def _read(
     config: EngineConfig, progress: ProgressSink, renderer: Renderer, checked: bool
-) -> tuple[Path, Path, Tokenizer, Speaker, dict[str, Any]]:
-    """The parts of the model's folder that the front half needs.
+) -> tuple[Path, Path, Tokenizer, ChatFormat, dict[str, Any]]:
+    """The parts of the model's folder that the API side needs.
 
     Args:
         checked: refuse what our worker cannot read; a worker that the caller brings along may read other models.
@@ -327,6 +327,6 @@ def _read(
     home = tokenizer_folder(folder, model, progress)
     tokenizer = Tokenizer.load(home)
     template = ChatTemplate.load(home, model.chat_template, renderer)
-    speaker = speaker_of(model, tokenizer, template, home)
+    chat_format = chat_format_of(model, tokenizer, template, home)
     defaults = load_generation_defaults(folder, model.generation_config, model.override_generation_config)
-    return folder, home, tokenizer, speaker, defaults
+    return folder, home, tokenizer, chat_format, defaults

@@ -71,7 +71,7 @@ async def hand_over(
     except MailboxClosed:
         raise _leave(outbox, system.error("the engine was closed")) from None
     except BaseException:
-        outbox.abort()  # accepted or not, no reader will take its pieces
+        outbox.abort()  # accepted or not, no reader will take its chunks
         _leave(outbox, RequestAborted("the caller left"))
         raise
     return outbox

@@ -49,7 +49,7 @@ class System:
         self.output, self.metrics, self.guide = boxes.output, boxes.metrics, boxes.guide
         self.admission = Admission(parts.config.scheduler, parts.clock)
         self.requests = OpenRequests(
-            parts.clock, self._tell, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
+            parts.clock, self._send_to_scheduler, self._on_cancelled, lambda: self._count(RequestRejected("invalid"))
         )
         self.sleep_control = PauseAndSleep(
             self.scheduler, self.worker, self.admission, self.requests, lambda: self.error("the engine was closed")
@@ -235,7 +235,7 @@ class System:
             elif isinstance(message, BuildGuide):
                 self.scheduler.control(GuideBuilt(message.program, message.engine_epoch, "lost"))
 
-    def _tell(self, message: SchedulerControl) -> None:
+    def _send_to_scheduler(self, message: SchedulerControl) -> None:
         """From an outbox to the scheduler; a request that waits for its guide is not known there yet."""
         if isinstance(message, AbortRequest) and (self.guide.depth or self._guide.busy):
             self.guide.control(message)

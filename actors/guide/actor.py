@@ -17,7 +17,7 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.guide.cache import GuideCache, GuideKey, key_of
 from troupellm.actors.guide.compiler import GuideCompiler, GuideRefused, GuideTooCostly
-from troupellm.actors.guide.fair_queue import MOST_WAITING, Ticket, TooManyWaiting, Turns
+from troupellm.actors.guide.fair_queue import MOST_WAITING, CompileTicket, TooManyWaiting, Turns
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock
 from troupellm.protocol.config.structured_outputs import GuideConfig
@@ -178,7 +178,7 @@ class Guide:
         )
         return key_of(spec, BACKENDS[spec.backend] or self._backend, tenant)
 
-    async def _compile(self, key: GuideKey, ticket: Ticket) -> None:
+    async def _compile(self, key: GuideKey, ticket: CompileTicket) -> None:
         """Compile once for all who wait, unless they leave before it begins."""
         waiting = self._compiling[key]
         try:

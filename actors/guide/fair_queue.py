@@ -27,7 +27,7 @@ class TooManyWaiting(Exception):
     """The client has as many guides waiting as it may."""
 
 
-class Ticket(msgspec.Struct, eq=False):
+class CompileTicket(msgspec.Struct, eq=False):
     """A place among those that wait, and then a turn."""
 
     tenant: str
@@ -42,24 +42,24 @@ class _Line:
     __slots__ = ("_queues", "size")
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[int, bool], deque[Ticket]] = {}
+        self._queues: dict[tuple[int, bool], deque[CompileTicket]] = {}
         """By the bits of their sizes, and whether they are large; no queue is empty."""
         self.size = 0
 
-    def add(self, ticket: Ticket) -> None:
+    def add(self, ticket: CompileTicket) -> None:
         self._queues.setdefault(_kind(ticket), deque()).append(ticket)
         self.size += 1
 
-    def remove(self, ticket: Ticket) -> None:
+    def remove(self, ticket: CompileTicket) -> None:
         queue = self._queues[_kind(ticket)]
         queue.remove(ticket)
         self.size -= 1
         if not queue:
             del self._queues[_kind(ticket)]
 
-    def first(self, now: float, *, with_large: bool) -> "tuple[int, float, Ticket] | None":
+    def first(self, now: float, *, with_large: bool) -> "tuple[int, float, CompileTicket] | None":
         """The next ticket behind the bits of its size, zero where it has waited long, and when it came."""
-        best: tuple[int, float, Ticket] | None = None
+        best: tuple[int, float, CompileTicket] | None = None
         for (bits, large), queue in self._queues.items():
             if large and not with_large:
                 continue
@@ -70,7 +70,7 @@ class _Line:
         return best
 
 
-def _kind(ticket: Ticket) -> tuple[int, bool]:
+def _kind(ticket: CompileTicket) -> tuple[int, bool]:
     return ticket.size.bit_length(), ticket.size > SMALL_BYTES
 
 
@@ -92,7 +92,7 @@ class Turns:
         """How many wait."""
         return sum(line.size for line in self._lines.values())
 
-    def queue(self, tenant: str, size: int, *, most: int = MOST_WAITING) -> Ticket:
+    def queue(self, tenant: str, size: int, *, most: int = MOST_WAITING) -> CompileTicket:
         """Begin to wait; `turn` must follow.
 
         Args:
@@ -108,13 +108,13 @@ class Turns:
             raise TooManyWaiting
         if line is None:
             line = self._lines[tenant] = _Line()
-        ticket = Ticket(tenant, size, self._clock.now(), anyio.Event())
+        ticket = CompileTicket(tenant, size, self._clock.now(), anyio.Event())
         line.add(ticket)
         self._grant()
         return ticket
 
     @asynccontextmanager
-    async def turn(self, ticket: Ticket) -> AsyncIterator[None]:
+    async def turn(self, ticket: CompileTicket) -> AsyncIterator[None]:
         """Wait for the ticket's turn, and have it; its time is the client's."""
         try:
             await ticket.turn.wait()
@@ -132,7 +132,7 @@ class Turns:
             else:
                 self._remove(ticket)
 
-    def _remove(self, ticket: Ticket) -> None:
+    def _remove(self, ticket: CompileTicket) -> None:
         line = self._lines[ticket.tenant]
         line.remove(ticket)
         if not line.size:
@@ -149,9 +149,9 @@ class Turns:
             self._free_large -= first.size > SMALL_BYTES
             first.turn.set()
 
-    def _first(self, now: float) -> Ticket | None:
+    def _first(self, now: float) -> CompileTicket | None:
         best: tuple[int, int, float] | None = None
-        found: Ticket | None = None
+        found: CompileTicket | None = None
         for tenant, line in self._lines.items():
             first = line.first(now, with_large=self._free_large > 0)
             if first is None:

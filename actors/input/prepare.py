@@ -128,7 +128,8 @@ class Preparer:
         return Prepared(opened, submitted)
 
     def _stop_inside(self, message: PrepareRequest, token_ids: Sequence[int]) -> tuple[str, ...] | None:
-        """The marks that end the thoughts in which an answer with stop strings begins; None where it begins outside."""
+        """The marks that end the reasoning in which an answer with stop strings begins; None where it begins
+        outside."""
         scope = message.params.stop_scope
         if scope is None or not scope.opens or not message.params.stop:
             return None

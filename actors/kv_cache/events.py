@@ -59,7 +59,7 @@ class KVEventLog:
         self._standing = Standing()
         self._block_size, self._with_tokens = block_size, with_tokens
         self._waiting: set[Waiter] = set()
-        self._told = 0
+        self._reported = 0
         self.last = 0
         """Number of the last event; 0 before the first one."""
         self.closed = False
@@ -68,7 +68,7 @@ class KVEventLog:
     def snapshot(self) -> KVEventsSnapshot:
         """In plain numbers."""
         return KVEventsSnapshot(
-            told=self.last,
+            reported=self.last,
             kept=len(self._ring),
             lost=self._lost,
             waiting_readers=len(self._waiting),
@@ -92,9 +92,9 @@ class KVEventLog:
 
     def flush(self) -> None:
         """Wake who waits, if there is news. Called once for many events."""
-        if self.last == self._told:
+        if self.last == self._reported:
             return
-        self._told = self.last
+        self._reported = self.last
         self._wake()
 
     def close(self) -> None:

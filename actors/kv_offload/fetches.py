@@ -11,11 +11,11 @@ from math import inf
 from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_pool import in_group
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.cost import fetch_from
 from troupellm.actors.kv_offload.loads import UNHARMED
-from troupellm.actors.kv_offload.means import Means
 from troupellm.actors.kv_offload.tier import TierBlock
-from troupellm.actors.kv_offload.traffic import LOOKUPS
+from troupellm.actors.kv_offload.transfers import LOOKUPS
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.kv_transfers import TransferDone
 from troupellm.protocol.messages.worker import NULL_BLOCK
@@ -63,7 +63,7 @@ class Ask:
 class Fetches:
     def __init__(
         self,
-        means: Means,
+        context: OffloadContext,
         timeout: float,
         ended: Callable[[Sequence], None],
         missed: Callable[[Sequence, int], None],
@@ -75,7 +75,7 @@ class Fetches:
             ended: hears that a sequence has nothing more to wait for.
             missed: hears before that if a tier did not give a sequence what it said it has.
         """
-        self._host, self._traffic, self._tables, self._cost, self._counts = means
+        self._host, self._transfers, self._tables, self._cost, self._counts = context
         self._missed = missed
         self._timeout = timeout
         self._ended = ended
@@ -94,7 +94,7 @@ class Fetches:
     @property
     def full(self) -> bool:
         """True if no other sequence may ask before an answer comes."""
-        return len(self._asking) >= LOOKUPS or self._traffic.num_lookups + len(self.inward) > LOOKUPS
+        return len(self._asking) >= LOOKUPS or self._transfers.num_lookups + len(self.inward) > LOOKUPS
 
     def paying(self) -> tuple[int, ...]:
         """Outer tiers that bring blocks sooner than they are computed."""
@@ -111,7 +111,7 @@ class Fetches:
             def found(count: int, tier: int = tier) -> None:
                 self._found(sequence, ask, tier, count)
 
-            lookup = self._traffic.ask(tier, named, found)
+            lookup = self._transfers.ask(tier, named, found)
             ask.lookups[tier] = lookup
 
     def pump(self, now: float) -> None:
@@ -124,7 +124,7 @@ class Fetches:
                 if ask.lookups and ask.counts and not ask.waiting and not ask.pending:
                     self._choose(sequence, ask)  # one tier has answered, another one takes its time
                     for lookup in ask.lookups.values():
-                        self._traffic.forget_lookup(lookup)
+                        self._transfers.forget_lookup(lookup)
                     ask.lookups.clear()
                     self._start(sequence, ask)
                 else:
@@ -148,12 +148,12 @@ class Fetches:
         assert isinstance(ask, Ask)
         del self._asking[sequence.row]
         for lookup in ask.lookups.values():
-            self._traffic.forget_lookup(lookup)
+            self._transfers.forget_lookup(lookup)
         for key in ask.pending:
             fetch = self._fetching[key]
             fetch.waiting.remove(ask)
             if not fetch.waiting:
-                self._traffic.cancel(fetch.transfer)
+                self._transfers.cancel(fetch.transfer)
         ask.pending.clear()
 
     def forget(self) -> None:
@@ -206,7 +206,7 @@ class Fetches:
                     return  # its sequence has given it up: it ends soon, and is fetched anew if it is needed
                 under_way.waiting.append(ask)
                 ask.pending.add(wanted.key)
-            elif self._traffic.credits("fetch", wanted.tier) <= 0:
+            elif self._transfers.credits("fetch", wanted.tier) <= 0:
                 return
             else:
                 target = self._host.prepare_store(wanted.key)
@@ -231,7 +231,7 @@ class Fetches:
         def done(answer: TransferDone) -> None:
             self._fetched(tier, target, answer)
 
-        transfer = self._traffic.begin(
+        transfer = self._transfers.begin(
             "fetch", done, place=target.place, key=key, group=group, block=NULL_BLOCK, tier=tier
         )
         self._fetching[key] = _Fetch(transfer, tier, [ask])

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from troupellm.actors.kv_offload.means import Means
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.tier import TierBlock
 from troupellm.actors.sequences.host_hit import HostHit
 from troupellm.actors.sequences.sequence import Sequence
@@ -36,13 +36,13 @@ class Loading:
 
 
 class Loads:
-    def __init__(self, means: Means, timeout: float, ended: Callable[[Sequence, Loading], None]) -> None:
+    def __init__(self, context: OffloadContext, timeout: float, ended: Callable[[Sequence, Loading], None]) -> None:
         """
         Args:
             timeout: seconds without progress after which a sequence goes on without the rest.
             ended: hears that nothing is under way any more into the blocks of a sequence that still waits.
         """
-        self._host, self._traffic, self._tables, self._cost, self._counts = means
+        self._host, self._transfers, self._tables, self._cost, self._counts = context
         self._timeout = timeout
         self._ended = ended
         self._waiting: dict[int, Sequence] = {}
@@ -85,7 +85,7 @@ class Loads:
         while loading.waiting:
             self._host.complete_load(loading.waiting.popleft().source, ok=True)
         for transfer in loading.pending:
-            self._traffic.cancel(transfer)
+            self._transfers.cancel(transfer)
         return loading.pending
 
     def forget(self) -> None:
@@ -95,7 +95,7 @@ class Loads:
         self._waiting.clear()
 
     def _start(self, sequence: Sequence, loading: Loading) -> None:
-        while loading.waiting and self._traffic.credits("load") > 0:
+        while loading.waiting and self._transfers.credits("load") > 0:
             if self._tables.being_copied(loading.waiting[0].hit.block):
                 return  # the block's last owner copies it with this plan, or with one still in flight
             wanted = loading.waiting.popleft()
@@ -105,7 +105,7 @@ class Loads:
                 self._done(sequence, loading, wanted, answer)
 
             loading.pending.add(
-                self._traffic.begin(
+                self._transfers.begin(
                     "load", done, place=source.place, key=hit.key, group=hit.group, block=hit.block, tier=0
                 )
             )

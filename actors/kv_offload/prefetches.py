@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_pool import in_group
 from troupellm.actors.kv_cache.prefix_search import IN_HOST, WithHost, find_prefix
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.cost import fetch_from
-from troupellm.actors.kv_offload.means import Means
-from troupellm.actors.kv_offload.traffic import LOOKUPS
+from troupellm.actors.kv_offload.transfers import LOOKUPS
 from troupellm.protocol.config.kv_hints import PrefetchReport
 from troupellm.protocol.messages.kv_transfers import TransferDone
 from troupellm.protocol.messages.worker import NULL_BLOCK
@@ -56,13 +56,13 @@ class _Prefetch:
 
 
 class Prefetches:
-    def __init__(self, means: Means, inward: Callable[[], tuple[int, ...]], outcomes: Counter[str]) -> None:
+    def __init__(self, context: OffloadContext, inward: Callable[[], tuple[int, ...]], outcomes: Counter[str]) -> None:
         """
         Args:
             inward: outer tiers that bring blocks sooner than they are computed, nearest first.
             outcomes: counts blocks.
         """
-        self._host, self._traffic, self._tables, self._cost, self._counts = means
+        self._host, self._transfers, self._tables, self._cost, self._counts = context
         self._inward = inward
         self._jobs: dict[tuple[str, int], _Prefetch] = {}
         self.outcomes = outcomes
@@ -90,7 +90,7 @@ class Prefetches:
         job = self._jobs[name] = _Prefetch(keys, self._tables.cache_age, done)
         found = self._find(job)
         beyond, tiers = keys[1 + len(found[0]) :], self._inward()
-        if beyond and tiers and self._traffic.num_lookups + len(tiers) <= LOOKUPS:
+        if beyond and tiers and self._transfers.num_lookups + len(tiers) <= LOOKUPS:
             self._ask(name, job, beyond, len(found[0]), tiers)
             present = sum(block not in (IN_HOST, NULL_BLOCK) for block in found[0])
             job.report = PrefetchReport(present=present, loading=len(keys) - 1 - present)
@@ -133,7 +133,7 @@ class Prefetches:
                     self._settle(name, job)
 
             job.lookups[tier] = -1
-            self._traffic.ask(tier, named, found)
+            self._transfers.ask(tier, named, found)
 
     def _choose(self, job: _Prefetch, keys: list[bytes], first: int) -> None:
         """Fetch each block from the nearest tier that has it, for the groups that see it."""
@@ -147,12 +147,12 @@ class Prefetches:
                     job.fetches.append((tier, group, in_group(keys[index], group)))
 
     def _start(self, name: tuple[str, int], job: _Prefetch) -> None:
-        while job.fetches and self._traffic.credits("fetch", job.fetches[0][0]) > 0:
+        while job.fetches and self._transfers.credits("fetch", job.fetches[0][0]) > 0:
             self._fetch(name, job, *job.fetches.popleft())
         if job.lookups and not job.fetches and not job.pending and min(job.lookups.values()) >= 0:
             job.lookups.clear()
             self._load(job)
-        while job.loads and self._traffic.credits("load") > 0:
+        while job.loads and self._transfers.credits("load") > 0:
             if self._tables.being_copied(job.loads[0].block):
                 return  # the plan that copies from or to the block comes first
             self._begin_load(name, job, job.loads.popleft())
@@ -171,7 +171,7 @@ class Prefetches:
             self._ended(name, job)
 
         job.pending += 1
-        self._traffic.begin("fetch", done, place=target.place, key=key, group=group, block=NULL_BLOCK, tier=tier)
+        self._transfers.begin("fetch", done, place=target.place, key=key, group=group, block=NULL_BLOCK, tier=tier)
 
     def _load(self, job: _Prefetch) -> None:
         """Take blocks for what host memory has of the prefix, its beginning first, as far as there is room."""
@@ -216,7 +216,7 @@ class Prefetches:
             self._ended(name, job)
 
         job.pending += 1
-        self._traffic.begin("load", done, place=source.place, key=key, group=group, block=block, tier=0)
+        self._transfers.begin("load", done, place=source.place, key=key, group=group, block=block, tier=0)
 
     def _ended(self, name: tuple[str, int], job: _Prefetch) -> None:
         job.pending -= 1

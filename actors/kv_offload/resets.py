@@ -7,23 +7,23 @@ could not be reset (it is sick, or its worker died meanwhile) is not used before
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from troupellm.actors.kv_offload.traffic import Traffic
+from troupellm.actors.kv_offload.transfers import Transfers
 from troupellm.protocol.messages.kv_transfers import TransferDone
 from troupellm.protocol.messages.worker import NULL_BLOCK
 
-Told = Callable[[bool], None]
+OnDone = Callable[[bool], None]
 MOST_CALLS = 64
 """Callers that may wait for one tier."""
 
 
 class Resets:
-    def __init__(self, traffic: Traffic, changed: Callable[[], None]) -> None:
+    def __init__(self, transfers: Transfers, changed: Callable[[], None]) -> None:
         """changed: hears that `owed` is another."""
-        self._traffic = traffic
+        self._transfers = transfers
         self._changed = changed
-        self._under_way: dict[int, list[Told]] = {}
+        self._under_way: dict[int, list[OnDone]] = {}
         """By tier, who waits for the reset that is under way."""
-        self._next: dict[int, list[Told]] = {}
+        self._next: dict[int, list[OnDone]] = {}
         """For the one after it."""
         self.owed: set[int] = set()
         """Tiers whose last reset failed."""
@@ -37,14 +37,14 @@ class Resets:
         """Those that are being reset."""
         return self._under_way.keys()
 
-    def begin(self, tiers: Iterable[int], done: Told) -> None:
+    def begin(self, tiers: Iterable[int], done: OnDone) -> None:
         """Reset these tiers; `done` hears whether all could be."""
         left, went_well = set(tiers), True
         if not left:
             done(True)
             return
 
-        def told(tier: int, ok: bool) -> None:
+        def on_done(tier: int, ok: bool) -> None:
             nonlocal went_well
             left.remove(tier)
             went_well = went_well and ok
@@ -52,7 +52,7 @@ class Resets:
                 done(went_well)
 
         for tier in sorted(left):
-            self._ask(tier, partial(told, tier))
+            self._ask(tier, partial(on_done, tier))
 
     def retry(self, works: Callable[[int], bool]) -> None:
         """Try tiers again that are owed a reset and work now."""
@@ -71,34 +71,34 @@ class Resets:
 
     def answer(self, ok: bool) -> None:
         """End every wait with the result `ok`."""
-        waiting = [tell for told in (*self._under_way.values(), *self._next.values()) for tell in told]
-        for told in (*self._under_way.values(), *self._next.values()):
-            told.clear()
-        for tell in waiting:
-            tell(ok)
+        waiting = [callback for on_done in (*self._under_way.values(), *self._next.values()) for callback in on_done]
+        for on_done in (*self._under_way.values(), *self._next.values()):
+            on_done.clear()
+        for callback in waiting:
+            callback(ok)
 
-    def _ask(self, tier: int, told: Told | None) -> None:
+    def _ask(self, tier: int, on_done: OnDone | None) -> None:
         if tier in self._under_way:
             waiting = self._next.setdefault(tier, [])
-            if told is not None and len(waiting) < MOST_CALLS:
-                waiting.append(told)
-            elif told is not None:
-                told(False)
+            if on_done is not None and len(waiting) < MOST_CALLS:
+                waiting.append(on_done)
+            elif on_done is not None:
+                on_done(False)
             return
-        self._begin(tier, [] if told is None else [told])
+        self._begin(tier, [] if on_done is None else [on_done])
 
-    def _begin(self, tier: int, told: list[Told]) -> None:
-        self._under_way[tier] = told
+    def _begin(self, tier: int, on_done: list[OnDone]) -> None:
+        self._under_way[tier] = on_done
 
         def answered(answer: TransferDone) -> None:
             waiting = self._under_way.pop(tier)
             if answer.ok == (tier in self.owed):
                 self.owed ^= {tier}
                 self._changed()
-            for tell in waiting:
-                tell(answer.ok)
+            for callback in waiting:
+                callback(answer.ok)
             later = self._next.pop(tier, None)
             if later is not None:
                 self._begin(tier, later)
 
-        self._traffic.begin("reset", answered, place=NULL_BLOCK, key=b"", group=0, block=NULL_BLOCK, tier=tier)
+        self._transfers.begin("reset", answered, place=NULL_BLOCK, key=b"", group=0, block=NULL_BLOCK, tier=tier)

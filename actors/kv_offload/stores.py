@@ -3,9 +3,9 @@
 from collections import OrderedDict, deque
 
 from troupellm.actors.kv_cache.block_pool import in_group
-from troupellm.actors.kv_offload.means import Means
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.tier import TierBlock
-from troupellm.actors.kv_offload.traffic import OUTER
+from troupellm.actors.kv_offload.transfers import OUTER
 from troupellm.actors.sequences.sequence import Sequence
 from troupellm.protocol.messages.kv_transfers import TransferDone
 from troupellm.protocol.messages.worker import NULL_BLOCK
@@ -19,9 +19,9 @@ _USES_PER_PLACE = 4
 class Stores:
     """A store reads its block before the next plan writes anything, so nothing holds the block for it."""
 
-    def __init__(self, means: Means, threshold: int) -> None:
+    def __init__(self, context: OffloadContext, threshold: int) -> None:
         """threshold: uses of a block before it is stored; 0 stores all."""
-        self._host, self._traffic, self._tables, self._cost, self._counts = means
+        self._host, self._transfers, self._tables, self._cost, self._counts = context
         self._threshold = threshold
         self._uses: OrderedDict[bytes, int] = OrderedDict()
         self._later: deque[tuple[int, bytes]] = deque()
@@ -64,7 +64,7 @@ class Stores:
                 key = in_group(chained, group)
                 if block == NULL_BLOCK or key in self._host:
                     continue
-                if self._traffic.credits("store") <= 0:
+                if self._transfers.credits("store") <= 0:
                     if not last:
                         sequence.num_offered = index
                         return
@@ -92,19 +92,19 @@ class Stores:
         for group, block, key in saves:
             if key in self._host:
                 continue
-            if self._traffic.credits("store") <= 0 or not self._store(group, block, key):
+            if self._transfers.credits("store") <= 0 or not self._store(group, block, key):
                 self._counts.num_skipped += 1
 
     def pump(self) -> None:
         """Begin what waits for credits; of those of outer tiers fetches keep a part."""
-        while self._later and self._traffic.credits("store") > 0:
+        while self._later and self._transfers.credits("store") > 0:
             group, chained = self._later.popleft()
             block = self._tables.pool.find(chained, group)
             key = in_group(chained, group)
             if key not in self._host and (block is None or not self._store(group, block, key)):
                 self._counts.num_skipped += 1
         for tier, waiting in self._spills.items():
-            while waiting and self._traffic.credits("spill", tier) > OUTER // 4:
+            while waiting and self._transfers.credits("spill", tier) > OUTER // 4:
                 group, key = waiting.popleft()
                 source = self._host.prepare_load(key) if tier in self.outward else None
                 if source is None:
@@ -138,7 +138,9 @@ class Stores:
             self._counts.moved("spill", answer, tier)
             self._host.complete_load(source, ok=True)
 
-        self._traffic.begin("spill", done, place=source.place, key=source.key, group=group, block=NULL_BLOCK, tier=tier)
+        self._transfers.begin(
+            "spill", done, place=source.place, key=source.key, group=group, block=NULL_BLOCK, tier=tier
+        )
 
     def _store(self, group: int, block: int, key: bytes) -> bool:
         target = self._host.prepare_store(key)
@@ -158,5 +160,5 @@ class Stores:
                     self._counts.dropped(tier)
                 waiting.append((group, key))
 
-        self._traffic.begin("store", done, place=target.place, key=key, group=group, block=block, tier=0)
+        self._transfers.begin("store", done, place=target.place, key=key, group=group, block=block, tier=0)
         return True

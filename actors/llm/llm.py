@@ -98,7 +98,7 @@ class LLM(OfflinePooling):
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them.
 
-        The outputs have the text as the model wrote it, and a `message` in which thoughts and tool calls stand apart.
+        The outputs have the text as the model wrote it, and a `message` in which reasoning and tool calls stand apart.
         """
         self._require()
         use = tool_use(tools, tool_choice)
@@ -115,14 +115,14 @@ class LLM(OfflinePooling):
             )
             for conversation in conversations
         ]
-        voices = [self.engine.voice(prompt, use) for prompt in prompts]
+        chat_parsers = [self.engine.chat_parser(prompt, use) for prompt in prompts]
         each = _each(sampling_params, len(prompts))
         params = [
-            given if voice is None else voice.applied(given or self.get_default_sampling_params())
-            for given, voice in zip(each, voices, strict=True)
+            given if chat_parser is None else chat_parser.applied(given or self.get_default_sampling_params())
+            for given, chat_parser in zip(each, chat_parsers, strict=True)
         ]
         outputs = self._run(prompts, params, use_tqdm)
-        return [with_messages(output, voice) for output, voice in zip(outputs, voices, strict=True)]
+        return [with_messages(output, chat_parser) for output, chat_parser in zip(outputs, chat_parsers, strict=True)]
 
     def beam_search(
         self,

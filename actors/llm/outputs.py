@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from troupellm.actors.client.chat_reading import parse_message, was_cut
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.beam_search import BeamSearchOutput, BeamSearchSequence
 from troupellm.protocol.params.outputs import (
@@ -36,7 +36,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     message: Message | None = None
-    """In a chat: the text with thoughts and tool calls told apart."""
+    """In a chat: the text with reasoning and tool calls told apart."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,17 +54,17 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Of all answers together; what came of drafts, too."""
 
 
-def with_messages(output: RequestOutput, voice: Voice | None) -> RequestOutput:
+def with_messages(output: RequestOutput, chat_parser: ChatParser | None) -> RequestOutput:
     answers = [
-        msgspec.structs.replace(answer, message=_message(answer, voice, output.prompt_token_ids))
+        msgspec.structs.replace(answer, message=_message(answer, chat_parser, output.prompt_token_ids))
         for answer in output.outputs
     ]
     return msgspec.structs.replace(output, outputs=answers)
 
 
-def _message(answer: CompletionOutput, voice: Voice | None, prompt_token_ids: Sequence[int]) -> Message:
+def _message(answer: CompletionOutput, chat_parser: ChatParser | None, prompt_token_ids: Sequence[int]) -> Message:
     cut = was_cut(answer.finish_reason, answer.stop_reason)
-    return parse_message(answer.text, voice, cut=cut, prompt_token_ids=prompt_token_ids)
+    return parse_message(answer.text, chat_parser, cut=cut, prompt_token_ids=prompt_token_ids)
 
 
 def request_output(completion: Completion) -> RequestOutput:

@@ -195,7 +195,7 @@ def _actor_families(base: Mapping[str, str], snapshot: EngineSnapshot) -> Iterab
 
 def _kv_event_families(base: Mapping[str, str], events: KVEventsSnapshot | None) -> Iterator[Metric]:
     if events is not None:
-        yield counter("kv_events", "Events of KV blocks, for routers.", base, events.told)
+        yield counter("kv_events", "Events of KV blocks, for routers.", base, events.reported)
         yield counter("kv_events_lost", "Those that slow readers have missed.", base, events.lost)
         yield gauge("kv_events_kept", "Events kept for readers who are behind.", base, events.kept)
         yield gauge("kv_events_findable_blocks", "Blocks that a snapshot for routers tells of.", base, events.findable)

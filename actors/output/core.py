@@ -48,7 +48,7 @@ class OutputCore:
         self._wake_seconds = 1.0 / wakes_per_second if wakes_per_second else flush_interval
         most = max(wakes_per_second, most_wakes_per_second) if most_wakes_per_second else math.inf
         self._least_wake_seconds = 1.0 / most
-        self._tell_closed = on_closed
+        self._report_closed = on_closed
         self._requests: dict[int, OutputRequest] = {}
         self._rows: dict[int, OutputRow] = {}
         self._keeping: dict[int, OutputRow] = {}
@@ -142,9 +142,9 @@ class OutputCore:
             self._leave_hot_path(number)
         if message.rows != self._step_rows.rows:
             self._step_rows = StepRows(message.rows, self._keeping)
-        crowd, counts = self._step_rows.crowd, message.token_counts
-        if len(crowd) == len(counts) == counts.count(1):  # the usual step
-            for row, token in zip(crowd, message.tokens, strict=True):
+        open_rows, counts = self._step_rows.open_rows, message.token_counts
+        if len(open_rows) == len(counts) == counts.count(1):  # the usual step
+            for row, token in zip(open_rows, message.tokens, strict=True):
                 row.ids.append(token)
                 if not row.request.dirty:
                     self._mark(row.request, row.index)
@@ -222,7 +222,7 @@ class OutputCore:
             del self._rows[number]
             self._leave_hot_path(number)
             if end is None:
-                self._tell_stopped(number, request)
+                self._report_stopped(number, request)
             self._wake(request, now)
         elif row.started:
             self._mark(request, row.index, used)
@@ -267,10 +267,10 @@ class OutputCore:
             return
         push(Delta(index=row.index, text=shown, token_ids=(token_id,), finish_reason="stop", stop_reason=stop))
         del self._rows[number]
-        self._tell_stopped(number, row.request)
+        self._report_stopped(number, row.request)
         self._wake(row.request, now)
 
-    def _tell_stopped(self, number: int, request: OutputRequest) -> None:
+    def _report_stopped(self, number: int, request: OutputRequest) -> None:
         self._stopped[number] = request
         self._to_scheduler(StopStringMet(number))
 
@@ -332,7 +332,7 @@ class OutputCore:
             shown = closed.usage.completion_tokens - request.num_cut
             usage = msgspec.structs.replace(closed.usage, truncated=request.truncated, completion_tokens=shown)
             closed = msgspec.structs.replace(closed, usage=usage)
-        self._tell_closed(closed)
+        self._report_closed(closed)
         if request is None:
             return
         complete = self._rows.keys().isdisjoint(request.rows)  # errors behind the sequences' ends do not count

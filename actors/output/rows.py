@@ -61,14 +61,14 @@ class OutputRow:
 class StepRows:
     """The rows that a step names, looked up once for as long as the steps name the same."""
 
-    __slots__ = ("crowd", "kept", "rows")
+    __slots__ = ("kept", "open_rows", "rows")
 
     def __init__(self, rows: tuple[int, ...], keeping: Mapping[int, OutputRow]) -> None:
         """keeping: the sequences whose tokens are only kept, by row."""
         self.rows = rows
         self.kept = [keeping.get(row) for row in rows]
         """By place in the step; None where more must be done than keeping the token."""
-        self.crowd = [row for row in self.kept if row is not None]
+        self.open_rows = [row for row in self.kept if row is not None]
 
 
 NOBODY = StepRows((), {})

@@ -76,7 +76,7 @@ class RegionText:
         self._ends = regions.inside
         """Marks that end the part that the text is in; None where stop strings count."""
         self._stage = "start" if regions.inside is None else "answer"
-        """start: nothing but white space has come. answer: nothing but thoughts has. "": anything else."""
+        """start: nothing but white space has come. answer: nothing but reasoning has. "": anything else."""
         self._header: _Region | None = None
         """Of the message whose header is being read."""
         self._said = ""
@@ -120,7 +120,7 @@ class RegionText:
         return end
 
     def _first(self, text: str, position: int, parts: list[tuple[str, bool]]) -> int:
-        """Before anything but white space and thoughts has come."""
+        """Before anything but white space and reasoning has come."""
         body = len(text) - len(text[position:].lstrip())
         if body > position:
             parts.append((text[position:body], True))

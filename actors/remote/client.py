@@ -1,4 +1,4 @@
-"""An engine that lives in another process, as an HTTP front uses it.
+"""An engine that lives in another process, as an API process uses it.
 
 Prompts are rendered, tokenized and checked here; a refusal of any of that costs the engine's process nothing but the
 place, which was taken before. Answers come as frames for all requests together and are fanned out by plain calls.
@@ -16,7 +16,7 @@ from troupellm.actors.admission.demand import demand_of
 from troupellm.actors.admission.submission import Submission
 from troupellm.actors.client.client_api import Door
 from troupellm.actors.client.stream import Stream
-from troupellm.actors.engine.api_process_session import front_half
+from troupellm.actors.engine.api_process_session import api_process_budget
 from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
 from troupellm.actors.input.prepare_pooling import PoolingPreparer
@@ -24,7 +24,7 @@ from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.remote.queries import Queries
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
-from troupellm.models.chat_parsers.served_parser import Speaker
+from troupellm.models.chat_parsers.served_parser import ChatFormat
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
@@ -42,12 +42,12 @@ from troupellm.protocol.wire.api_process import (
     Admitted,
     Apply,
     ChargeAnswer,
+    Chunks,
     CorrectCharge,
     Ended,
-    FromFront,
+    FromApiProcess,
     MetricsText,
     PauseReader,
-    Pieces,
     ResumeReader,
     Serving,
     Status,
@@ -57,7 +57,7 @@ from troupellm.protocol.wire.api_process import (
 SILENT_SECONDS = 5.0
 """After so long without a word the engine's process counts as stuck."""
 
-Answer = Admitted | Ended | Pieces | MetricsText | AdminAnswer | ChargeAnswer | Status
+Answer = Admitted | Ended | Chunks | MetricsText | AdminAnswer | ChargeAnswer | Status
 
 
 class _NoSlot:
@@ -92,8 +92,8 @@ class RemoteEngine(Door):
         *,
         tokenizer: Tokenizer,
         chat_template: ChatTemplate,
-        speaker: Speaker,
-        post: Callable[[FromFront], None],
+        chat_format: ChatFormat,
+        post: Callable[[FromApiProcess], None],
         on_loop: Callable[[Callable[[], None]], None],
         threads: Threads,
         clock: Clock,
@@ -106,7 +106,7 @@ class RemoteEngine(Door):
         """
         self.tokenizer = tokenizer
         self.chat_template = chat_template
-        self._speaker = speaker
+        self._chat_format = chat_format
         self._serving = serving
         self._status = status
         self._heard = clock.now()
@@ -139,8 +139,8 @@ class RemoteEngine(Door):
         return self._serving.limits
 
     @property
-    def speaker(self) -> Speaker:
-        return self._speaker
+    def chat_format(self) -> ChatFormat:
+        return self._chat_format
 
     def _fresh_name(self, nbytes: int) -> str:
         return self._randomness.token(nbytes)
@@ -204,8 +204,8 @@ class RemoteEngine(Door):
 
     def handle(self, message: Answer) -> None:
         match message:
-            case Pieces():
-                self._on_pieces(message)
+            case Chunks():
+                self._on_chunks(message)
             case Admitted(request=number, quota=quota):
                 if (request := self._requests.get(number)) is not None:
                     request.outbox.quota = quota
@@ -228,7 +228,7 @@ class RemoteEngine(Door):
             self._finish(number, EngineStopped("the engine's process has ended", code="engine_failed"))
         self._queries.lost()
 
-    def _on_pieces(self, message: Pieces) -> None:
+    def _on_chunks(self, message: Chunks) -> None:
         requests = self._requests
         touched: dict[int, LocalOutbox] = {}
         for number in message.opened:
@@ -237,20 +237,20 @@ class RemoteEngine(Door):
         for prompt in message.prompts:
             if (request := requests.get(prompt.request)) is not None:
                 request.outbox.prompt_logprobs(prompt.entries)
-        for piece in message.pieces:
-            request = requests.get(piece.request)
+        for chunk in message.chunks:
+            request = requests.get(chunk.request)
             if request is None:
                 continue
             delta = Delta(
-                index=piece.index,
-                text=piece.text,
-                token_ids=piece.token_ids,
-                logprobs=piece.logprobs,
-                finish_reason=piece.finish_reason,
-                stop_reason=piece.stop_reason,
+                index=chunk.index,
+                text=chunk.text,
+                token_ids=chunk.token_ids,
+                logprobs=chunk.logprobs,
+                finish_reason=chunk.finish_reason,
+                stop_reason=chunk.stop_reason,
             )
             request.outbox.push(delta)
-            touched[piece.request] = request.outbox
+            touched[chunk.request] = request.outbox
         for outbox in touched.values():
             outbox.wake()
         for end in message.ended:
@@ -351,7 +351,7 @@ class RemoteEngine(Door):
             arrival=self._clock.now(),
             slot=_NoSlot(),
             clock=self._clock,
-            budget=front_half(self.config.stream) if streaming else None,
+            budget=api_process_budget(self.config.stream) if streaming else None,
             to_scheduler=self._control,
             on_terminal=self._forget,
         )

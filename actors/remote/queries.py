@@ -1,4 +1,4 @@
-"""Queries of a front to the engine's process beside requests: one message out, one answer back."""
+"""Queries of an API process to the engine's process beside requests: one message out, one answer back."""
 
 from collections.abc import Callable
 from itertools import count
@@ -13,7 +13,7 @@ from troupellm.protocol.wire.api_process import (
     AskMetrics,
     CancelAdmin,
     ChargeAnswer,
-    FromFront,
+    FromApiProcess,
     MetricsText,
 )
 
@@ -24,7 +24,7 @@ Answer = MetricsText | AdminAnswer | ChargeAnswer
 
 
 class Queries:
-    def __init__(self, post: Callable[[FromFront], None]) -> None:
+    def __init__(self, post: Callable[[FromApiProcess], None]) -> None:
         """post: queues a message for the engine's process, without waiting."""
         self._post = post
         self._numbers = count(1)
@@ -89,7 +89,7 @@ class Queries:
         for waiter, _ in self._open.values():
             waiter.wake()
 
-    async def _ask(self, make: Callable[[int], FromFront], seconds: float | None) -> Answer | None:
+    async def _ask(self, make: Callable[[int], FromApiProcess], seconds: float | None) -> Answer | None:
         if self._lost:
             return None
         query, waiter, answers = next(self._numbers), new_waiter(), list[Answer]()

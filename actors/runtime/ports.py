@@ -353,9 +353,9 @@ class StepThread(ThreadPool):
             what the calls call, on this thread, at the good moment.
         """
         self._holds = True
-        return self._tell
+        return self._report
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._held is not None:
             held, self._held = self._held, None
             held()
@@ -363,21 +363,21 @@ class StepThread(ThreadPool):
     def _make(self, call: _Call[Any], loop: asyncio.AbstractEventLoop) -> None:
         self._restless = True
         if not call.posted:
-            self._tell()
+            self._report()
         if call.dropped:
             return
         result, error = _outcome(call)
-        self._tell()  # the calls' order is that of their outcomes
+        self._report()  # the calls' order is that of their outcomes
         if call.posted and result is None and error is None:
             return
-        told = partial(_post, loop, call.settle, result, error)
+        report = partial(_post, loop, call.settle, result, error)
         if self._holds and call.posted and not self._queue.empty():
-            self._held = told
+            self._held = report
         else:
-            told()
+            report()
 
     def _end(self) -> None:
-        self._tell()
+        self._report()
         self._waits.end()
 
 

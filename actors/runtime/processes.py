@@ -139,10 +139,10 @@ class SystemChild:
     @property
     def stopped(self) -> bool:
         try:
-            told = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return False
-        return told is not None and told.si_code == os.CLD_STOPPED
+        return status is not None and status.si_code == os.CLD_STOPPED
 
     @property
     def cpu_seconds(self) -> float | None:

@@ -67,7 +67,7 @@ def _check_drafts(plan_in_flight: PlanInFlight, aligned: Aligned, step: int) -> 
             raise BrokenResult(f"step {step}: a row has {count} tokens with {taken} accepted drafts")
 
 
-def check_described(result: StepResult, vocab_width: int) -> None:
+def check_logprobs(result: StepResult, vocab_width: int) -> None:
     """Check log-probabilities: their text depends on their sizes, and a beam goes on with their tokens.
 
     Raises:

@@ -98,7 +98,7 @@ class SchedulerCore:
             kv_events,
         )
         self._open_requests = OpenRequests(self._running_set, self._waiting_queue)
-        self.leases = self._open_requests.leases = Leases(leases, self._tables, self._offload, ready.host_places)
+        self.leases = self._open_requests.leases = Leases(leases, self._tables, self._offload, ready.host_slots)
         self.pause_control = PauseControl(self._open_requests, self._running_set, self._plans_in_flight, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(

@@ -17,17 +17,17 @@ from collections.abc import Callable
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import BlockEvents, KVEventLog
 from troupellm.actors.kv_cache.prefix_search import first_seen
+from troupellm.actors.kv_offload.context import OffloadContext
 from troupellm.actors.kv_offload.cost import Cost, fetch_from
 from troupellm.actors.kv_offload.eviction import make_policy
 from troupellm.actors.kv_offload.fetches import Ask, Fetches
-from troupellm.actors.kv_offload.host_places import HostTier
+from troupellm.actors.kv_offload.host_slots import HostTier
 from troupellm.actors.kv_offload.loads import Loading, Loads
-from troupellm.actors.kv_offload.means import Means
 from troupellm.actors.kv_offload.prefetches import Prefetches
 from troupellm.actors.kv_offload.resets import Resets
 from troupellm.actors.kv_offload.stats import Counts
 from troupellm.actors.kv_offload.stores import Stores
-from troupellm.actors.kv_offload.traffic import Traffic
+from troupellm.actors.kv_offload.transfers import Transfers
 from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.scheduler.waiting_queue import WaitingQueue
 from troupellm.actors.sequences.sequence import Event, Request, Sequence
@@ -73,10 +73,10 @@ class Offload:
         self._tables = tables
         self._running_set = running_set
         self._waiting_queue = waiting_queue
-        self._traffic = Traffic()
+        self._transfers = Transfers()
         self._counts = Counts(tuple(group.block_bytes for group in ready.groups), ready.tiers)
         self.cost = Cost(config.preemption_mode, ready.block_size, len(ready.groups), per_token)
-        self._resets = Resets(self._traffic, self._choose_tiers)
+        self._resets = Resets(self._transfers, self._choose_tiers)
         self._reset_again = 0.0
         self._stood_still = False
         self._evicted_before = 0
@@ -87,13 +87,13 @@ class Offload:
         """Empty tiers, for a worker that has just loaded."""
         config = self._config
         self._ready = ready
-        self._host = HostTier(make_policy(config.kv_offload_policy, ready.host_places), self._events)
+        self._host = HostTier(make_policy(config.kv_offload_policy, ready.host_slots), self._events)
         threshold, timeout = config.kv_offload_store_threshold, config.kv_offload_timeout
-        means = Means(self._host, self._traffic, self._tables, self.cost, self._counts)
-        self._stores = Stores(means, threshold)
-        self._loads = Loads(means, timeout, self._load_ended)
-        self._fetches = Fetches(means, timeout, self._fetch_ended, self._missed)
-        self.prefetches = Prefetches(means, self._fetches.paying, self._prefetched)
+        context = OffloadContext(self._host, self._transfers, self._tables, self.cost, self._counts)
+        self._stores = Stores(context, threshold)
+        self._loads = Loads(context, timeout, self._load_ended)
+        self._fetches = Fetches(context, timeout, self._fetch_ended, self._missed)
+        self.prefetches = Prefetches(context, self._fetches.paying, self._prefetched)
         self._choose_tiers()
 
     # # Called by the planner.
@@ -101,12 +101,12 @@ class Offload:
     @property
     def busy(self) -> bool:
         """The worker has something to answer, or to hear."""
-        return self._traffic.busy or self._stores.waits or self.prefetches.busy or bool(self._running_set.loading)
+        return self._transfers.busy or self._stores.waits or self.prefetches.busy or bool(self._running_set.loading)
 
     @property
     def pending(self) -> bool:
         """Something is under way, or waits to go outward."""
-        return self._traffic.busy or self._stores.waits or self._stores.num_waiting > 0
+        return self._transfers.busy or self._stores.waits or self._stores.num_waiting > 0
 
     def pump(self, now: float) -> None:
         """Before a plan: begin what waits for credits, and give up what takes too long."""
@@ -124,7 +124,7 @@ class Offload:
     def take(self) -> tuple[tuple[BlockTransfer, ...], tuple[TierLookup, ...], tuple[int, ...]]:
         """The transfers, look-ups and cancellations that the next plan must name."""
         self._stores.begin_saves()
-        return self._traffic.take()
+        return self._transfers.take()
 
     def asks_first(self, sequence: Sequence) -> bool:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
@@ -245,7 +245,7 @@ class Offload:
             self._counts.report(result.tiers)
             self._choose_tiers()
         if result.transfers or result.found:
-            self._traffic.take_in(result.transfers, result.found)
+            self._transfers.take_in(result.transfers, result.found)
         if self._resets.owed and (result.tiers or now >= self._reset_again):
             self._reset_again = now + RESET_SECONDS
             self._resets.retry(lambda tier: not self._counts.disabled(tier))
@@ -283,7 +283,7 @@ class Offload:
         Args:
             keep_host: keep the contents of host memory, except places that were being written.
         """
-        self._traffic.forget()
+        self._transfers.forget()
         self._resets.forget()
         self._loads.forget()
         self._fetches.forget()
@@ -299,7 +299,7 @@ class Offload:
     def renew(self, ready: WorkerReady) -> None:
         """There is a worker again. Its host memory may have another size, and holds nothing then."""
         self._counts.renew(ready.tiers)
-        if ready.host_places != self._host.num_places:
+        if ready.host_slots != self._host.num_places:
             self._furnish(ready)
         self._ready = ready
         self.prefetches.away = False
@@ -311,22 +311,22 @@ class Offload:
         return OffloadSnapshot(
             tiers=counts.snapshot(host.num_used, host.num_places, self._evicted_before + host.num_evicted),
             loading=len(self._running_set.loading),
-            transfers=self._traffic.num_transfers,
-            lookups=self._traffic.num_lookups,
+            transfers=self._transfers.num_transfers,
+            lookups=self._transfers.num_lookups,
             waiting_spills=self._stores.num_waiting,
             queried_tokens=counts.queried_tokens,
             hit_tokens=counts.hit_tokens,
             filtered=counts.num_filtered,
             timeouts=counts.num_timeouts,
-            late=self._traffic.num_late,
+            late=self._transfers.num_late,
         )
 
     def assert_invariants(self) -> None:
-        self._traffic.assert_invariants()
+        self._transfers.assert_invariants()
         waiting = [sequence.loading for sequence in self._running_set.loading.values()]
         not_begun = sum(len(loading.waiting) for loading in waiting if isinstance(loading, Loading))
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
-        self._host.assert_invariants(self._traffic.num_transfers - len(self._resets) + not_begun)
+        self._host.assert_invariants(self._transfers.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
         assert len(asking) == len(self._fetches) == self._waiting_queue.num_away, (
             "who asks and who waits for it disagree"
@@ -401,7 +401,7 @@ def make_offload(
     kv_events: KVEventLog | None = None,
 ) -> Offload | None:
     """None where the worker has no host memory for blocks, or blocks have no names."""
-    if not ready.host_places or not tables.caching:
+    if not ready.host_slots or not tables.caching:
         return None
     events = None if kv_events is None else kv_events.of("host")
     return Offload(config or OffloadConfig(), ready, tables, running_set, waiting_queue, per_token, events)

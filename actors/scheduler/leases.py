@@ -28,11 +28,11 @@ _OFF = LeaseSnapshot()
 
 
 class Leases:
-    def __init__(self, config: LeaseConfig, tables: BlockTables, offload: Offload | None, host_places: int) -> None:
+    def __init__(self, config: LeaseConfig, tables: BlockTables, offload: Offload | None, host_slots: int) -> None:
         self._config = config
         self._tables = tables
         self._offload = offload
-        self._sessions = KVSessions(_KEYS_PER_BLOCK * (tables.num_blocks + host_places))
+        self._sessions = KVSessions(_KEYS_PER_BLOCK * (tables.num_blocks + host_slots))
         leased = tables.pool.leased
         leased.fraction = config.kv_lease_fraction if tables.caching else 0.0
         leased.begin(tables.num_blocks)

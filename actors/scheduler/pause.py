@@ -61,7 +61,7 @@ class PauseControl:
             self._offload.stood_still()
         self.halted = self.finishing = False
         held, self._held = list(self._held), {}
-        self._tell(settled=False)
+        self._report(settled=False)
         return held
 
     def write_out(self, written: Callable[[], None]) -> None:
@@ -79,9 +79,9 @@ class PauseControl:
             if len(self._held) == len(self._open_requests.requests):
                 self.halted, self.finishing = True, False
         if self.halted and not len(self._plans_in_flight):
-            self._tell(settled=True)
+            self._report(settled=True)
 
-    def _tell(self, *, settled: bool) -> None:
+    def _report(self, *, settled: bool) -> None:
         waiting, self._waiting = self._waiting, []
         for call in waiting:
             call(settled)

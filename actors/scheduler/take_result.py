@@ -6,7 +6,7 @@ from itertools import chain
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.scheduler.append_tokens import Gaps, TokenAppender
 from troupellm.actors.scheduler.beam_sequences import Beams
-from troupellm.actors.scheduler.check_result import Aligned, align, check_described, trim_logprobs
+from troupellm.actors.scheduler.check_result import Aligned, align, check_logprobs, trim_logprobs
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
 from troupellm.actors.scheduler.open_requests import OpenRequests
@@ -58,7 +58,7 @@ class Updates:
         if not self._valid(aligned):
             raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
         if result.logprobs or result.prompt_logprobs:
-            check_described(result, self._vocab_width)
+            check_logprobs(result, self._vocab_width)
         self._check_pooled(plan_in_flight, result, aligned)
         if aligned.token_counts == plan_in_flight.expected:
             return aligned

@@ -135,14 +135,14 @@ class WorkerActor:
 
     def _note_sleep(self, command: object, report: WorkerReport) -> None:
         if isinstance(command, SleepWorker) and (not self.asleep or command.level > WITHOUT_CACHE):
-            self._tell_asleep(keeps_host=command.level <= WITHOUT_CACHE)  # again when a sleep gets deeper
+            self._report_asleep(keeps_host=command.level <= WITHOUT_CACHE)  # again when a sleep gets deeper
         elif isinstance(command, WakeWorker) and report.ready is not None and self.asleep:
             if report.renewed:  # the other one died in its sleep, and what it had kept with it
-                self._tell_asleep(keeps_host=False)
+                self._report_asleep(keeps_host=False)
             self.asleep = False
             self._scheduler.control(WorkerRestarted(report.ready))
 
-    def _tell_asleep(self, *, keeps_host: bool) -> None:
+    def _report_asleep(self, *, keeps_host: bool) -> None:
         self.asleep = True
         self.losses += 1
         self.num_sleeps += 1

@@ -253,7 +253,7 @@ class ProcessWorker:
         if isinstance(message, Finished):
             return message.result
         if isinstance(message, Failed):
-            raise self._told(message)
+            raise self._error_of(message)
         raise WorkerGone("the worker process said something out of turn")
 
     async def prepare_guide(self, program: GuideProgram) -> BuildOutcome:
@@ -288,11 +288,11 @@ class ProcessWorker:
             if isinstance(message, Executed):
                 return message.report
             if isinstance(message, Refused):
-                raise self._told(message.why)
+                raise self._error_of(message.why)
             if not isinstance(message, Progress):
                 raise WorkerGone("the worker process said something out of turn")
 
-    def _told(self, failed: Failed) -> Exception:
+    def _error_of(self, failed: Failed) -> Exception:
         """The error that a worker raised. A failed graph capture is no row's fault, and the next worker would fail
         too."""
         error = failed.as_error()

@@ -150,18 +150,18 @@ class ThreadWorker:
 
     async def command(self, command: WorkerCommand) -> WorkerReport:
         answer: list[tuple[WorkerReport | None, BaseException | None]] = []
-        told: list[LoadProgress] = []
+        reported: list[LoadProgress] = []
         waiter = new_waiter()
 
         def done(report: WorkerReport | None, error: BaseException | None) -> None:
             answer.append((report, error))
             waiter.wake()
 
-        self._thread.post(partial(execute, self._worker, command, told.append), done)
+        self._thread.post(partial(execute, self._worker, command, reported.append), done)
         while not await waiter.wait(self._timeout):  # reading weights takes as long as it moves on
-            if not told:
+            if not reported:
                 raise WorkerStuck(f"a command to the worker took longer than {self._timeout:g} s (step_timeout)")
-            told.clear()
+            reported.clear()
             waiter = new_waiter()
         report, error = answer[0]
         if error is not None:
@@ -203,18 +203,18 @@ class _Run:
         self._wanted = True
 
     def send(self, plan: StepPlan) -> None:
-        self._thread.post(partial(self._advance, plan), self._told)
+        self._thread.post(partial(self._advance, plan), self._finished)
 
     def drop(self) -> None:
         """Report no more results of its steps."""
         self._over, self._wanted = True, False
 
-    def _told(self, result: StepResult | None, error: BaseException | None) -> None:
+    def _finished(self, result: StepResult | None, error: BaseException | None) -> None:
         if self._wanted:
             self._land(result, error)
 
     def _wait(self, wait: Wait) -> None:
-        self._thread.post_behind(wait, self._advance, self._told)
+        self._thread.post_behind(wait, self._advance, self._finished)
 
     def _advance(self, plan: StepPlan | None = None) -> StepResult | None:
         """On the thread: launch a plan, else note that a wait is over; then give the result that is due, if one is."""

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from troupellm.kernels.act_quant.reference import row_codes_reference
+from troupellm.kernels.act_quant.reference import quantize_activation_reference
 from troupellm.kernels.common.triton import by_kernels
 
 
-def row_codes(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize_activation(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Each row to the nearest values of `dtype`, scaled to its whole range.
 
     Args:
@@ -18,7 +18,7 @@ def row_codes(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         values of `dtype` [rows, size], contiguous, and scale float32 [rows]: x is about values * scale.
     """
     if not by_kernels(x.device):
-        return row_codes_reference(x, dtype)
-    from troupellm.kernels.act_quant.triton_act_quant import row_codes_triton
+        return quantize_activation_reference(x, dtype)
+    from troupellm.kernels.act_quant.triton_act_quant import quantize_activation_triton
 
-    return row_codes_triton(x, dtype)
+    return quantize_activation_triton(x, dtype)

@@ -1,4 +1,4 @@
-"""The definition of `row_codes` in plain torch."""
+"""The definition of `quantize_activation` in plain torch."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ LARGEST_INT8 = 127
 LARGEST_E4M3 = 448.0
 
 
-def row_codes_reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `row_codes`; of int8 it is `quantize_rows`."""
+def quantize_activation_reference(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As `quantize_activation`; of int8 it is `quantize_rows`."""
     if dtype == torch.int8:
         return quantize_rows(x)
     x = x.float()

@@ -14,7 +14,7 @@ LAUNCH = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 
 
 @triton.jit
-def row_codes_kernel(x, out, scales, size, row_stride, BLOCK: tl.constexpr):
+def quantize_activation_kernel(x, out, scales, size, row_stride, BLOCK: tl.constexpr):
     """One row."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)[None, :]
     magnitude = tl.zeros([1], tl.float32)
@@ -30,11 +30,11 @@ def row_codes_kernel(x, out, scales, size, row_stride, BLOCK: tl.constexpr):
         tl.store(out + row * size + begin + lanes, quantized(wide, scale, out.dtype.element_ty), there)
 
 
-def row_codes_triton(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `row_codes`."""
+def quantize_activation_triton(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As `quantize_activation`."""
     x = x if x.stride(1) == 1 else x.contiguous()
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
     if x.shape[0]:
-        row_codes_kernel[(x.shape[0],)](x, values, scale, x.shape[1], x.stride(0), **LAUNCH.options)
+        quantize_activation_kernel[(x.shape[0],)](x, values, scale, x.shape[1], x.stride(0), **LAUNCH.options)
     return values, scale

@@ -100,8 +100,8 @@ class Library:
 def check_refusal(refusal: int | None, function: Any, given: tuple[Any, ...]) -> None:
     """After each call: `refusal` is null or the address of a `Refusal`."""
     if refusal is not None:
-        told = Refusal.from_address(refusal)
-        text = f"{told.what.decode()} {told.index} is {told.value}, not one of {told.least} to {told.end - 1}"
+        why = Refusal.from_address(refusal)
+        text = f"{why.what.decode()} {why.index} is {why.value}, not one of {why.least} to {why.end - 1}"
         raise RefusedCall(f"{function.__name__}: {text}")
 
 

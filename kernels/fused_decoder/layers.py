@@ -27,11 +27,11 @@ from troupellm.kernels.linear.cpu import ANY_ROWS, FEW_ROWS
 from troupellm.kernels.paged_attention import Plan
 from troupellm.kernels.paged_attention.cpu import (
     CELLS,
-    NativeAttention,
+    CppAttention,
     check_caches,
+    cpp_plan,
     load as load_attention,
     takes_compiled,
-    told,
 )
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 
@@ -48,7 +48,7 @@ class LayerParts:
 
     attention_norm: Tensor | None
     qkv: PackedLinear
-    attention: NativeAttention
+    attention: CppAttention
     view: int
     """The cache view, and so the plan, that it uses."""
     rotation: int
@@ -87,7 +87,9 @@ class LayerParts:
 class DecoderLayers:
     """The layers in the form of compiled code: `Layer` of layers.h."""
 
-    def __init__(self, function: cpp.Function, layers: Sequence[LayerParts], told: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, function: cpp.Function, layers: Sequence[LayerParts], layer_products: Sequence[Sequence[int]]
+    ) -> None:
         """
         Raises:
             RefusedCall: the sizes of the layers do not fit each other.
@@ -122,12 +124,12 @@ class DecoderLayers:
                 ACTIVATIONS[layer.activation],
                 *np.array([layer.eps, layer.multiplier]).view(np.int64).tolist(),
             ]
-            for layer, norms, products in zip(layers, self._norms, told, strict=True)
+            for layer, norms, products in zip(layers, self._norms, layer_products, strict=True)
         ]
         self._layers = np.array(numbers, dtype=np.int64)
         self._rotations: Sequence[Pair] = ()
         self._caches = _SameCaches(())
-        self._told: ToldLayers | None = None
+        self._cpp_layers: CppLayers | None = None
 
     def takes(self, rows: int, plans: Sequence[Plan], caches: Sequence[Pair]) -> bool:
         """True if the compiled code computes a step of this many rows with these plans and caches."""
@@ -168,9 +170,11 @@ class DecoderLayers:
         if keep is not None:
             check("keep", keep, torch.int64, kept)
         out = residual if keep is None else guard.empty("out", kept, self.hidden)
-        steps = np.array([(told(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64)
+        steps = np.array(
+            [(cpp_plan(plan, self._group).pointer, rows.data_ptr()) for plan, rows in views], dtype=np.int64
+        )
         self._function(
-            self.told(rotations, caches).pointer,
+            self.cpp_layers(rotations, caches).pointer,
             residual.data_ptr(),
             count,
             positions.data_ptr(),
@@ -183,13 +187,13 @@ class DecoderLayers:
         )
         return out
 
-    def told(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "ToldLayers":
+    def cpp_layers(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> "CppLayers":
         """The layers with the rotations and caches of `run`, in the form of compiled code."""
-        if self._told is None or self._rotations is not rotations or not self._caches.are(caches):
+        if self._cpp_layers is None or self._rotations is not rotations or not self._caches.are(caches):
             self._check(rotations, caches)
             self._rotations, self._caches = rotations, _SameCaches(caches)
-            self._told = ToldLayers(self._layers, self.hidden, self.num_kv_heads, rotations, caches)
-        return self._told
+            self._cpp_layers = CppLayers(self._layers, self.hidden, self.num_kv_heads, rotations, caches)
+        return self._cpp_layers
 
     def _check(self, rotations: Sequence[Pair], caches: Sequence[Pair]) -> None:
         """
@@ -208,7 +212,7 @@ class DecoderLayers:
                     check("angles", angles, torch.float32, angles.shape[0], 1, half)
 
 
-class ToldLayers:
+class CppLayers:
     """`struct Layers` of layers.h; good for as long as the caches are there."""
 
     __slots__ = ("_held", "numbers", "pointer")
@@ -253,9 +257,9 @@ class _SameCaches:
 def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
     """Layers as one call; None where some product has no part in it, KV heads differ, or without compiled code."""
     function = load() if len({layer.attention.num_kv_heads for layer in layers}) == 1 else None
-    told = [_products(layer) for layer in layers]
-    known = [products for products in told if products is not None]
-    return None if function is None or len(known) < len(told) else DecoderLayers(function, layers, known)
+    found = [_products(layer) for layer in layers]
+    known = [products for products in found if products is not None]
+    return None if function is None or len(known) < len(found) else DecoderLayers(function, layers, known)
 
 
 def own_products(layers: Sequence[LayerParts], head: PackedLinear | None) -> bool:

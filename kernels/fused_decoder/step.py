@@ -103,18 +103,18 @@ class DecodeStep:
         require(min(groups.min(), windows.min()) >= 0, "a view's group and window are 0 or more")
         self._num_groups = 1 + int(groups.max())
         factors = np.array([ends.factor, ends.eps]).view(np.int64).tolist()
-        told = layers.told(rotations, caches)
+        cpp_layers = layers.cpp_layers(rotations, caches)
         self._model = np.array(
-            [*told.numbers, ends.embedding.data_ptr(), ends.embedding.shape[0], factors[0], ends.norm.data_ptr(),
+            [*cpp_layers.numbers, ends.embedding.data_ptr(), ends.embedding.shape[0], factors[0], ends.norm.data_ptr(),
              factors[1], *ends.head.native.part, len(views), groups.ctypes.data, windows.ctypes.data],
             dtype=np.int64,
         )  # fmt: skip
-        self._held = (layers, told, rotations, caches, ends, groups, windows, codes)
+        self._held = (layers, cpp_layers, rotations, caches, ends, groups, windows, codes)
         self._codes = codes.data_ptr()
         self._memory: RowMemory | None = None
         self._columns: Columns | None = None
         self._slots: tuple[Ints, Ints] | None = None
-        self._told_memory = self._told_columns = np.empty(0, dtype=np.int64)
+        self._memory_numbers = self._column_numbers = np.empty(0, dtype=np.int64)
         self._addresses: tuple[int, ...] = ()
         self._resize(1)
 
@@ -139,7 +139,7 @@ class DecodeStep:
         if count > self._starts.size:
             self._resize(count)
         if memory is not self._memory or columns is not self._columns:
-            self._tell(memory, columns)
+            self._set_numbers(memory, columns)
         if self._slots is None or self._slots[0] is not slots or self._slots[1] is not option_slots:
             check_array("slots", slots, np.int64, slots.size)
             check_array("slots of options", option_slots, np.int64, slots.size)
@@ -165,16 +165,16 @@ class DecodeStep:
             self.logits.data_ptr(), self._tokens.ctypes.data, self.peaks.ctypes.data, self._done.ctypes.data,
         )  # fmt: skip
 
-    def _tell(self, memory: RowMemory, columns: Columns) -> None:
+    def _set_numbers(self, memory: RowMemory, columns: Columns) -> None:
         groups, slots, width = memory.blocks.shape
         require(groups >= self._num_groups, f"blocks of {groups} groups, the model has {self._num_groups}")
         self._memory, self._columns = memory, columns
-        self._told_memory = np.array(
+        self._memory_numbers = np.array(
             [memory.tokens.ctypes.data, memory.tokens.shape[1], memory.lengths.ctypes.data, memory.blocks.ctypes.data,
              memory.num_blocks.ctypes.data, groups, slots, width],
             dtype=np.int64,
         )  # fmt: skip
-        self._told_columns = np.array(
+        self._column_numbers = np.array(
             [
                 *(of.ctypes.data for of in (columns.streams, columns.scales, columns.floors)),
                 self._codes,
@@ -182,7 +182,7 @@ class DecodeStep:
             ],
             dtype=np.int64,
         )
-        self._pointers = (self._model.ctypes.data, self._told_memory.ctypes.data, self._told_columns.ctypes.data)
+        self._pointers = (self._model.ctypes.data, self._memory_numbers.ctypes.data, self._column_numbers.ctypes.data)
 
 
 def decode_step(

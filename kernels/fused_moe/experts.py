@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
+from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 from troupellm.kernels.fused_moe.spec import Swiglu
 from troupellm.kernels.linear import PackedLinear, gated_linear, linear, linear_add
 
@@ -35,7 +35,7 @@ def clamped_gate(gate_up: Tensor, swiglu: Swiglu, *, invariant: bool = False) ->
     size, limit = gate_up.shape[-1] // 2, swiglu.limit
     assert limit is not None
     gate, up = gate_up[:, :size].clamp_(max=limit), gate_up[:, size:].clamp_(-limit, limit)
-    sigmoid = placeless_sigmoid if invariant else torch.sigmoid
+    sigmoid = batch_invariant_sigmoid if invariant else torch.sigmoid
     return sigmoid(gate * swiglu.alpha).mul_(gate).mul_(up.add_(1))
 
 

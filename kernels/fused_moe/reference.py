@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
+from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 from troupellm.kernels.fused_moe.spec import Routing, Swiglu
 
 
@@ -16,7 +16,7 @@ def route_reference(logits: Tensor, routing: Routing, choice_bias: Tensor | None
     if routing.scoring == "softmax":
         scores = scores.softmax(dim=-1)
     elif routing.scoring == "sigmoid":
-        scores = placeless_sigmoid(scores)
+        scores = batch_invariant_sigmoid(scores)
     choice = scores if choice_bias is None else scores + choice_bias
     if routing.groups > 1:
         choice = choice.masked_fill(~_best_groups(choice, routing), float("-inf"))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def placeless_sigmoid(x: Tensor) -> Tensor:
+def batch_invariant_sigmoid(x: Tensor) -> Tensor:
     """sigmoid(x), each number as if it were alone, to the bit.
 
     On a CPU torch computes whole vectors by one routine and the rest of a tensor, or of a thread's part of it, by

@@ -11,7 +11,7 @@ from troupellm.kernels.fused_moe.spec import Swiglu
 from troupellm.kernels.quantized_linear import Fp8, QuantizedWeight, Weight
 from troupellm.kernels.quantized_linear.footprint import stack_keeps
 from troupellm.kernels.quantized_linear.gguf import GgufBlocks, mx_of
-from troupellm.kernels.quantized_linear.packed_codes import Coded, coded
+from troupellm.kernels.quantized_linear.packed_weights import PackedWeight, packed_weight
 
 Kind = Literal["plain", "fp8", "fp8_blocks", "int8", "mx", "int4"]
 """Eight-bit floats have a scale per output, or one per output and block of inputs."""
@@ -87,7 +87,7 @@ def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | Non
         mx = [mx_of(weight) if isinstance(weight, GgufBlocks) else weight for weight in weights]
         codes, exponents = (torch.stack([getattr(weight, name) for weight in mx]) for name in ("codes", "exponents"))
         return StackedWeight("mx", codes, exponents, *shape)
-    found = [codes for codes in map(coded, weights) if codes is not None]
+    found = [codes for codes in map(packed_weight, weights) if codes is not None]
     if len(found) < len(weights):
         return None
     values = torch.stack([codes.codes for codes in found])
@@ -97,7 +97,7 @@ def _kept(weights: Sequence[QuantizedWeight], label: str) -> StackedWeight | Non
     return StackedWeight("int4", values, scales, *shape)
 
 
-def _scales(codes: Coded) -> Tensor:
+def _scales(codes: PackedWeight) -> Tensor:
     """float32 [out, 2 * groups]: scales, and the offsets of four-bit codes without a base."""
     added = codes.base * codes.scale
     return torch.cat((codes.scale, added if codes.offset is None else added + codes.offset), dim=1)

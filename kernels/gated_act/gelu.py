@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from troupellm.kernels.act_quant import row_codes
+from troupellm.kernels.act_quant import quantize_activation
 from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
 
@@ -30,10 +30,10 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return functional.gelu(gate_up[..., :size], approximate="tanh").mul_(gate_up[..., size:])
 
 
-def gelu_mul_codes(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """`row_codes` of `gelu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
+def gelu_mul_quantized(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`quantize_activation` of `gelu_mul`: values of `dtype` [tokens, size] and scale float32 [tokens]."""
     if by_kernels(gate_up.device):
-        from troupellm.kernels.gated_act.triton_gate import gate_codes_triton
+        from troupellm.kernels.gated_act.triton_gate import gate_quantized_triton
 
-        return gate_codes_triton(gate_up, "gelu", dtype)
-    return row_codes(gelu_mul(gate_up), dtype)
+        return gate_quantized_triton(gate_up, "gelu", dtype)
+    return quantize_activation(gelu_mul(gate_up), dtype)

@@ -14,7 +14,7 @@ from troupellm.kernels.common.triton_language import cast, tanh
 from troupellm.kernels.common.triton_rows import largest, quantized, row_scale
 
 GATE = Launch(warps=4, stages=1, constants={"BLOCK": 1024})
-GATE_CODES = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
+GATE_QUANTIZED = Launch(warps=8, stages=1, constants={"BLOCK": 2048})
 Activation = Literal["silu", "gelu"]
 
 
@@ -39,7 +39,7 @@ def gate_kernel(gate_up, out, size, row_stride, GELU: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def gate_codes_kernel(gate_up, out, scales, size, row_stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
+def gate_quantized_kernel(gate_up, out, scales, size, row_stride, GELU: tl.constexpr, BLOCK: tl.constexpr):
     """One row; computed once for its largest magnitude, and again, from the cache, for its values."""
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)[None, :]
     magnitude = tl.zeros([1], tl.float32)
@@ -65,14 +65,14 @@ def gate_triton(gate_up: Tensor, activation: Activation) -> Tensor:
     return out
 
 
-def gate_codes_triton(gate_up: Tensor, activation: Activation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """As `silu_mul_codes` or `gelu_mul_codes`."""
+def gate_quantized_triton(gate_up: Tensor, activation: Activation, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As `silu_mul_quantized` or `gelu_mul_quantized`."""
     flat, size = _rows(gate_up)
     out = torch.empty(flat.shape[0], size, dtype=dtype, device=flat.device)
     scales = torch.empty(flat.shape[0], dtype=torch.float32, device=flat.device)
     if flat.shape[0]:
-        gate_codes_kernel[(flat.shape[0],)](
-            flat, out, scales, size, flat.stride(0), GELU=activation == "gelu", **GATE_CODES.options
+        gate_quantized_kernel[(flat.shape[0],)](
+            flat, out, scales, size, flat.stride(0), GELU=activation == "gelu", **GATE_QUANTIZED.options
         )
     return out, scales
 

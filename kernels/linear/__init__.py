@@ -13,17 +13,17 @@ from torch import Tensor
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
 from troupellm.kernels.common.onednn import onednn_linear, onednn_pack, onednn_supports, padded_rows
-from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_codes
-from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_codes
+from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_quantized
+from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_quantized
 from troupellm.kernels.linear.batch_invariant import in_fixed_tiles, whole_tiles
-from troupellm.kernels.linear.cpu import native_weight
+from troupellm.kernels.linear.cpu import cpp_weight
 from troupellm.kernels.linear.reference import linear_reference
 from troupellm.kernels.quantized_linear import FastProduct, FewRows, QuantizedWeight, Weight, fast_product
 from troupellm.kernels.quantized_linear.gpu import EightBitProduct, GpuProduct
 from troupellm.kernels.rms_norm import rms_norm
 
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_mul}
-GATE_CODES = {"silu": silu_mul_codes, "gelu_tanh": gelu_mul_codes}
+GATE_QUANTIZED = {"silu": silu_mul_quantized, "gelu_tanh": gelu_mul_quantized}
 HALVES = (torch.bfloat16, torch.float16)
 LEAVES_SUMS = "dtype_out" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
 """True if torch can return products of these types as float32."""
@@ -57,7 +57,7 @@ class PackedLinear:
         self.native: FewRows | None = None
         """The compiled path for few rows."""
         if self.onednn:
-            self.native = native_weight(self.weight, weight, bias, splits=not self.invariant)
+            self.native = cpp_weight(self.weight, weight, bias, splits=not self.invariant)
         if self.fast is not None:
             self.native = self.fast.native
 
@@ -96,35 +96,35 @@ def best_rows(packed: PackedLinear, rows: int) -> int:
     return padded_rows(rows) if packed.onednn and not packed.takes(rows) and not packed.invariant else rows
 
 
-class RowCodes(NamedTuple):
+class QuantizedRows(NamedTuple):
     """Inputs [rows, in_features] in eight bits, for a product that would convert them to eight bits itself. On a GPU it
     saves a launch if the previous operation converts them."""
 
     values: Tensor
     scale: Tensor
-    """float32 [rows], see `kernels.row_codes`."""
+    """float32 [rows], see `kernels.act_quant`."""
     dtype: torch.dtype
     """The dtype of the original inputs."""
 
 
-def code_type(packed: PackedLinear) -> torch.dtype | None:
-    """The dtype of the `RowCodes` that `linear` accepts; None if it accepts none."""
+def activation_dtype(packed: PackedLinear) -> torch.dtype | None:
+    """The dtype of the `QuantizedRows` that `linear` accepts; None if it accepts none."""
     return packed.fast.values.dtype if isinstance(packed.fast, EightBitProduct) else None
 
 
-def linear(x: Tensor | RowCodes, packed: PackedLinear) -> Tensor:
+def linear(x: Tensor | QuantizedRows, packed: PackedLinear) -> Tensor:
     """x @ weight.T + bias.
 
     Args:
         x: [rows, in_features], the type of the weight, rows >= 1; the numbers of a row lie side by side. Or codes of
-            the type that `code_type` says.
+            the type that `activation_dtype` says.
 
     Returns:
         [rows, out_features], contiguous.
     """
-    if isinstance(x, RowCodes):
+    if isinstance(x, QuantizedRows):
         assert isinstance(packed.fast, EightBitProduct)
-        return packed.fast.of_codes(*x)
+        return packed.fast.of_quantized(*x)
     if packed.native is not None and packed.takes(x.shape[0]):
         return packed.native.linear(x, None, 0.0, None, 1.0)
     if packed.tiled:
@@ -154,7 +154,7 @@ def norm_scores(x: Tensor, norm: Tensor, eps: float, packed: PackedLinear, out: 
 
 
 def gated_linear(
-    x: Tensor | RowCodes, packed: PackedLinear, activation: str, norm: Tensor | None = None, eps: float = 0.0
+    x: Tensor | QuantizedRows, packed: PackedLinear, activation: str, norm: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
     """activation(first half) * second half of `linear`, behind a norm where one is given.
 
@@ -165,7 +165,7 @@ def gated_linear(
     Returns:
         [rows, out_features / 2], contiguous.
     """
-    if isinstance(x, RowCodes):
+    if isinstance(x, QuantizedRows):
         return GATES[activation](linear(x, packed))
     if packed.native is not None and packed.native.gates and packed.takes(x.shape[0]):
         return packed.native.gated(x, norm, eps, activation)
@@ -173,10 +173,12 @@ def gated_linear(
     return GATES[activation](gate_up)
 
 
-def gated_codes(x: Tensor | RowCodes, packed: PackedLinear, activation: str, codes: torch.dtype) -> RowCodes:
+def gated_quantized(
+    x: Tensor | QuantizedRows, packed: PackedLinear, activation: str, codes: torch.dtype
+) -> QuantizedRows:
     """`gated_linear`, for a product that takes codes of that type."""
     gate_up = linear(x, packed)
-    return RowCodes(*GATE_CODES[activation](gate_up, codes), gate_up.dtype)
+    return QuantizedRows(*GATE_QUANTIZED[activation](gate_up, codes), gate_up.dtype)
 
 
 def linear_add(x: Tensor, packed: PackedLinear, residual: Tensor, factor: float = 1.0) -> None:

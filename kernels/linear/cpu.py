@@ -49,11 +49,19 @@ class Layout:
     """in_features plus padding."""
 
 
-class NativeWeight:
+class CppWeight:
     """A weight in the form of compiled code: `FloatWeight` of parts.h."""
 
     __slots__ = (
-        "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
+        "_functions",
+        "_held",
+        "_numbers",
+        "_pointer",
+        "gates",
+        "in_features",
+        "most_rows",
+        "out_features",
+        "part",
     )  # fmt: skip
 
     def __init__(
@@ -77,12 +85,12 @@ class NativeWeight:
             bias = bias.contiguous()
             checks.check("bias", bias, torch.float32, self.out_features)
         self._functions, self._held = functions, (packed, bias)
-        self._told = np.array(
+        self._numbers = np.array(
             [torch.ops.mkldnn.data_ptr(packed), layout.panel, layout.padded, self.in_features, self.out_features,
              0 if bias is None else bias.data_ptr(), splits],
             dtype=np.int64,
         )  # fmt: skip
-        self._pointer = self._told.ctypes.data
+        self._pointer = self._numbers.ctypes.data
         self.part: tuple[int, int] | None = (0, self._pointer)
 
     def linear(self, x: Tensor, norm: Tensor | None, eps: float, out: Tensor | None, factor: float) -> Tensor:
@@ -149,7 +157,7 @@ def tiles(rows: int, most: int) -> tuple[tuple[int, int], ...]:
     return tuple((rows * tile // count, rows * (tile + 1) // count) for tile in range(count))
 
 
-def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: bool) -> NativeWeight | None:
+def cpp_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: bool) -> CppWeight | None:
     """The handle by which compiled code uses a weight [out, in] that oneDNN packed; None if it cannot.
 
     Args:
@@ -167,7 +175,7 @@ def native_weight(packed: Tensor, weight: Tensor, bias: Tensor | None, splits: b
         layout = found[0] if found else None
         if len(found) < 2:  # a weight of one value fits many layouts, and says nothing about the next weight's
             _layouts[packing] = layout
-    return None if layout is None else NativeWeight(functions, packed, layout, shape, bias, splits)
+    return None if layout is None else CppWeight(functions, packed, layout, shape, bias, splits)
 
 
 _layouts: dict[tuple[int, int, int], Layout | None] = {}
@@ -225,12 +233,12 @@ def _agrees(functions: Functions, out: int, rows: int, splits: bool) -> bool:
     norm = torch.rand(depth, generator=generator, dtype=torch.float32)
     padded = functional.pad(weight, (0, 3, 0, 64 * count - out))
     panels = padded.view(count, 64, depth + 3).transpose(1, 2).contiguous()
-    held = NativeWeight.__new__(NativeWeight)
+    held = CppWeight.__new__(CppWeight)
     held._functions, held.out_features, held.in_features, held._held = functions, out, depth, (panels, bias)
     held.gates = out % (2 * LANES) == 0
     held.most_rows = max(FEW_ROWS, rows)
-    held._told = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr(), splits], dtype=np.int64)
-    held._pointer = held._told.ctypes.data
+    held._numbers = np.array([panels.data_ptr(), 64, depth + 3, depth, out, bias.data_ptr(), splits], dtype=np.int64)
+    held._pointer = held._numbers.ctypes.data
     plain = functional.linear(x, weight, bias)
     normed = functional.linear(functional.rms_norm(x, (depth,), norm, 1e-5), weight, bias)
     gate, up = normed.chunk(2, dim=-1)

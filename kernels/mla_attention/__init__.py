@@ -38,7 +38,7 @@ def mla_attention(
 
     Args:
         query: [tokens, heads, plain + rotated], contiguous; as many tokens as the plan has.
-        cache: [blocks, 1, block_size, latent + rotated], contiguous, the type of `query` or one of `kernels.kv_codes`.
+        cache: [blocks, 1, block_size, latent + rotated], contiguous, the type of `query` or one of `kernels.kv_quant`.
         plan: of one KV head of the cache's width, without a window. Expanded are the long rows of an `AttentionPlan`
             and of a `DevicePlan` that has them apart; any other plan is absorbed.
         key_weight: [heads, plain, latent].

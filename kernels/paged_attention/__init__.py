@@ -36,7 +36,7 @@ def paged_attention(
     Args:
         query: [tokens, heads, head_dim], each token's heads contiguous; heads is a multiple of kv_heads.
         key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `query` or one of
-            `kernels.kv_codes`.
+            `kernels.kv_quant`.
         value_cache: like `key_cache`.
         scale: of the scores, before the softmax.
         softcap: after the scale, scores become softcap * tanh(score / softcap); 0 leaves them.
@@ -51,7 +51,7 @@ def paged_attention(
     function = cpu.load() if compiled else None
     if function is not None and isinstance(plan, AttentionPlan):
         heads, kv_heads, size = query.shape[1], key_cache.shape[1], query.shape[2]
-        layer = cpu.NativeAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
+        layer = cpu.CppAttention(function, heads, kv_heads, size, scale, softcap=softcap, sinks=sinks)
         return layer.attend(query, (key_cache, value_cache), plan)
     whole = query.shape[0] == plan.num_tokens
     out = (torch.empty if whole else torch.zeros)(query.shape, dtype=query.dtype, device=query.device)

@@ -23,17 +23,17 @@ LANES = 16
 MAX_HEAD_DIM, MAX_LATENT = 256, 1024
 """Limits for heads whose keys and values are written in the same call, and for latent vectors."""
 CELLS = {torch.float32: 0, torch.int8: 1, kv_quant.FP8: 2}
-"""Types of caches, see `kernels.kv_codes`."""
+"""Types of caches, see `kernels.kv_quant`."""
 
 ROUNDED = 0.006
 """Largest difference from the reference over a cache in eight bits, relative to the largest result. Queries and weights
-may be rounded to bfloat16 (`kernels.kv_codes`), each by up to 2^-9; scores near 1 add as much again."""
+may be rounded to bfloat16 (`kernels.kv_quant`), each by up to 2^-9; scores near 1 add as much again."""
 
 Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Rotation:
     """Norm and rotation of queries and keys. norms: of queries and keys, each [head_dim], or None."""
 
     norms: Pair | None
@@ -42,10 +42,20 @@ class Turn:
     """Number of a head's values that are rotated, the first half of them with the second; 0 is none."""
 
 
-class NativeAttention:
+class CppAttention:
     """A layer's attention in the form of compiled code: `Heads` of parts.h."""
 
-    __slots__ = ("_caches", "_function", "_held", "_told", "half", "head_dim", "num_heads", "num_kv_heads", "pointer")
+    __slots__ = (
+        "_caches",
+        "_function",
+        "_held",
+        "_numbers",
+        "half",
+        "head_dim",
+        "num_heads",
+        "num_kv_heads",
+        "pointer",
+    )
 
     def __init__(
         self,
@@ -57,7 +67,7 @@ class NativeAttention:
         *,
         softcap: float = 0.0,
         sinks: Tensor | None = None,
-        turn: Turn | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
         """
         Args:
@@ -66,23 +76,25 @@ class NativeAttention:
         Raises:
             RefusedCall: sizes that do not fit each other, or that the compiled code does not take.
         """
-        turn = turn or Turn(None, 0.0, 0)
+        rotation = rotation or Rotation(None, 0.0, 0)
         self._function, self.num_heads, self.num_kv_heads = function, num_heads, num_kv_heads
-        self.head_dim, self.half = head_dim, turn.rotary_dim // 2
+        self.head_dim, self.half = head_dim, rotation.rotary_dim // 2
         self._caches: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
         require(num_kv_heads > 0 and num_heads % num_kv_heads == 0, f"{num_heads} heads over {num_kv_heads} KV heads")
         require(head_dim % LANES == 0 and 0 < head_dim <= MAX_LATENT, f"heads of {head_dim} numbers")
-        require(0 <= turn.rotary_dim <= head_dim, f"{turn.rotary_dim} rotated numbers of {head_dim}")
+        require(0 <= rotation.rotary_dim <= head_dim, f"{rotation.rotary_dim} rotated numbers of {head_dim}")
         if sinks is not None:
             check("sinks", sinks.contiguous(), torch.float32, num_heads)
-        for norm in turn.norms or ():
+        for norm in rotation.norms or ():
             check("a norm of heads", norm.contiguous(), torch.float32, head_dim)
-        self._held = [None if part is None else part.contiguous() for part in (sinks, *(turn.norms or (None, None)))]
-        numbers = np.array([scale, softcap, turn.eps]).view(np.int64).tolist()
+        self._held = [
+            None if part is None else part.contiguous() for part in (sinks, *(rotation.norms or (None, None)))
+        ]
+        numbers = np.array([scale, softcap, rotation.eps]).view(np.int64).tolist()
         addresses = [0 if part is None else part.data_ptr() for part in self._held]
         sizes = [num_heads, num_kv_heads, head_dim, self.half]
-        self._told = np.array([*sizes, *numbers, *addresses], dtype=np.int64)
-        self.pointer = self._told.ctypes.data
+        self._numbers = np.array([*sizes, *numbers, *addresses], dtype=np.int64)
+        self.pointer = self._numbers.ctypes.data
 
     def attend(self, query: Tensor, caches: Pair, plan: AttentionPlan) -> Tensor:
         """Attention to keys and values that are in the cache.
@@ -159,7 +171,7 @@ class NativeAttention:
         cosines, sines = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         self._function(
             self.pointer,
-            told(plan, self.num_heads // self.num_kv_heads).pointer,
+            cpp_plan(plan, self.num_heads // self.num_kv_heads).pointer,
             query.data_ptr(),
             stride,
             plan.num_tokens,
@@ -189,7 +201,7 @@ def check_caches(caches: Pair, num_kv_heads: int, head_dim: int) -> None:
         check("cache", cache, keys.dtype, keys.shape[0], num_kv_heads, keys.shape[2], width)
 
 
-class Told:
+class CppPlan:
     """A step's plan in the form of compiled code: `struct Plan`."""
 
     __slots__ = ("_held", "pointer")
@@ -206,12 +218,12 @@ class Told:
         self._held, self.pointer = (jobs, tables, trees, numbers), numbers.ctypes.data
 
 
-def told(plan: AttentionPlan, group: int) -> Told:
+def cpp_plan(plan: AttentionPlan, group: int) -> CppPlan:
     """Made once per step, for all layers."""
-    found = plan.told.get(group)
+    found = plan.cpp_plans.get(group)
     if found is None:
-        found = plan.told[group] = Told(plan, group)
-    assert isinstance(found, Told)
+        found = plan.cpp_plans[group] = CppPlan(plan, group)
+    assert isinstance(found, CppPlan)
     return found
 
 
@@ -232,14 +244,24 @@ def takes_compiled(plan: object) -> TypeGuard[AttentionPlan]:
     return isinstance(plan, AttentionPlan) and plan.compiled
 
 
-def native_attention(
-    num_heads: int, num_kv_heads: int, head_dim: int, scale: float, *, softcap: float, sinks: Tensor | None, turn: Turn
-) -> NativeAttention | None:
-    """The compiled attention of a float32 layer on a CPU, with norm and rotation as in `turn`; None if unavailable."""
+def cpp_attention(
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    scale: float,
+    *,
+    softcap: float,
+    sinks: Tensor | None,
+    rotation: Rotation,
+) -> CppAttention | None:
+    """The compiled attention of a float32 layer on a CPU, with norm and rotation as in `rotation`; None if
+    unavailable."""
     function = load()
-    if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or turn.rotary_dim > head_dim:
+    if function is None or head_dim % LANES or head_dim > MAX_HEAD_DIM or rotation.rotary_dim > head_dim:
         return None
-    return NativeAttention(function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, turn=turn)
+    return CppAttention(
+        function, num_heads, num_kv_heads, head_dim, scale, softcap=softcap, sinks=sinks, rotation=rotation
+    )
 
 
 @functools.cache
@@ -270,7 +292,7 @@ def _keeps(function: cpp.Function, kind: torch.dtype) -> bool:
     query, key, value = projected.view(-1, 10, size).split((6, 2, 2), dim=1)  # type: ignore[no-untyped-call]
     kv_write(key, value, expected[0], expected[1], rows)
     wanted = paged_attention_reference(query, expected[0], expected[1], tables, items, scale=0.2)
-    layer = NativeAttention(function, 6, 2, size, 0.2)
+    layer = CppAttention(function, 6, 2, size, 0.2)
     out = layer.write_and_attend(projected, (found[0], found[1]), plan, rows, None)
     pairs = [(kv_quant.as_bytes(got), kv_quant.as_bytes(cache)) for got, cache in zip(found, expected, strict=True)]
     error = (out.view(wanted.shape) - wanted).abs()
@@ -289,7 +311,7 @@ def _takes_latent(function: cpp.Function) -> bool:
         AttentionPlan(tables, starts, counts, block_size=7, num_kv_heads=1, by_token=by_token)
         for by_token in (False, True)
     )
-    out = NativeAttention(function, 3, 1, cache.shape[-1], 0.05).attend(query, (cache, cache), plan)
+    out = CppAttention(function, 3, 1, cache.shape[-1], 0.05).attend(query, (cache, cache), plan)
     expected = paged_attention_reference(query, cache, cache, plan.block_tables, single.items, scale=0.05)
     return torch.allclose(out, expected, atol=1e-4)
 
@@ -331,8 +353,8 @@ def _agrees(function: cpp.Function) -> bool:
         expected = paged_attention_reference(
             query, written[0], written[1], tables, items, scale=0.2, softcap=softcap, sinks=given
         )
-        layer = NativeAttention(
-            function, 6, 2, 32, 0.2, softcap=softcap, sinks=given, turn=Turn((norms[0], norms[1]), 1e-5, 24)
+        layer = CppAttention(
+            function, 6, 2, 32, 0.2, softcap=softcap, sinks=given, rotation=Rotation((norms[0], norms[1]), 1e-5, 24)
         )
         for some in (plan, single):
             found, pair = caches.clone(), projected.clone()

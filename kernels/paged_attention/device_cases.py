@@ -67,7 +67,7 @@ def make_device_inputs(
         small: smallest tiles instead of those of the tables.
         programs: of the decode kernel.
         invariant: plan for `--batch-invariant`.
-        quantized: store keys and values as this type of `kernels.kv_codes`.
+        quantized: store keys and values as this type of `kernels.kv_quant`.
     """
     query, keys, values, plan = make_inputs(case, "cpu", seed)
     tables = plan.block_tables.numpy().copy()
@@ -76,7 +76,7 @@ def make_device_inputs(
     generator = torch.Generator().manual_seed(seed + 1)
     sinks = torch.randn(case.heads, generator=generator) if case.sinks else None
     if quantized is not None:
-        keys, values = poisoned_codes(keys, quantized), poisoned_codes(values, quantized)
+        keys, values = poisoned_cache(keys, quantized), poisoned_cache(values, quantized)
     device_plan = DevicePlan.from_host(
         tables,
         np.asarray(case.starts),
@@ -93,8 +93,8 @@ def make_device_inputs(
     )
 
 
-def poisoned_codes(cache: Tensor, dtype: torch.dtype) -> Tensor:
-    """A cache in a type of `kernels.kv_codes`; where a row is NaN, its scale is, or its values are."""
+def poisoned_cache(cache: Tensor, dtype: torch.dtype) -> Tensor:
+    """A cache in a type of `kernels.kv_quant`; where a row is NaN, its scale is, or its values are."""
     codes = encode(cache.nan_to_num(77.0), dtype)
     if dtype != torch.int8:
         return torch.where(cache.isnan(), cache, codes.float()).to(dtype)

@@ -24,7 +24,7 @@ def paged_attention_reference(
 
     Args:
         query: [tokens, heads, head_dim].
-        key_cache: [blocks, kv_heads, block_size, head_dim], any type of `kernels.kv_codes`.
+        key_cache: [blocks, kv_heads, block_size, head_dim], any type of `kernels.kv_quant`.
         value_cache: like `key_cache`.
         block_tables: int32 [rows, width].
         items: int32 [items, 4]: token, row, first key position, key position past the last.

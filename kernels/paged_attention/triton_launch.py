@@ -183,7 +183,7 @@ def run(
     Args:
         query: [tokens, heads, head_dim], heads contiguous.
         caches: keys and values [blocks, kv_heads, block_size, head_dim], contiguous within a block, of the type of
-            `query` or one of those of `kernels.kv_codes` with rows of its width.
+            `query` or one of those of `kernels.kv_quant` with rows of its width.
         out: [tokens, heads, head_dim], heads contiguous; tokens of rows are written, 0 where nothing is seen. Of a plan
             for latent vectors the first `latent` values of each head are written, the others mean nothing.
     """

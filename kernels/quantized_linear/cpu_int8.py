@@ -21,7 +21,7 @@ from troupellm.kernels.common.huge_pages import prefer_huge_pages
 from troupellm.kernels.common.onednn import padded_rows
 from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import require, rows_of
-from troupellm.kernels.quantized_linear.cpu_rows import Functions, ToldWeight
+from troupellm.kernels.quantized_linear.cpu_rows import CppRows, Functions
 from troupellm.kernels.quantized_linear.int8 import Int8Channel
 
 FEW_ROWS = 32
@@ -38,11 +38,19 @@ INPUT_BLOCK = 64
 LANES = 16
 
 
-class Int8FewRows(ToldWeight):
+class Int8FewRows(CppRows):
     """A weight in the form of compiled code: `Int8Weight` of parts.h."""
 
     __slots__ = (
-        "_functions", "_held", "_pointer", "_told", "gates", "in_features", "most_rows", "out_features", "part",
+        "_functions",
+        "_held",
+        "_numbers",
+        "_pointer",
+        "gates",
+        "in_features",
+        "most_rows",
+        "out_features",
+        "part",
     )  # fmt: skip
 
     def __init__(
@@ -71,12 +79,12 @@ class Int8FewRows(ToldWeight):
         sums, scale = padded(weight.values.sum(dim=1, dtype=torch.int32), whole), padded(weight.scale, whole)
         bias = None if bias is None else padded(bias.float(), whole)
         self._functions, self._held = functions, (held, sums, scale, bias)
-        self._told = np.array(
+        self._numbers = np.array(
             [values[0], panel, depth, self.in_features, self.out_features, sums.data_ptr(),
              scale.data_ptr(), 0 if bias is None else bias.data_ptr()],
             dtype=np.int64,
         )  # fmt: skip
-        self._pointer = self._told.ctypes.data
+        self._pointer = self._numbers.ctypes.data
         self.part: tuple[int, int] | None = (1, self._pointer)
 
 

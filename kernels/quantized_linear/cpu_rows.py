@@ -17,7 +17,7 @@ class Functions:
     gated: cpp.Function
 
 
-class ToldWeight:
+class CppRows:
     """A weight in the form of compiled code; its subclasses set the fields."""
 
     __slots__ = ()

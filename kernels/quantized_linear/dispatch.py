@@ -79,13 +79,13 @@ def fast_product(weight: QuantizedWeight, bias: Tensor | None) -> FastProduct | 
 
         return gpu_product(weight, bias, batch_invariant=batch_invariance())
     from troupellm.kernels.quantized_linear import (
-        cpu_codes,
         cpu_int8,  # which stand on kernels.linear
+        cpu_packed,
     )
 
     if isinstance(weight, Int8Channel):
         return cpu_int8.Int8Product(weight, bias)
-    return cpu_codes.coded_product(weight, bias)
+    return cpu_packed.packed_product(weight, bias)
 
 
 def _mixture_product(weight: GgufMixture, bias: Tensor | None) -> SideBySide | None:

@@ -63,7 +63,7 @@ def held_bytes(outline: Outline, device: torch.device, dtype: torch.dtype, *, ex
 
 
 def decodes(outline: Outline) -> bool:
-    """True if `coded` can convert it: pairs of inputs share a scale, and the type is not e5m2."""
+    """True if `packed_weight` can convert it: pairs of inputs share a scale, and the type is not e5m2."""
     pairs = outline.group > 0 and outline.group % 2 == 0 and outline.columns % outline.group == 0
     return pairs and not outline.code.endswith("e5m2")
 
@@ -92,11 +92,11 @@ def stack_keeps(outline: Outline) -> bool:
 
 
 def _cpu_keeps(outline: Outline, dtype: torch.dtype) -> bool:
-    from troupellm.kernels.quantized_linear import cpu_codes  # which stands on kernels.linear
+    from troupellm.kernels.quantized_linear import cpu_packed  # which stands on kernels.linear
 
     if _int8_inputs(outline):
         return True
-    return dtype == torch.float32 and decodes(outline) and cpu_codes.load() is not None
+    return dtype == torch.float32 and decodes(outline) and cpu_packed.load() is not None
 
 
 def _int8_inputs(outline: Outline) -> bool:

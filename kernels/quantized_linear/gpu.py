@@ -7,7 +7,7 @@ from troupellm.kernels.quantized_linear.base import QuantizedWeight
 from troupellm.kernels.quantized_linear.footprint import in_eight_bits
 from troupellm.kernels.quantized_linear.fp8 import Fp8
 from troupellm.kernels.quantized_linear.int8 import Int8Channel
-from troupellm.kernels.quantized_linear.packed_codes import Coded, coded
+from troupellm.kernels.quantized_linear.packed_weights import PackedWeight, packed_weight
 
 SCALED_MM_ROWS = 64
 """From this number of rows on, e4m3 uses torch's own product. There arithmetic is the limit, and cuBLAS is faster.
@@ -32,12 +32,12 @@ class EightBitProduct(GpuProduct):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features]."""
-        from troupellm.kernels.act_quant import row_codes  # which stands on this package
+        from troupellm.kernels.act_quant import quantize_activation  # which stands on this package
 
-        codes, scale = row_codes(x, self.values.dtype)
-        return self.of_codes(codes, scale, x.dtype)
+        codes, scale = quantize_activation(x, self.values.dtype)
+        return self.of_quantized(codes, scale, x.dtype)
 
-    def of_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    def of_quantized(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         """The product with inputs that are in eight bits already, as norms and gates can make them."""
         from troupellm.kernels.quantized_linear.triton_linear import eight_bit_product
 
@@ -56,24 +56,24 @@ class EightBitProduct(GpuProduct):
         return large and whole and codes.dtype == torch.float8_e4m3fn and dtype == torch.bfloat16
 
 
-class CodedGpuProduct(GpuProduct):
+class PackedGpuProduct(GpuProduct):
     """Inputs keep their type; codes are decoded on the way."""
 
-    def __init__(self, weight: Coded, bias: Tensor | None, *, batch_invariant: bool) -> None:
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, *, batch_invariant: bool) -> None:
         self.weight, self.bias, self.batch_invariant = weight, bias, batch_invariant
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in_features] to [rows, out_features]."""
-        from troupellm.kernels.quantized_linear.triton_linear import coded_linear
+        from troupellm.kernels.quantized_linear.triton_linear import packed_linear
 
         if self.weight.order is not None:
             x = x.index_select(1, self.weight.order)
-        return coded_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
+        return packed_linear(x, self.weight, self.bias, batch_invariant=self.batch_invariant)
 
 
 def gpu_product(
     weight: QuantizedWeight, bias: Tensor | None, *, batch_invariant: bool = False
-) -> EightBitProduct | CodedGpuProduct | None:
+) -> EightBitProduct | PackedGpuProduct | None:
     """The product on a GPU with a weight that `stays` there; None where its numbers forbid it."""
     eight_bits = all(in_eight_bits(outline) for outline in weight.outlines)
     if eight_bits and isinstance(weight, Int8Channel):
@@ -81,5 +81,5 @@ def gpu_product(
     if eight_bits and isinstance(weight, Fp8):
         scale = weight.row_scale().flatten().contiguous()
         return EightBitProduct(weight.values, scale, bias, batch_invariant=batch_invariant)
-    found = coded(weight)
-    return None if found is None else CodedGpuProduct(found, bias, batch_invariant=batch_invariant)
+    found = packed_weight(weight)
+    return None if found is None else PackedGpuProduct(found, bias, batch_invariant=batch_invariant)

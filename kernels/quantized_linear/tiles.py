@@ -23,7 +23,7 @@ def eight_bit_launch(rows: int) -> Launch:
     return Launch(warps, stages, {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k})
 
 
-def coded_launch(rows: int, kind: str, group: int) -> Launch:
+def packed_launch(rows: int, kind: str, group: int) -> Launch:
     """The launch for weights in codes with a scale per `group` inputs: a tile within a group has one per output."""
     block_m = tile_rows(rows)
     block_n, block_k, warps, stages = (FOUR_BITS if kind == "table" else CODED)[block_m]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from troupellm.kernels.common.triton import multiprocessors
 from troupellm.kernels.common.triton_language import INTERPRET, cast, dot
-from troupellm.kernels.quantized_linear.packed_codes import Coded
-from troupellm.kernels.quantized_linear.tiles import INVARIANT_ROWS, SUM, coded_launch, eight_bit_launch
+from troupellm.kernels.quantized_linear.packed_weights import PackedWeight
+from troupellm.kernels.quantized_linear.tiles import INVARIANT_ROWS, SUM, eight_bit_launch, packed_launch
 
 INT8, FOUR_BITS, FP8 = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 KINDS = {"int8": INT8.value, "table": FOUR_BITS.value, "fp8": FP8.value}
@@ -81,7 +81,7 @@ def decoded(codes, scale, offset, base, KIND: tl.constexpr, dtype: tl.constexpr)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def coded_kernel(
+def packed_kernel(
     inputs,
     codes,
     scales,
@@ -193,7 +193,7 @@ def eight_bit_product(
     return out
 
 
-def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invariant: bool = False) -> Tensor:
+def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor | None, *, batch_invariant: bool = False) -> Tensor:
     """x @ decoded(weight).T + bias, the type of `x`; inputs are in the weight's order.
 
     Args:
@@ -206,7 +206,7 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    launch = coded_launch(INVARIANT_ROWS if batch_invariant else rows, weight.kind, depth // groups)
+    launch = packed_launch(INVARIANT_ROWS if batch_invariant else rows, weight.kind, depth // groups)
     block_m, block_n, block_k = (launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(width, block_n)
     # Few tiles leave most of a GPU idle while one of its parts walks through all inputs.
@@ -215,7 +215,7 @@ def coded_linear(x: Tensor, weight: Coded, bias: Tensor | None, *, batch_invaria
     step = triton.cdiv(triton.cdiv(depth, block_k), pieces) * block_k
     pieces = triton.cdiv(depth, step)
     parts = torch.empty(pieces, rows, width, dtype=torch.float32, device=x.device) if pieces > 1 else None
-    coded_kernel[(tiles, pieces)](
+    packed_kernel[(tiles, pieces)](
         x,
         weight.codes,
         weight.scale,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.act_quant import row_codes
+from troupellm.kernels.act_quant import quantize_activation
 from troupellm.kernels.common.triton import by_kernels
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
 
@@ -45,10 +45,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, off
     return rms_norm(residual, weight, eps, offset=offset)
 
 
-def rms_norm_codes(
+def rms_norm_quantized(
     x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, *, residual: Tensor | None = None, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """`row_codes` of `rms_norm`, or of `add_rms_norm` where there is a residual.
+    """`quantize_activation` of `rms_norm`, or of `add_rms_norm` where there is a residual.
 
     Args:
         x: [rows, size].
@@ -64,8 +64,8 @@ def rms_norm_codes(
         assert scale is not None
         return values, scale
     if residual is None:
-        return row_codes(rms_norm(x, weight, eps, offset=offset), dtype)
-    return row_codes(add_rms_norm(x, residual, weight, eps, offset=offset), dtype)
+        return quantize_activation(rms_norm(x, weight, eps, offset=offset), dtype)
+    return quantize_activation(add_rms_norm(x, residual, weight, eps, offset=offset), dtype)
 
 
 def _on_gpu(x: Tensor) -> bool:

@@ -37,7 +37,7 @@ def kv_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor,
         key: [tokens, kv_heads, head_dim], any strides.
         value: like `key`.
         key_cache: [blocks, kv_heads, block_size, head_dim], contiguous, the type of `key`, or one of those of
-            `kernels.kv_codes` with rows of its width; written to.
+            `kernels.kv_quant` with rows of its width; written to.
         value_cache: like `key_cache`.
         rows: from `kv_rows`; no row twice.
     """

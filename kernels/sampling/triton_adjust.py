@@ -12,7 +12,7 @@ from troupellm.kernels.sampling.triton_noise import accurate_log
 
 ADJUST = Launch(warps=4, stages=1, constants={"BLOCK": 1024})
 TALLY = Launch(warps=4, stages=1, constants={"BLOCK": 512})
-DESCRIBE = Launch(warps=8, stages=2, constants={"BLOCK": 2048})
+LOGPROBS = Launch(warps=8, stages=2, constants={"BLOCK": 2048})
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def tally_kernel(texts, slots, skips, prompts, ends, counts, seen, length, vocab
 
 
 @triton.jit
-def describe_kernel(logits, chosen, out, ranks, width, row_stride, BLOCK: tl.constexpr):
+def logprobs_kernel(logits, chosen, out, ranks, width, row_stride, BLOCK: tl.constexpr):
     """Log-probability and rank of one row's token; the sum of exponentials follows the largest logit so far."""
     index, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     row = logits + index * row_stride
@@ -135,5 +135,5 @@ def chosen_logprobs_triton(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tens
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     ranks = torch.empty(rows, dtype=torch.int32, device=logits.device)
     if rows:
-        describe_kernel[(rows,)](logits, chosen, out, ranks, width, logits.stride(0), **DESCRIBE.options)
+        logprobs_kernel[(rows,)](logits, chosen, out, ranks, width, logits.stride(0), **LOGPROBS.options)
     return out, ranks

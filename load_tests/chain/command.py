@@ -144,7 +144,7 @@ async def _measure(
 
 def _rates(args: argparse.Namespace, flush_ms: float) -> dict[str, Any]:
     """The server's, of wakes of all streams in a second."""
-    from troupellm.server.host.engine_host import STREAM_DEFAULTS
+    from troupellm.server.host.server_state import STREAM_DEFAULTS
 
     names = ("wakes_per_second", "most_wakes_per_second")
     return {name: STREAM_DEFAULTS[name] for name in names} if flush_ms and not args.plain_interval else {}

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
-from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult
 
 DISTINCT_TOKENS = 64
 CONTEXT = 1 << 20
@@ -56,7 +56,7 @@ class InstantWorker(FakeWorker):
         """How long answers must be for the last stamp to be reached with all rows running."""
         return self._window * (self._wanted + 2) + 4 * self._running
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         if len(self._decoding) == self._running and plan.counts == self._ones:
             return self._steady(plan)
         result = super().launch(plan)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from troupellm.kernels.act_quant import cases as row_codes_cases, row_codes
-from troupellm.kernels.act_quant.reference import row_codes_reference
+from troupellm.kernels.act_quant import cases as act_quant_cases, quantize_activation
+from troupellm.kernels.act_quant.reference import quantize_activation_reference
 from troupellm.kernels.common.batch_invariance import batch_invariant
 from troupellm.kernels.decode_io import begin, cases as step_cases, finish
 from troupellm.kernels.decode_io.reference import begin_reference, finish_reference
@@ -216,12 +216,12 @@ def _rope_kv_write(device: str) -> Iterator[Outcome]:
             yield Outcome(f"{case.name}, cache", held, kept, tolerance, by_largest=case.cache is not None)
 
 
-def _row_codes(device: str) -> Iterator[Outcome]:
-    for case in row_codes_cases.CASES:
-        x = row_codes_cases.make_inputs(case, device, 1)
+def _act_quant(device: str) -> Iterator[Outcome]:
+    for case in act_quant_cases.CASES:
+        x = act_quant_cases.make_inputs(case, device, 1)
         got, expected = (
             values.float() * scale[:, None]
-            for values, scale in (row_codes(x, case.codes), row_codes_reference(x, case.codes))
+            for values, scale in (quantize_activation(x, case.codes), quantize_activation_reference(x, case.codes))
         )
         tolerance = CODES_ERROR if case.codes == torch.int8 else FP8_CODES_ERROR
         yield Outcome(case.name, got, expected, tolerance, by_largest=True)
@@ -276,7 +276,7 @@ _CHECKS: dict[str, Callable[[str], Iterator[Outcome]]] = {
     "fused_moe": _fused_moe,
     "linear_fp8": _linear_fp8,
     "rope_kv_write": _rope_kv_write,
-    "row_codes": _row_codes,
+    "row_codes": _act_quant,
     "grouped_linear": _grouped_linear,
     "truncated_sampling": sampling_checks.truncated_draws,
     "penalties": sampling_checks.penalties,

@@ -46,7 +46,7 @@ def _attention(case: attention_cases.Case, device: str, codes: torch.dtype | Non
     query, keys, values, plan = attention_cases.make_inputs(case, "cpu", 1)
     scale = case.head_dim**-0.5
     if codes is not None:
-        keys, values = (device_cases.poisoned_codes(cache, codes) for cache in (keys, values))
+        keys, values = (device_cases.poisoned_cache(cache, codes) for cache in (keys, values))
     plain = [cache if codes is None else decode(cache, torch.float32) for cache in (keys, values)]
     expected = paged_attention_reference(
         query, plain[0], plain[1], plan.block_tables, attention_cases.all_items(case), scale=scale,

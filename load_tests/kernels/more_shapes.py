@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from troupellm.kernels.act_quant import row_codes
+from troupellm.kernels.act_quant import quantize_activation
 from troupellm.kernels.decode_io import Draws, begin, finish
 from troupellm.kernels.grouped_linear import grouped_linear
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
@@ -29,7 +29,7 @@ def works(shapes: Shapes, operation: str, batch: int) -> Iterator[Work]:
     """As `Shapes.works`."""
     makers: dict[str, Callable[[Shapes, int], Iterator[Work]]] = {
         "rope_kv_write": _rope_kv_write,
-        "row_codes": _row_codes,
+        "row_codes": _act_quant,
         "grouped_linear": _grouped_linear,
         "truncated_sampling": _truncated_sampling,
         "penalties": _penalties,
@@ -63,9 +63,11 @@ def _rope_kv_write(shapes: Shapes, batch: int) -> Iterator[Work]:
     return shapes.rowwise("norm, rope and write", run, batch, every * size.head_dim, 2)
 
 
-def _row_codes(shapes: Shapes, batch: int) -> Iterator[Work]:
+def _act_quant(shapes: Shapes, batch: int) -> Iterator[Work]:
     codes = torch.int8 if shapes.device.type == "cpu" else torch.float8_e4m3fn
-    return shapes.rowwise("codes", lambda x: row_codes(x, codes)[0], batch, shapes.size.hidden, 1 + 1 / shapes.width)
+    return shapes.rowwise(
+        "codes", lambda x: quantize_activation(x, codes)[0], batch, shapes.size.hidden, 1 + 1 / shapes.width
+    )
 
 
 def _grouped_linear(shapes: Shapes, batch: int) -> Iterator[Work]:

@@ -81,7 +81,7 @@ def measure(args: argparse.Namespace, folder: Path, seat: str, running: int, dev
 
 async def _answer_all(args: argparse.Namespace, folder: Path, seat: str, orders: Orders) -> None:
     from troupellm.actors.engine.engine import Engine
-    from troupellm.server.host.engine_host import STREAM_DEFAULTS
+    from troupellm.server.host.server_state import STREAM_DEFAULTS
 
     names = ("wakes_per_second", "most_wakes_per_second")
     rates: dict[str, Any] = {name: STREAM_DEFAULTS[name] for name in names} if args.flush_ms else {}

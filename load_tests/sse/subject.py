@@ -21,11 +21,11 @@ from hypercorn.config import Config
 
 from troupellm.load_tests.fake_worker import BLOCK_SIZE, FIRST_TOKEN, FakeWorker, reply
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket
-from troupellm.server.api_processes.fleet import FrontFleet
-from troupellm.server.base.exchange import PIECES
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult
+from troupellm.server.api_processes.processes import ApiProcesses
+from troupellm.server.base.exchange import CHUNKS
 from troupellm.server.http.listener import bind
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 
 if TYPE_CHECKING:
     from troupellm.actors.engine.engine import Engine
@@ -54,7 +54,7 @@ class Counted:
                 self._count(body)
             await send(message)
 
-        pieces = (scope.get("extensions") or {}).get(PIECES)
+        pieces = (scope.get("extensions") or {}).get(CHUNKS)
         if pieces is not None:
             write = pieces.write
 
@@ -82,7 +82,7 @@ class PacedWorker(FakeWorker):
         self._tokens = [FIRST_TOKEN + number for number in range(DISTINCT_TOKENS)]
         self.tokens = 0
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         now = time.perf_counter()
         if now < self._next:
             time.sleep(self._next - now)
@@ -146,7 +146,7 @@ async def _serve(args: argparse.Namespace) -> None:
 
 
 async def _run(app: Counted, config: ServerConfig, listener: Any, url: str, made: Made) -> None:
-    front = HttpFront(app, config, listener)
+    front = HypercornServer(app, config, listener)
     async with anyio.create_task_group() as group:
         group.start_soon(front.run)
         await _answer(url, lambda: {"sends": app.sends, "bytes": app.sent_bytes, **made()})
@@ -168,7 +168,7 @@ async def _run_stock(app: Counted, listener: Any, url: str) -> None:
 
 async def _run_fronts(engine: "Engine", config: ServerConfig, listener: Any, url: str, made: Made) -> None:
     """HTTP in processes of its own, whose sends their readers count."""
-    fleet = FrontFleet(config, listener)
+    fleet = ApiProcesses(config, listener)
     async with anyio.create_task_group() as group:
         await group.start(fleet.run)
         await fleet.open(engine)

@@ -16,7 +16,7 @@ class KVCache:
 
     Attributes:
         layers: per layer (keys, values), each [blocks, kv_heads, block_size, head_dim], or wider where the type needs
-            it (see `kernels.kv_codes`); with latent attention it is twice the same tensor. Layers of different cache
+            it (see `kernels.kv_quant`); with latent attention it is twice the same tensor. Layers of different cache
             groups may share the memory, not the blocks.
         draft_layers: the same of a drafter; its heads may have other shapes.
         borders: of a drafter that asks for it, what it keeps of each block, float32 [blocks, width]; zeros where

@@ -45,7 +45,7 @@ class RowTable:
         """Rows of the last plan, their epochs and where they lie: while no row joins or leaves, the next plan names
         the same."""
         self._memory: RowMemory | None = None
-        self._described: set[int] = set()
+        self._prompt_logprobs: set[int] = set()
         self._free: list[int] = []
         self.embeddings: dict[int, Tensor] = {}
         self.tokens = torch.empty(0, max_model_len + 1, dtype=torch.int32)
@@ -62,9 +62,9 @@ class RowTable:
         return row in self._slots
 
     @property
-    def describes(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """True if any row asks for log-probabilities of its prompt."""
-        return bool(self._described)
+        return bool(self._prompt_logprobs)
 
     def add(self, new: NewRow) -> NDArray[np.int32]:
         """Make a row known, or replace an older epoch of it.
@@ -101,7 +101,7 @@ class RowTable:
         slot, self._last = self._slots.pop(row, None), None
         if slot is not None:
             self.embeddings.pop(slot, None)
-            self._described.discard(slot)
+            self._prompt_logprobs.discard(slot)
             self._free.append(slot)
 
     def append_blocks(self, row: int, groups: Sequence[Sequence[int]]) -> None:
@@ -152,9 +152,9 @@ class RowTable:
         slot = self.slot(row)
         self.prompt_logprobs[slot] = sampling.prompt_logprobs
         if sampling.prompt_logprobs >= 0:
-            self._described.add(slot)
+            self._prompt_logprobs.add(slot)
         else:
-            self._described.discard(slot)
+            self._prompt_logprobs.discard(slot)
 
     def slot(self, row: int) -> int:
         """The slot of a row."""

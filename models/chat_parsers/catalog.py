@@ -17,7 +17,7 @@ from troupellm.models.chat_parsers.mistral import MISTRAL, MISTRAL_NEW, MISTRAL_
 from troupellm.models.chat_parsers.phi import PHI4_MINI
 from troupellm.models.chat_parsers.qwen import QWEN_CODER
 from troupellm.models.chat_parsers.response_template import ResponseTemplate
-from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, Dialect, Thinking, with_suffix
+from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, ChatSyntax, Thinking, with_suffix
 from troupellm.protocol.errors import ConfigError
 
 AUTO: Final = "auto"
@@ -144,7 +144,7 @@ REASONING_PARSERS: Final[Mapping[str, Thinking | Channels | None]] = {
     "step3p5": tag_formats.STEP_THINK,
     "step5": tag_formats.STEP_THINK,
 }
-"""None: thoughts stay in the content."""
+"""None: reasoning stays in the content."""
 
 
 def choose(tool_parser: str, reasoning_parser: str, model_type: str, template: str) -> tuple[str, str]:
@@ -162,9 +162,9 @@ def choose(tool_parser: str, reasoning_parser: str, model_type: str, template: s
     return tools, reasoning
 
 
-def dialect_named(
+def chat_syntax_named(
     tool_parser: str, reasoning_parser: str, suffix: str = "", own: ResponseTemplate | None = None
-) -> Dialect:
+) -> ChatSyntax:
     """The description that two names make together.
 
     Args:
@@ -180,19 +180,19 @@ def dialect_named(
     calls = own.calls if own is not None and tool_parser == HF else _calls_named(tool_parser)
     thinking = own.thinking if own is not None and reasoning_parser == HF else _thinking_named(reasoning_parser)
     channels = next((found for found in (calls, thinking) if isinstance(found, Channels)), None)
-    dialect = Dialect(
+    chat_syntax = ChatSyntax(
         thinking=thinking if isinstance(thinking, Thinking) and channels is None else None,
         calls=calls if isinstance(calls, CallSyntax) and channels is None else None,
         channels=channels,
     )
-    dialect = with_suffix(dialect, suffix)
+    chat_syntax = with_suffix(chat_syntax, suffix)
     try:
-        plan_of(dialect)
+        plan_of(chat_syntax)
     except (ValueError, TypeError) as error:
         raise ConfigError(
             f"the dialect {tool_parser}, {reasoning_parser}: {error}", param="tool_call_parser"
         ) from error
-    return dialect
+    return chat_syntax
 
 
 def _calls_named(name: str) -> object:

@@ -1,11 +1,11 @@
-"""A dialect's description compiled for the parser: marks to look for, and the elements that follow each."""
+"""A chat syntax's description compiled for the parser: marks to look for, and the elements that follow each."""
 
 from functools import lru_cache
 from typing import Final
 
 from troupellm.models.chat_parsers.harmony import ChannelMarks
 from troupellm.models.chat_parsers.json_arguments import ArgumentEnds
-from troupellm.models.chat_parsers.syntax import CallSyntax, Dialect, Element, Hole, Maybe, Word, elements, marks_of
+from troupellm.models.chat_parsers.syntax import CallSyntax, ChatSyntax, Element, Hole, Maybe, Word, elements, marks_of
 from troupellm.models.chat_parsers.until_marker import Marks
 from troupellm.models.chat_parsers.xml_calls import TaggedParameter
 
@@ -47,15 +47,15 @@ def _takes(parts: tuple[Element, ...], character: str) -> bool:
 class Plan:
     """A description, ready to run; `hidden` are those of its marks that must never show."""
 
-    def __init__(self, dialect: Dialect, hidden: frozenset[str]) -> None:
+    def __init__(self, chat_syntax: ChatSyntax, hidden: frozenset[str]) -> None:
         """
         Raises:
             ValueError: the description contradicts itself.
         """
-        calls, thinking = dialect.calls, dialect.thinking
-        marks = marks_of(dialect)
+        calls, thinking = chat_syntax.calls, chat_syntax.thinking
+        marks = marks_of(chat_syntax)
         hidden = frozenset(text for text in hidden if all(text == mark or text not in mark for mark in marks))
-        self.channels = None if dialect.channels is None else ChannelMarks(dialect.channels)
+        self.channels = None if chat_syntax.channels is None else ChannelMarks(chat_syntax.channels)
         self.thinking = thinking
         self.syntax = calls
         self.hidden = hidden
@@ -77,7 +77,7 @@ class Plan:
         self.ends = frozenset(thinking.closes if thinking else ())
         self.content = Marks(plain | lines)
         self.after_call = Marks(plain | closers | lines | self.ends)
-        """A mark that ends thoughts may come late, behind a call in them."""
+        """A mark that ends reasoning may come late, behind a call in it."""
         self.beyond = Marks(self.opens | hidden)
         """Marks that matter after so many calls, or beginnings of calls, that further ones are not meant as calls."""
         self.broken = Marks(self.leads | closers | hidden)
@@ -86,8 +86,8 @@ class Plan:
         self.argument_ends = ArgumentEnds(Marks(self.leads | section | closers), Marks(special))
         self.parameters = sorted(_parameters(calls, special), key=lambda found: -len(found.opens))
         """Spellings; a mark may begin as another one does."""
-        self.only_thoughts = Marks(self.ends | hidden | heads | self.drops)
-        self.thoughts = Marks(self.ends | hidden | heads | self.drops | self.begins)
+        self.only_reasoning = Marks(self.ends | hidden | heads | self.drops)
+        self.reasoning = Marks(self.ends | hidden | heads | self.drops | self.begins)
 
 
 def _parameters(calls: CallSyntax | None, special: frozenset[str]) -> list[TaggedParameter]:
@@ -98,6 +98,6 @@ def _parameters(calls: CallSyntax | None, special: frozenset[str]) -> list[Tagge
 
 
 @lru_cache(maxsize=64)
-def plan_of(dialect: Dialect, hidden: frozenset[str] = frozenset()) -> Plan:
+def plan_of(chat_syntax: ChatSyntax, hidden: frozenset[str] = frozenset()) -> Plan:
     """The plan of a description, made once."""
-    return Plan(dialect, hidden)
+    return Plan(chat_syntax, hidden)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.text_stream import NotACall, Reading, Source, comes, literal, spaces
 from troupellm.models.chat_parsers.until_marker import Marks, raw_until
 from troupellm.models.chat_parsers.values import resolved, schema_types, value_text
@@ -22,9 +22,9 @@ _ITEM: Final = "item"
 class ElementsReader:
     """Reads the arguments of one call."""
 
-    def __init__(self, source: Source, offer: Offer, prefix: str) -> None:
+    def __init__(self, source: Source, offered_tools: OfferedTools, prefix: str) -> None:
         self._source = source
-        self._offer = offer
+        self._offered_tools = offered_tools
         self._opens = f"{prefix}<"
         self._marks = Marks([self._opens])
 
@@ -34,7 +34,7 @@ class ElementsReader:
         Raises:
             NotACall: neither a tag nor the ending comes.
         """
-        source, schema = self._source, self._offer.schema(name)
+        source, schema = self._source, self._offered_tools.schema(name)
         begun, keys = False, set[str]()
         while True:
             yield from spaces(source)

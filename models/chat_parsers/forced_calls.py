@@ -1,4 +1,4 @@
-"""Calls that a model must make, or must make well: guides from a dialect's syntax and each tool's schema."""
+"""Calls that a model must make, or must make well: guides from a chat syntax's syntax and each tool's schema."""
 
 import json
 import re
@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, Dialect, Written
+from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, ChatSyntax, Written
 from troupellm.models.structured_outputs.schema_normalise import without_unique_items
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.params.guide import EarlyEnd, GuideSpec
 from troupellm.protocol.params.tools import Tool, ToolUse
 
 Format = dict[str, Any]
-ThoughtPairs = Sequence[tuple[str, str]]
-"""Marks that open thoughts, each with the one that ends them."""
+ReasoningPairs = Sequence[tuple[str, str]]
+"""Marks that open reasoning, each with the one that ends them."""
 _SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
 """Characters that must be escaped in a regular expression."""
 _NUMBER: Final = "[0-9]{1,4}"
@@ -23,33 +23,33 @@ _NO_OBJECT: Final = r"(\s*[^{\s](?s:.*))?"
 
 
 def calls_guide(
-    dialect: Dialect, use: ToolUse, *, after: str, marks: ThoughtPairs = (), thoughts: bool = True
+    chat_syntax: ChatSyntax, use: ToolUse, *, after: str, marks: ReasoningPairs = (), reasoning: bool = True
 ) -> GuideSpec | None:
     """The guide that makes an answer call tools; None if the model is free to decide.
 
     Args:
         after: the text that ends thinking, where the model thinks first.
-        marks: around the thoughts that may come first.
-        thoughts: they may come first where they are a channel.
+        marks: around the reasoning that may come first.
+        reasoning: it may come first where it is a channel.
 
     Raises:
         InvalidRequest: calls must be made, and the model has no syntax for them.
     """
     if not use.tools or not (use.required or use.strict):
         return None
-    if dialect.calls is None and not use.required:
+    if chat_syntax.calls is None and not use.required:
         return None  # channels have marks that free text would not be allowed
-    if dialect.channels is None and dialect.calls is None:
+    if chat_syntax.channels is None and chat_syntax.calls is None:
         raise InvalidRequest(
             "tool_choice: this model has no known syntax of tool calls; the server must name one with"
             " --tool-call-parser",
             param="tool_choice",
             code="unsupported_parameter",
         )
-    if dialect.channels is not None and use.required:
-        format_, after = _in_channels(dialect.channels, use, thoughts=thoughts), ""
+    if chat_syntax.channels is not None and use.required:
+        format_, after = _in_channels(chat_syntax.channels, use, reasoning=reasoning), ""
     else:
-        written, syntax = _written(dialect)
+        written, syntax = _written(chat_syntax)
         free = {_name(tool): not use.required and _name(tool) not in use.strict for tool in use.tools}
         tags = [
             _tag(written, syntax, tool, free=free[_name(tool)], strict=_name(tool) in use.strict) for tool in use.tools
@@ -61,15 +61,15 @@ def calls_guide(
         format_ = found
     return GuideSpec(
         kind="structural_tag",
-        source=_source(_behind_thoughts(format_, marks)),
+        source=_source(_behind_reasoning(format_, marks)),
         after=after,
         field="tools",
     )
 
 
-def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
+def calls_or(chat_syntax: ChatSyntax, use: ToolUse, guide: GuideSpec) -> GuideSpec:
     """A guide for the answer, with calls of the tools on offer instead where the model wants that."""
-    if (channels := dialect.channels) is not None:  # a call is a message before the answer's channel
+    if (channels := chat_syntax.channels) is not None:  # a call is a message before the answer's channel
         early = EarlyEnd(
             token=channels.ends[-1],
             starts=(channels.start, channels.channel),
@@ -78,20 +78,20 @@ def calls_or(dialect: Dialect, use: ToolUse, guide: GuideSpec) -> GuideSpec:
             recipient=f"to={channels.recipient}",
         )
         return msgspec.structs.replace(guide, early_end=early)
-    if dialect.calls is None:
+    if chat_syntax.calls is None:
         return guide
     plain = _format_of(guide) or _inner_format(guide)
-    written, syntax = _written(dialect)
+    written, syntax = _written(chat_syntax)
     tags = [_tag(written, syntax, tool, free=_name(tool) not in use.strict, strict=True) for tool in use.tools]
     either = {"type": "or", "elements": [_required(written, tags, parallel=use.parallel), plain]}
     return msgspec.structs.replace(guide, kind="structural_tag", source=_source(either))
 
 
-def may_think(guide: GuideSpec, marks: ThoughtPairs) -> GuideSpec | None:
-    """A guide for an answer that may begin with thoughts; None where it cannot be put behind others.
+def may_think(guide: GuideSpec, marks: ReasoningPairs) -> GuideSpec | None:
+    """A guide for an answer that may begin with reasoning; None where it cannot be put behind others.
 
     Args:
-        marks: around the thoughts.
+        marks: around the reasoning.
     """
     plain = _format_of(guide)
     if plain is None and guide.kind == "structural_tag":
@@ -99,16 +99,16 @@ def may_think(guide: GuideSpec, marks: ThoughtPairs) -> GuideSpec | None:
         plain = tag.get("format") if isinstance(tag, dict) else None
     if not isinstance(plain, dict):
         return None
-    return msgspec.structs.replace(guide, kind="structural_tag", source=_source(_behind_thoughts(plain, marks)))
+    return msgspec.structs.replace(guide, kind="structural_tag", source=_source(_behind_reasoning(plain, marks)))
 
 
-def _behind_thoughts(format_: Format, marks: ThoughtPairs) -> Format:
-    """A form, or thoughts and then the form: the first token decides between the two."""
+def _behind_reasoning(format_: Format, marks: ReasoningPairs) -> Format:
+    """A form, or reasoning and then the form: the first token decides between the two."""
     if not marks:
         return format_
     tags = [{"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end} for begin, end in marks]
-    thoughts: Format = {"type": "tags_with_separator", "tags": tags, "separator": "", "stop_after_first": True}
-    return _sequence([thoughts, format_])
+    reasoning: Format = {"type": "tags_with_separator", "tags": tags, "separator": "", "stop_after_first": True}
+    return _sequence([reasoning, format_])
 
 
 def _inner_format(guide: GuideSpec) -> Format:
@@ -153,15 +153,15 @@ def _source(format_: Format) -> str:
     return json.dumps({"type": "structural_tag", "format": format_}, ensure_ascii=False)
 
 
-def _written(dialect: Dialect) -> tuple[Written, CallSyntax | None]:
-    if dialect.channels is not None:
-        return Written(call=dialect.channels.call), None
-    assert dialect.calls is not None, "one of both"
-    return dialect.calls.written, dialect.calls
+def _written(chat_syntax: ChatSyntax) -> tuple[Written, CallSyntax | None]:
+    if chat_syntax.channels is not None:
+        return Written(call=chat_syntax.channels.call), None
+    assert chat_syntax.calls is not None, "one of both"
+    return chat_syntax.calls.written, chat_syntax.calls
 
 
-def _in_channels(channels: Channels, use: ToolUse, *, thoughts: bool) -> Format:
-    """One call, since the mark at its end also ends the answer; perhaps behind thoughts.
+def _in_channels(channels: Channels, use: ToolUse, *, reasoning: bool) -> Format:
+    """One call, since the mark at its end also ends the answer; perhaps behind reasoning.
 
     The prompt ends with the first words of a message, so only a second message has them.
     """
@@ -169,12 +169,12 @@ def _in_channels(channels: Channels, use: ToolUse, *, thoughts: bool) -> Format:
     tags = [_tag(written, None, tool, free=False, strict=_name(tool) in use.strict) for tool in use.tools]
     thinking: Format = {
         "type": "tag",
-        "begin": f"{channels.channel}{channels.thoughts[0]}{channels.message}",
+        "begin": f"{channels.channel}{channels.reasoning[0]}{channels.message}",
         "content": {"type": "any_text"},
         "end": f"{channels.ends[0]}{channels.opening}",
     }
     call: Format = {"type": "or", "elements": tags}
-    return {"type": "or", "elements": [_sequence([thinking, call]), call]} if thoughts else call
+    return {"type": "or", "elements": [_sequence([thinking, call]), call]} if reasoning else call
 
 
 def _required(written: Written, tags: list[Format], *, parallel: bool) -> Format:

@@ -9,7 +9,7 @@ from troupellm.models.chat_parsers.json_arguments import json_arguments
 from troupellm.models.chat_parsers.json_calls import json_calls
 from troupellm.models.chat_parsers.json_dump import json_dump
 from troupellm.models.chat_parsers.json_text import json_whole
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.pairs import PairsReader
 from troupellm.models.chat_parsers.python_calls import python_calls
 from troupellm.models.chat_parsers.syntax import CallSyntax, Element, Hole, Maybe, Word
@@ -21,7 +21,7 @@ from troupellm.protocol.params.tools import NAME
 class FormReader:
     """Remembers the values of the holes so far."""
 
-    def __init__(self, source: Source, plan: Plan, offer: Offer, *, only_offered: bool) -> None:
+    def __init__(self, source: Source, plan: Plan, offered_tools: OfferedTools, *, only_offered: bool) -> None:
         """
         Args:
             only_offered: a name that is not on offer is no call.
@@ -30,7 +30,7 @@ class FormReader:
         self._source = source
         self._plan = plan
         self._syntax: CallSyntax = plan.syntax
-        self._offer = offer
+        self._offered_tools = offered_tools
         self._only_offered = only_offered
         self._name = ""
         self._id = ""
@@ -54,7 +54,7 @@ class FormReader:
         Raises:
             NotACall: something else comes.
         """
-        source, offer = self._source, self._offer
+        source, offered_tools = self._source, self._offered_tools
         following = parts[index + 1] if index + 1 < len(parts) else None
         ending = following.text if isinstance(following, Word) else ""
         match kind:
@@ -63,16 +63,16 @@ class FormReader:
                     yield from json_calls(
                         source,
                         self._syntax,
-                        offer,
+                        offered_tools,
                         self._plan.argument_ends,
                         only_offered=self._only_offered,
                         named=kind == "named",
                     )
                 )
             case "python":
-                return (yield from python_calls(source, offer))
+                return (yield from python_calls(source, offered_tools))
             case "lines":
-                return (yield from python_calls(source, offer, listed=False))
+                return (yield from python_calls(source, offered_tools, listed=False))
             case "name":
                 yield from self._read_name(quoted=_behind_equals(parts, index))
             case "id":
@@ -87,12 +87,14 @@ class FormReader:
                 if block is not None and (yield from literal(source, block.lead)):
                     return (yield from self._block(block))
                 return (
-                    yield from tagged_parameters(source, self._plan.parameters, offer, self._name, self._id, ending)
+                    yield from tagged_parameters(
+                        source, self._plan.parameters, offered_tools, self._name, self._id, ending
+                    )
                 )
             case "pairs":
-                return (yield from PairsReader(source, offer, self._syntax.quote).read(self._name))
+                return (yield from PairsReader(source, offered_tools, self._syntax.quote).read(self._name))
             case "elements":
-                return (yield from ElementsReader(source, offer, self._syntax.prefix).read(self._name, ending))
+                return (yield from ElementsReader(source, offered_tools, self._syntax.prefix).read(self._name, ending))
             case _:
                 yield from self._quoted_word(quoted=_behind_equals(parts, index))
         return True
@@ -116,10 +118,12 @@ class FormReader:
         name = yield from self._quoted_word(quoted=quoted)
         if self._syntax.entities:
             name = html.unescape(name)
-        if self._only_offered and not self._offer.has(name):
+        if self._only_offered and not self._offered_tools.has(name):
             raise NotACall
         self._name = name
-        if NAME.fullmatch(name) and (self._source.pos < len(self._source.text) or self._offer.has_no_longer(name)):
+        if NAME.fullmatch(name) and (
+            self._source.pos < len(self._source.text) or self._offered_tools.has_no_longer(name)
+        ):
             self._source.named = (name, self._id)
 
     def _quoted_word(self, *, quoted: bool) -> Reading[str]:
@@ -136,7 +140,7 @@ class FormReader:
 
     def _read_id(self) -> Reading[None]:
         call_id = yield from word(self._source)
-        self._name = self._offer.numbered(call_id)
+        self._name = self._offered_tools.numbered(call_id)
         self._id = call_id if self._name == call_id.removeprefix("functions.").rpartition(":")[0] else ""
         if self._source.pos < len(self._source.text):
             self._source.named = (self._name, self._id)
@@ -147,7 +151,7 @@ class FormReader:
             raise NotACall
         if not self._name:
             value = yield from json_whole(source)
-            name = self._offer.only_fitting(value) if isinstance(value, dict) else ""
+            name = self._offered_tools.only_fitting(value) if isinstance(value, dict) else ""
             if not name:
                 raise NotACall
             source.call(name)

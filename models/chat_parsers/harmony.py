@@ -4,7 +4,7 @@ import re
 from typing import Final
 
 from troupellm.models.chat_parsers.json_arguments import ArgumentEnds, json_arguments
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.syntax import Channels
 from troupellm.models.chat_parsers.text_stream import MOST_CALLS, Reading, Source, comes, peek, spaces
 from troupellm.models.chat_parsers.until_marker import Marks, raw_until, text_until
@@ -34,7 +34,7 @@ def opened_channel(ending: str, channels: Channels) -> str:
 
 
 def read_channels(
-    source: Source, marks: ChannelMarks, offer: Offer, *, with_calls: bool, region: str = ""
+    source: Source, marks: ChannelMarks, offered_tools: OfferedTools, *, with_calls: bool, region: str = ""
 ) -> Reading[None]:
     """Read messages until the end of the text.
 
@@ -45,9 +45,9 @@ def read_channels(
     channels = marks.channels
     mark = channels.start  # which the prompt ends with
     if region:
-        mark = yield from _body(source, marks, offer, region, "", with_calls=with_calls)
+        mark = yield from _body(source, marks, offered_tools, region, "", with_calls=with_calls)
     elif not (yield from _header_comes(source, channels)):
-        mark = yield from _body(source, marks, offer, "final", "", with_calls=with_calls)
+        mark = yield from _body(source, marks, offered_tools, "final", "", with_calls=with_calls)
     while mark:
         source.region = "header"
         if mark in channels.ends:
@@ -58,7 +58,7 @@ def read_channels(
         mark = yield from _header(source, marks, mark, header)
         if mark == channels.message:
             channel, recipient = _address("".join(header), channels)
-            mark = yield from _body(source, marks, offer, channel, recipient, with_calls=with_calls)
+            mark = yield from _body(source, marks, offered_tools, channel, recipient, with_calls=with_calls)
 
 
 def _header_comes(source: Source, channels: Channels) -> Reading[bool]:
@@ -94,26 +94,26 @@ def _address(header: str, channels: Channels) -> tuple[str, str]:
 
 
 def _body(
-    source: Source, marks: ChannelMarks, offer: Offer, channel: str, recipient: str, *, with_calls: bool
+    source: Source, marks: ChannelMarks, offered_tools: OfferedTools, channel: str, recipient: str, *, with_calls: bool
 ) -> Reading[str]:
     """A message's text; gives the mark that ends it, empty at the end of the text."""
     channels = marks.channels
-    name = _function(recipient, channels, offer) if with_calls else ""
+    name = _function(recipient, channels, offered_tools) if with_calls else ""
     if name and source.calls < MOST_CALLS:
         source.region = "call"
         source.call(name)
         return (yield from _arguments(source, marks))
-    thought = channel in channels.thoughts
+    thought = channel in channels.reasoning
     source.region = "reasoning" if thought else "content"
     found = yield from text_until(source, marks.body, source.reasoning if thought else source.content)
     return "" if found is None else found.mark
 
 
-def _function(recipient: str, channels: Channels, offer: Offer) -> str:
+def _function(recipient: str, channels: Channels, offered_tools: OfferedTools) -> str:
     """The function that a message is addressed to; empty where it is none."""
     if not recipient:
         return ""
-    found = offer.recipient(recipient)
+    found = offered_tools.recipient(recipient)
     name = recipient.removeprefix(channels.recipient)
     if found or not recipient.startswith(channels.recipient) or not NAME.fullmatch(name):
         return found

@@ -3,7 +3,7 @@
 from troupellm.models.chat_parsers.json_arguments import ArgumentEnds, json_arguments
 from troupellm.models.chat_parsers.json_dump import json_dump, without_surrogates
 from troupellm.models.chat_parsers.json_text import json_value, json_whole
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.syntax import CallSyntax
 from troupellm.models.chat_parsers.text_stream import NotACall, Reading, Source, peek, spaces
 from troupellm.protocol.params.tools import NAME
@@ -12,7 +12,13 @@ _SEPARATORS = ",;"
 
 
 def json_calls(
-    source: Source, syntax: CallSyntax, offer: Offer, ends: ArgumentEnds, *, only_offered: bool, named: bool = False
+    source: Source,
+    syntax: CallSyntax,
+    offered_tools: OfferedTools,
+    ends: ArgumentEnds,
+    *,
+    only_offered: bool,
+    named: bool = False,
 ) -> Reading[bool]:
     """Read calls; False when the arguments of one ended in something that is no JSON.
 
@@ -31,7 +37,7 @@ def json_calls(
         if named:
             whole = yield from _named(source, ends)
         else:
-            whole = yield from _Envelope(source, syntax, offer, ends, only_offered=only_offered).read()
+            whole = yield from _Envelope(source, syntax, offered_tools, ends, only_offered=only_offered).read()
         if not whole:
             return False
         if (yield from _ends(source, listed=listed)):
@@ -103,11 +109,11 @@ class _Envelope:
     """One object."""
 
     def __init__(
-        self, source: Source, syntax: CallSyntax, offer: Offer, ends: ArgumentEnds, *, only_offered: bool
+        self, source: Source, syntax: CallSyntax, offered_tools: OfferedTools, ends: ArgumentEnds, *, only_offered: bool
     ) -> None:
         self._source = source
         self._syntax = syntax
-        self._offer = offer
+        self._offered_tools = offered_tools
         self._ends = ends
         self._only_offered = only_offered
         self._name: str | None = None
@@ -190,7 +196,7 @@ class _Envelope:
     def _set_name(self, name: object) -> None:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise NotACall
-        if self._only_offered and not self._offer.has(name):
+        if self._only_offered and not self._offered_tools.has(name):
             raise NotACall
         self._name = name
         self._source.named = (name, "")

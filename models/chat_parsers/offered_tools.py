@@ -11,7 +11,7 @@ _NUMBERED: Final = re.compile(r"functions\.(.+?):\d+|(.+?):\d+")
 _PREFIX: Final = re.compile(r"functions?[._:]?")
 
 
-class Offer:
+class OfferedTools:
     """Names, and which arguments are texts. An empty offer is no reason to refuse a name."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any, Final
 
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.text_stream import MOST_HELD, NotACall, Reading, Source, literal, peek, spaces
 from troupellm.models.chat_parsers.until_marker import Marks, raw_until
 from troupellm.models.chat_parsers.values import value_text
@@ -17,9 +17,9 @@ _LONGEST_KEY: Final = 256
 class PairsReader:
     """Reads one object; `whole` is False where it ended in the middle."""
 
-    def __init__(self, source: Source, offer: Offer, quote: str) -> None:
+    def __init__(self, source: Source, offered_tools: OfferedTools, quote: str) -> None:
         self._source = source
-        self._offer = offer
+        self._offered_tools = offered_tools
         self._quotes = [quote, '"', "'"]
         self._ends = {mark: Marks([mark]) for mark in self._quotes}
 
@@ -44,7 +44,7 @@ class PairsReader:
             key = yield from self._key()
             if key is None:
                 return False
-            text = yield from self._value(self._offer.types(name, key), 0)
+            text = yield from self._value(self._offered_tools.types(name, key), 0)
             if text is None:
                 return False
             source.arguments((", " if count else "") + json.dumps(key, ensure_ascii=False) + ": " + text)

@@ -1,4 +1,4 @@
-"""The one parser: runs a dialect's description over the text of an answer, which comes in pieces of any size.
+"""The one parser: runs a chat syntax's description over the text of an answer, which comes in pieces of any size.
 
 Text that is not a call stays content, and no model output raises an exception. The same text gives the same result in
 the end, for any division into pieces.
@@ -11,7 +11,7 @@ from typing import Final
 from troupellm.models.chat_parsers.compiled_syntax import LINE, Form, Plan
 from troupellm.models.chat_parsers.form_reader import FormReader
 from troupellm.models.chat_parsers.harmony import read_channels
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.prompt_start import Start
 from troupellm.models.chat_parsers.syntax import Maybe, Thinking, Word
 from troupellm.models.chat_parsers.text_stream import (
@@ -45,7 +45,7 @@ class Parser:
         self,
         plan: Plan,
         *,
-        offer: Offer,
+        offered_tools: OfferedTools,
         new_id: NewId,
         start: Start = "free",
         most_calls: int = NO_LIMIT,
@@ -57,15 +57,17 @@ class Parser:
         Args:
             with_calls: tools are on offer. A plan without calls has none anyway; channels ask.
             most_calls: how many calls are shown.
-            forced: a guide lets through nothing but calls behind the thoughts: what is left over at the end is the
+            forced: a guide lets through nothing but calls behind the reasoning: what is left over at the end is the
                 beginning of one, and is not shown.
             channel: where there are channels, the one of the message that the prompt ends with.
         """
-        self._source = Source(new_id, most_calls, offer.wrapper)
+        self._source = Source(new_id, most_calls, offered_tools.wrapper)
         if plan.channels is not None:
-            self._steps = read_channels(self._source, plan.channels, offer, with_calls=with_calls, region=channel)
+            self._steps = read_channels(
+                self._source, plan.channels, offered_tools, with_calls=with_calls, region=channel
+            )
         else:
-            self._steps = _read(self._source, plan, offer, start)
+            self._steps = _read(self._source, plan, offered_tools, start)
         self._forced = forced
         self._over = False
 
@@ -117,18 +119,18 @@ class Parser:
             source.text, source.pos = "", 0
 
 
-def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[None]:
+def _read(source: Source, plan: Plan, offered_tools: OfferedTools, start: Start) -> Reading[None]:
     """A whole answer."""
     thinking, mark = plan.thinking, ""
     if thinking is not None:
         if thinking.header is not None and start != "answer" and (yield from _header_comes(source, thinking.header)):
             mark = thinking.header[0]
-        elif (yield from _begins_with_thoughts(source, thinking, start)):
-            mark = yield from _think(source, plan, offer)
+        elif (yield from _begins_with_reasoning(source, thinking, start)):
+            mark = yield from _think(source, plan, offered_tools)
     source.region = "content"
     trials, behind = 0, False
     if not mark and not source.calls and plan.bare is not None:
-        mark = yield from _call(source, plan, offer, plan.bare, gap="")
+        mark = yield from _call(source, plan, offered_tools, plan.bare, gap="")
     while True:
         gap = ""
         if not mark:
@@ -140,20 +142,20 @@ def _read(source: Source, plan: Plan, offer: Offer, start: Start) -> Reading[Non
             behind = True
         if mark in plan.leads:
             trials += 1
-            mark = yield from _call(source, plan, offer, mark, gap=gap)
+            mark = yield from _call(source, plan, offered_tools, mark, gap=gap)
             source.region = "content"
             continue
         if mark == LINE and plan.bare is not None:
             trials += 1
             source.back(1)
-            mark = yield from _call(source, plan, offer, plan.bare, gap=f"{gap}\n")
+            mark = yield from _call(source, plan, offered_tools, plan.bare, gap=f"{gap}\n")
             source.region = "content"
             continue
-        thoughts = mark in plan.opens
+        reasoning = mark in plan.opens
         if plan.header is not None and mark == plan.header[0]:
-            thoughts = yield from _header(source, plan)
-        if thoughts:
-            mark = yield from _think(source, plan, offer)
+            reasoning = yield from _header(source, plan)
+        if reasoning:
+            mark = yield from _think(source, plan, offered_tools)
             source.region = "content"
         elif source.calls or mark in plan.drops or mark in plan.begins:
             mark = ""
@@ -168,8 +170,8 @@ def _content_marks(source: Source, plan: Plan, trials: int) -> Marks:
     return plan.after_call if source.calls else plan.content
 
 
-def _begins_with_thoughts(source: Source, thinking: Thinking, start: Start) -> Reading[bool]:
-    """True if thoughts come first; consumes their opening mark."""
+def _begins_with_reasoning(source: Source, thinking: Thinking, start: Start) -> Reading[bool]:
+    """True if reasoning comes first; consumes its opening mark."""
     if start == "answer":
         return False
     source.attempt()
@@ -208,13 +210,13 @@ def _header(source: Source, plan: Plan) -> Reading[bool]:
     return said.endswith(plan.thinking.opens)
 
 
-def _think(source: Source, plan: Plan, offer: Offer) -> Reading[str]:
-    """Thoughts. A whole call of a tool on offer ends them too; gives the mark that begins another message."""
+def _think(source: Source, plan: Plan, offered_tools: OfferedTools) -> Reading[str]:
+    """Reasoning. A whole call of a tool on offer ends it too; gives the mark that begins another message."""
     source.region = "reasoning"
     yield from spaces(source)
     trials = 0
     while True:
-        marks = plan.thoughts if trials < MOST_TRIALS and source.tried < MOST_TRIED else plan.only_thoughts
+        marks = plan.reasoning if trials < MOST_TRIALS and source.tried < MOST_TRIED else plan.only_reasoning
         found = yield from text_until(source, marks, source.reasoning)
         if found is None:
             return ""
@@ -227,22 +229,22 @@ def _think(source: Source, plan: Plan, offer: Offer) -> Reading[str]:
             continue
         if found.mark in plan.begins:
             trials += 1
-            if (yield from _call_in_thoughts(source, plan, offer, found)):
+            if (yield from _call_in_reasoning(source, plan, offered_tools, found)):
                 yield from spaces(source)
                 return ""
             source.reasoning(found.gap if found.mark in plan.hidden else found.gap + found.mark)
 
 
-def _call_in_thoughts(source: Source, plan: Plan, offer: Offer, found: Found) -> Reading[bool]:
+def _call_in_reasoning(source: Source, plan: Plan, offered_tools: OfferedTools, found: Found) -> Reading[bool]:
     """True if a whole call of an offered tool follows the mark; otherwise its text is put back to be read again."""
-    source.begin_trial(offer.has)
+    source.begin_trial(offered_tools.has)
     before, mark = source.calls, found.mark
     try:
         if mark not in plan.leads:
             yield from spaces(source)
             mark = yield from _lead(source, plan)
         source.attempt()
-        yield from _read_call(source, plan, offer, mark)
+        yield from _read_call(source, plan, offered_tools, mark)
         good = source.calls > before and source.whole and not source.repaired
     except NotACall:
         good = False
@@ -265,7 +267,7 @@ def _lead(source: Source, plan: Plan) -> Reading[str]:
     raise NotACall
 
 
-def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: str) -> Reading[str]:
+def _call(source: Source, plan: Plan, offered_tools: OfferedTools, lead: "str | Form", *, gap: str) -> Reading[str]:
     """Read the call that a lead announces, or one at the start of an answer; return the next lead if one has ended it.
 
     Text that turns out to be no call is content. If a limit ended the text before the arguments, the marks are not
@@ -275,7 +277,7 @@ def _call(source: Source, plan: Plan, offer: Offer, lead: "str | Form", *, gap: 
     source.attempt(gap, "" if isinstance(lead, Form) else lead)
     calls = source.calls
     try:
-        mark = yield from _read_call(source, plan, offer, lead)
+        mark = yield from _read_call(source, plan, offered_tools, lead)
     except NotACall:
         cut, (name, call_id) = source.ran_out and source.attempting, source.named
         text = source.give_up()
@@ -299,7 +301,7 @@ def _is_head(text: str, plan: Plan) -> bool:
     return any(text.startswith(lead) or (len(text) >= LEAST_SHOWN and lead.startswith(text)) for lead in sure)
 
 
-def _read_call(source: Source, plan: Plan, offer: Offer, lead: "str | Form") -> Reading[str]:
+def _read_call(source: Source, plan: Plan, offered_tools: OfferedTools, lead: "str | Form") -> Reading[str]:
     """
     Raises:
         NotACall: the text is something else.
@@ -314,7 +316,7 @@ def _read_call(source: Source, plan: Plan, offer: Offer, lead: "str | Form") -> 
     character = yield from peek(source)
     form = lead if isinstance(lead, Form) else _choose(plan.forms, lead, character)
     only_offered = isinstance(lead, Form) or (plan.syntax is not None and lead in plan.syntax.unsure)
-    return (yield from _form(source, plan, offer, form, only_offered=only_offered))
+    return (yield from _form(source, plan, offered_tools, form, only_offered=only_offered))
 
 
 def _choose(forms: Collection[Form], lead: str, character: str) -> Form:
@@ -324,13 +326,13 @@ def _choose(forms: Collection[Form], lead: str, character: str) -> Form:
     raise NotACall
 
 
-def _form(source: Source, plan: Plan, offer: Offer, form: Form, *, only_offered: bool) -> Reading[str]:
+def _form(source: Source, plan: Plan, offered_tools: OfferedTools, form: Form, *, only_offered: bool) -> Reading[str]:
     """The rest of a template; gives the lead that ended it too early.
 
     Raises:
         NotACall: the text is something else.
     """
-    reader = FormReader(source, plan, offer, only_offered=only_offered)
+    reader = FormReader(source, plan, offered_tools, only_offered=only_offered)
     for index, part in enumerate(form.rest):
         yield from spaces(source)
         if isinstance(part, Maybe):

@@ -1,4 +1,4 @@
-"""Decides where a rendered prompt ends: inside thoughts, behind them, or before both thoughts and answer."""
+"""Decides where a rendered prompt ends: inside reasoning, behind it, or before both reasoning and answer."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,21 +9,21 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 
 Start = Literal["free", "thinking", "answer"]
 _TOKENS: Final = 256
-"""At the end of a prompt, in which a template opens thoughts."""
+"""At the end of a prompt, in which a template opens reasoning."""
 _MARKED_TOKENS: Final = 4096
 """The same number where texts of messages have marks, too."""
 _SEEN: Final = 64
 """Characters at the end of a text, by which it is found where its beginning was cut off."""
 
-_THOUGHTS: Final = ("reasoning_content", "reasoning", "thinking")
+_REASONING: Final = ("reasoning_content", "reasoning", "thinking")
 
 
 def start_of(ending: str, opens: tuple[str, ...], closes: tuple[str, ...]) -> Start:
-    """The last opening mark behind the last closing one begins thoughts.
+    """The last opening mark behind the last closing one begins reasoning.
 
     Args:
         ending: the end of the prompt, without the texts of messages.
-        opens, closes: marks of thoughts.
+        opens, closes: marks of reasoning.
     """
     opened = max(ending.rfind(mark) for mark in opens)
     closed = max(ending.rfind(mark) for mark in closes)
@@ -61,7 +61,7 @@ def _behind_messages(tokenizer: Tokenizer, ids: Sequence[int], marks: Sequence[s
 def _texts(message: Mapping[str, Any]) -> Iterator[str]:
     """Texts that a template may show of a message, those in the arguments of its calls also as JSON has them."""
     yield text_of(message.get("content"))
-    for field in _THOUGHTS:
+    for field in _REASONING:
         yield text_of(message.get(field))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list | tuple) else ():

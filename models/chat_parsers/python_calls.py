@@ -7,7 +7,7 @@ import json
 import re
 from typing import Final
 
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.python_literals import to_json
 from troupellm.models.chat_parsers.text_stream import NotACall, Reading, Source, literal, peek, spaces, word
 
@@ -22,7 +22,7 @@ _MOST_ARGUMENTS: Final = 256
 _LONGEST_VALUE: Final = 64 * 1024
 
 
-def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Reading[bool]:
+def python_calls(source: Source, offered_tools: OfferedTools, *, listed: bool = True) -> Reading[bool]:
     """Read calls of functions on offer; False when the arguments of one have no end.
 
     Args:
@@ -36,10 +36,10 @@ def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Readin
     while True:
         yield from spaces(source)
         name = yield from word(source)
-        if not offer.has(name) or not (yield from literal(source, "(")):
+        if not offered_tools.has(name) or not (yield from literal(source, "(")):
             raise NotACall
         source.named = (name, "")
-        if not (yield from _arguments(source, offer, name)):
+        if not (yield from _arguments(source, offered_tools, name)):
             return False
         source.attempt()
         yield from spaces(source)
@@ -61,7 +61,7 @@ def python_calls(source: Source, offer: Offer, *, listed: bool = True) -> Readin
         return True
 
 
-def _arguments(source: Source, offer: Offer, name: str) -> Reading[bool]:
+def _arguments(source: Source, offered_tools: OfferedTools, name: str) -> Reading[bool]:
     """Read from behind the opening bracket to the closing one; each argument is shown when it is complete."""
     position = 0
     while True:
@@ -76,7 +76,7 @@ def _arguments(source: Source, offer: Offer, name: str) -> Reading[bool]:
             return False
         if text.strip():
             match = _KEY.fullmatch(text)
-            key, value = (match[1], match[2]) if match else (offer.key(name, position), text)
+            key, value = (match[1], match[2]) if match else (offered_tools.key(name, position), text)
             source.arguments((", " if position else "") + json.dumps(key) + ": " + to_json(value.strip()))
         position += 1
         if end == ")":

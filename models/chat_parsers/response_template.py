@@ -13,7 +13,7 @@ import msgspec
 from troupellm.models.chat_parsers.syntax import CallSyntax, Channels, Thinking, Written
 from troupellm.protocol.errors import ConfigError
 
-_THOUGHTS: Final = ("thinking", "reasoning", "reasoning_content")
+_REASONING: Final = ("thinking", "reasoning", "reasoning_content")
 _MOST: Final = 4096
 """Characters of a pattern."""
 _TOKEN: Final = re.compile(
@@ -28,7 +28,7 @@ _HOLES: Final = {"name": "{name}", "key": "{key}", "value": "{value}"}
 
 
 class ResponseTemplate(msgspec.Struct, frozen=True):
-    """The calls and thoughts that a response template describes."""
+    """The calls and reasoning that a response template describes."""
 
     calls: CallSyntax | Channels | None
     thinking: Thinking | Channels | None
@@ -45,7 +45,7 @@ def compiled(spec: Any) -> ResponseTemplate:
     calls = fields.get("tool_calls")
     if any("<|channel|>" in text.replace("\\", "") for field in fields.values() for text in _opens(field)):
         return ResponseTemplate(Channels(), Channels())
-    name = next((name for name in _THOUGHTS if name in fields), None)
+    name = next((name for name in _REASONING if name in fields), None)
     thinking = None
     if name is not None:
         content = fields.get("content", {})

@@ -1,4 +1,5 @@
-"""A served model's dialect, and the voice of one request: the settings by which its answer is parsed and guided."""
+"""A served model's chat syntax, and the chat parser of one request: the settings by which its answer is parsed and
+guided."""
 
 import logging
 import re
@@ -9,17 +10,17 @@ from typing import Any, Final
 
 import msgspec
 
-from troupellm.models.chat_parsers.catalog import AUTO, HF, NONE, choose, dialect_named
+from troupellm.models.chat_parsers.catalog import AUTO, HF, NONE, chat_syntax_named, choose
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
-from troupellm.models.chat_parsers.forced_calls import ThoughtPairs, calls_guide, calls_or, may_think
+from troupellm.models.chat_parsers.forced_calls import ReasoningPairs, calls_guide, calls_or, may_think
 from troupellm.models.chat_parsers.harmony import opened_channel
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import NO_LIMIT, Parser
 from troupellm.models.chat_parsers.prompt_start import Start, rendered_ending, start_of
-from troupellm.models.chat_parsers.reasoning_tokens import ThoughtCount, ThoughtMarks
+from troupellm.models.chat_parsers.reasoning_tokens import ReasoningCount, ReasoningMarks
 from troupellm.models.chat_parsers.response_template import compiled
 from troupellm.models.chat_parsers.stop_scope import stop_scope
-from troupellm.models.chat_parsers.syntax import Dialect, Thinking, marks_of
+from troupellm.models.chat_parsers.syntax import ChatSyntax, Thinking, marks_of
 from troupellm.models.chat_parsers.template_endings import Openings
 from troupellm.models.chat_template.message_repair import text_of
 from troupellm.models.chat_template.template import ChatTemplate
@@ -43,14 +44,14 @@ _FORMAT: Final = "response_format"
 """Says what a text looks like, and nothing where the answer must be a call."""
 
 
-class Voice:
+class ChatParser:
     """The parser of one request's answers, and their guide."""
 
     def __init__(
         self,
-        dialect: Dialect,
+        chat_syntax: ChatSyntax,
         special: Mapping[str, int],
-        marks: ThoughtMarks | None,
+        marks: ReasoningMarks | None,
         use: ToolUse,
         token: Token,
         *,
@@ -58,8 +59,8 @@ class Voice:
         channel: str,
         guide: GuideSpec | None,
         after: str,
-        pairs: ThoughtPairs,
-        show_thoughts: bool,
+        pairs: ReasoningPairs,
+        show_reasoning: bool,
         begins: Begins | None = None,
     ) -> None:
         """
@@ -72,19 +73,19 @@ class Voice:
         self.guide = guide
         """The guide that makes the answer call tools."""
         self.after = after
-        """The text that ends thinking, if the answer begins with thoughts."""
+        """The text that ends thinking, if the answer begins with reasoning."""
         self._pairs = pairs
-        self.show_thoughts = show_thoughts
-        self._dialect = dialect
+        self.show_reasoning = show_reasoning
+        self._chat_syntax = chat_syntax
         self._marks = marks
         self._start = start
         self._channel = channel
         self._use = use
         self._token = token
         self._begins = begins
-        self._style = dialect.calls.ids if dialect.calls else "hex"
-        self._plan = plan_of(dialect, frozenset(special))
-        self._offer = Offer(use.tools)
+        self._style = chat_syntax.calls.ids if chat_syntax.calls else "hex"
+        self._plan = plan_of(chat_syntax, frozenset(special))
+        self._offered_tools = OfferedTools(use.tools)
 
     @property
     def thinking(self) -> ThinkingMarks | None:
@@ -108,8 +109,8 @@ class Voice:
             guide = self.guide
         else:
             if self._use.tools:
-                guide = calls_or(self._dialect, self._use, guide)
-            guide = self._behind_thoughts(guide)
+                guide = calls_or(self._chat_syntax, self._use, guide)
+            guide = self._behind_reasoning(guide)
         if guide is not None:  # it was made for this beginning, and lets through no other
             self._begins = None
         return msgspec.structs.replace(
@@ -125,9 +126,9 @@ class Voice:
         if self._begins is None:
             always = self._marks is not None and self._marks.always
             inside = self._start == "thinking" or (always and self._start == "free")
-        return stop_scope(self._dialect, self._use.tools, inside=inside)
+        return stop_scope(self._chat_syntax, self._use.tools, inside=inside)
 
-    def _behind_thoughts(self, guide: GuideSpec) -> GuideSpec:
+    def _behind_reasoning(self, guide: GuideSpec) -> GuideSpec:
         if self._pairs:
             found = may_think(guide, self._pairs)
             if found is not None:
@@ -144,7 +145,7 @@ class Voice:
         self._look_at(prompt_token_ids)
         return Parser(
             self._plan,
-            offer=self._offer,
+            offered_tools=self._offered_tools,
             new_id=self._new_id,
             start=self._start,
             channel=self._channel,
@@ -157,8 +158,8 @@ class Voice:
         if self._begins is not None and prompt_token_ids:
             (self._start, self._channel), self._begins = self._begins(prompt_token_ids), None
 
-    def new_count(self, prompt_token_ids: Sequence[int] = ()) -> ThoughtCount | None:
-        """Counts the tokens of one choice's thoughts; None where the model does not think."""
+    def new_count(self, prompt_token_ids: Sequence[int] = ()) -> ReasoningCount | None:
+        """Counts the tokens of one choice's reasoning; None where the model does not think."""
         if self._marks is None:
             return None
         self._look_at(prompt_token_ids)
@@ -172,30 +173,30 @@ class Voice:
         return f"call_{self._token(12)}"
 
 
-class Speaker:
-    """A dialect together with the tokenizer and the template of the model that speaks it."""
+class ChatFormat:
+    """A chat syntax together with the tokenizer and the template of the model that speaks it."""
 
-    def __init__(self, dialect: Dialect, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self.dialect = dialect
+    def __init__(self, chat_syntax: ChatSyntax, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self.chat_syntax = chat_syntax
         self.tokenizer = tokenizer
         self.template = template
-        thinking = dialect.thinking
+        thinking = chat_syntax.thinking
         self._openings = Openings(
-            template, thinking.switches if thinking else (), wanted=bool(thinking or dialect.channels)
+            template, thinking.switches if thinking else (), wanted=bool(thinking or chat_syntax.channels)
         )
         special = {
             text: token_id
             for token_id in tokenizer.special_token_ids
             if (text := tokenizer.token_bytes(token_id).decode("utf-8", "replace"))
         }
-        self._thinking_only = Dialect(thinking=dialect.thinking, channels=dialect.channels)
-        self._special = _marks_among(special, dialect)
-        self._special_of_thoughts = _marks_among(special, self._thinking_only)
-        self._marks = ThoughtMarks.of(dialect, tokenizer)
+        self._thinking_only = ChatSyntax(thinking=chat_syntax.thinking, channels=chat_syntax.channels)
+        self._special = _marks_among(special, chat_syntax)
+        self._special_of_reasoning = _marks_among(special, self._thinking_only)
+        self._marks = ReasoningMarks.of(chat_syntax, tokenizer)
 
     @property
     def thinks(self) -> bool:
-        """True if the model's thoughts can be distinguished from its answers, and can have a budget."""
+        """True if the model's reasoning can be distinguished from its answers, and can have a budget."""
         return self._marks is not None
 
     @property
@@ -204,24 +205,24 @@ class Speaker:
         marks = self._marks
         return None if marks is None else ThinkingMarks(start=marks.opens, end=marks.closes)
 
-    def voice(
-        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, token: Token, show_thoughts: bool = True
-    ) -> Voice | None:
+    def chat_parser(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, token: Token, show_reasoning: bool = True
+    ) -> ChatParser | None:
         """How to read the answers to a prompt; None where they are plain text.
 
         Raises:
             InvalidRequest: calls must be made, and the model has no syntax for them.
         """
-        dialect = self.dialect if use.tools else self._thinking_only
+        chat_syntax = self.chat_syntax if use.tools else self._thinking_only
         start, channel = self._start(prompt)
         after, pairs = self._after(start, channel), self._pairs(prompt, start)
         effort = (prompt.template_kwargs or {}).get("reasoning_effort")
-        guide = calls_guide(self.dialect, use, after=after, marks=pairs, thoughts=effort != "none")
-        if dialect.thinking is None and dialect.calls is None and dialect.channels is None:
+        guide = calls_guide(self.chat_syntax, use, after=after, marks=pairs, reasoning=effort != "none")
+        if chat_syntax.thinking is None and chat_syntax.calls is None and chat_syntax.channels is None:
             return None
-        return Voice(
-            dialect,
-            self._special if use.tools else self._special_of_thoughts,
+        return ChatParser(
+            chat_syntax,
+            self._special if use.tools else self._special_of_reasoning,
             self._marks,
             use,
             token,
@@ -231,18 +232,18 @@ class Speaker:
             after=after,
             pairs=pairs,
             begins=None if prompt.continue_final_message else partial(self._begins, prompt),
-            show_thoughts=show_thoughts,
+            show_reasoning=show_reasoning,
         )
 
     def knows_opening(self, kwargs: Mapping[str, Any] | None) -> bool:
-        """True if `voice` need not render the template, which waits for another process."""
+        """True if `chat_parser` need not render the template, which waits for another process."""
         return self._openings.knows(kwargs or {})
 
     def with_effort(self, kwargs: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any] | None:
         """Template variables that set the thinking effort; variables that the request sets itself stay."""
         if effort is None:
             return None if kwargs is None else dict(kwargs)
-        thinking = self.dialect.thinking
+        thinking = self.chat_syntax.thinking
         switches = thinking.switches if thinking else ()
         wanted: dict[str, Any] = dict.fromkeys(switches, effort != "none")
         said = thinking.off_effort if thinking and effort == "none" else effort
@@ -250,7 +251,7 @@ class Speaker:
 
     def _start(self, prompt: ChatPrompt) -> tuple[Start, str]:
         """The state in which the prompt ends, and the channel of the message that it ends with."""
-        thinking, channels = self.dialect.thinking, self.dialect.channels
+        thinking, channels = self.chat_syntax.thinking, self.chat_syntax.channels
         if thinking is None and channels is None:
             return "free", ""
         if prompt.continue_final_message:
@@ -271,7 +272,7 @@ class Speaker:
 
     def _begins(self, prompt: ChatPrompt, token_ids: Sequence[int]) -> tuple[Start, str]:
         """The state in which a rendered prompt ends, and the channel of the message that it ends with."""
-        thinking, channels = self.dialect.thinking, self.dialect.channels
+        thinking, channels = self.chat_syntax.thinking, self.chat_syntax.channels
         if channels is not None:
             marks = [channels.start, channels.channel, channels.constrain, channels.message]
         else:
@@ -286,19 +287,19 @@ class Speaker:
 
     def _after(self, start: Start, channel: str) -> str:
         """The text that ends thinking; empty where the answer may begin at once."""
-        channels = self.dialect.channels
+        channels = self.chat_syntax.channels
         if channels is not None:
-            begun = channel not in ("", *channels.thoughts)
+            begun = channel not in ("", *channels.reasoning)
             return "" if begun else f"{channels.channel}final{channels.message}"
-        thinking = self.dialect.thinking
+        thinking = self.chat_syntax.thinking
         if thinking is None or start == "answer":
             return ""
         return thinking.closes[0] if start == "thinking" or thinking.begins == "always" else ""
 
-    def _pairs(self, prompt: ChatPrompt, start: Start) -> ThoughtPairs:
-        """The marks around thoughts with which the answer may begin, and need not: models skip them, too."""
-        thinking = self.dialect.thinking
-        if thinking is None or self.dialect.channels is not None or start != "free" or thinking.begins == "always":
+    def _pairs(self, prompt: ChatPrompt, start: Start) -> ReasoningPairs:
+        """The marks around reasoning with which the answer may begin, and need not: models skip them, too."""
+        thinking = self.chat_syntax.thinking
+        if thinking is None or self.chat_syntax.channels is not None or start != "free" or thinking.begins == "always":
             return ()
         if not _switched_on(thinking, prompt.template_kwargs or {}):
             return ()
@@ -306,8 +307,8 @@ class Speaker:
         return [(mark, thinking.closes[min(index, last)]) for index, mark in enumerate(thinking.opens)]
 
 
-def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate, folder: Path) -> Speaker:
-    """The speaker of a model, as its configuration names it, or as its chat template shows.
+def chat_format_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate, folder: Path) -> ChatFormat:
+    """The chat format of a model, as its configuration names it, or as its chat template shows.
 
     Args:
         folder: of the tokenizer, where mostly there is a config.json too.
@@ -317,22 +318,22 @@ def speaker_of(model: ModelConfig, tokenizer: Tokenizer, template: ChatTemplate,
     """
     kind = read_json(folder / "config.json").get("model_type")
     texts = "\n".join(template.sources.values())
-    tools, thoughts = choose(
+    tools, reasoning = choose(
         model.tool_call_parser, model.reasoning_parser, kind if isinstance(kind, str) else "", texts
     )
     settings = read_json(folder / "tokenizer_config.json")
     suffix = _suffix(settings, tokenizer)
-    if "response_template" in settings and (HF in (tools, thoughts) or (tools == NONE and AUTO in _asked(model))):
+    if "response_template" in settings and (HF in (tools, reasoning) or (tools == NONE and AUTO in _asked(model))):
         own_tools = HF if tools == NONE and model.tool_call_parser == AUTO else tools
-        own_thoughts = HF if thoughts == NONE and model.reasoning_parser == AUTO else thoughts
+        own_reasoning = HF if reasoning == NONE and model.reasoning_parser == AUTO else reasoning
         try:
             own = compiled(settings["response_template"])
-            return Speaker(dialect_named(own_tools, own_thoughts, suffix, own), tokenizer, template)
+            return ChatFormat(chat_syntax_named(own_tools, own_reasoning, suffix, own), tokenizer, template)
         except ConfigError as error:
             if HF in _asked(model):
                 raise
             logger.warning("the tokenizer's response_template is not used: %s", error)
-    return Speaker(dialect_named(tools, thoughts, suffix), tokenizer, template)
+    return ChatFormat(chat_syntax_named(tools, reasoning, suffix), tokenizer, template)
 
 
 def _asked(model: ModelConfig) -> tuple[str | None, str | None]:
@@ -353,7 +354,7 @@ def _switched_on(thinking: Thinking, kwargs: Mapping[str, Any]) -> bool:
     return given[0] if given else thinking.default_on
 
 
-def _marks_among(special: Mapping[str, int], dialect: Dialect) -> dict[str, int]:
-    """The special tokens that are marks of a dialect, or part of one."""
-    marks = marks_of(dialect)
+def _marks_among(special: Mapping[str, int], chat_syntax: ChatSyntax) -> dict[str, int]:
+    """The special tokens that are marks of a chat syntax, or part of one."""
+    marks = marks_of(chat_syntax)
     return {text: token_id for text, token_id in special.items() if any(text in mark for mark in marks)}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from troupellm.models.chat_parsers.compiled_syntax import Form, plan_of
-from troupellm.models.chat_parsers.syntax import Channels, Dialect, Hole, Word
+from troupellm.models.chat_parsers.syntax import Channels, ChatSyntax, Hole, Word
 from troupellm.protocol.params.sampling_checks import StopRegion, StopScope
 from troupellm.protocol.params.tools import NAME, Tool
 
@@ -15,20 +15,20 @@ _ADDRESS: Final = "to="
 _FIRSTS = {"json": "{[", "named": "{[", "arguments": "{", "python": "["}
 
 
-def stop_scope(dialect: Dialect, tools: Sequence[Tool], *, inside: bool | None) -> StopScope | None:
-    """Thoughts and calls of a dialect; None where it has neither.
+def stop_scope(chat_syntax: ChatSyntax, tools: Sequence[Tool], *, inside: bool | None) -> StopScope | None:
+    """Reasoning and calls of a chat syntax; None where it has neither.
 
     Args:
-        inside: whether the answer begins inside of thoughts; None where the prompt tells.
+        inside: whether the answer begins inside of reasoning; None where the prompt tells.
     """
-    thinking = dialect.thinking
-    if dialect.channels is not None:
-        return StopScope(regions=tuple(_of_channels(dialect.channels, tools)))
+    thinking = chat_syntax.thinking
+    if chat_syntax.channels is not None:
+        return StopScope(regions=tuple(_of_channels(chat_syntax.channels, tools)))
     regions: dict[str, StopRegion] = {}
     if thinking is not None:
         at: Place = "any" if thinking.anywhere or thinking.header else "start"
         regions |= {opens: StopRegion(opens=opens, closes=thinking.closes, at=at) for opens in thinking.opens}
-    for region in _of_calls(dialect, tools):
+    for region in _of_calls(chat_syntax, tools):
         regions.setdefault(region.opens, region)
     marks = [region.opens for region in regions.values() if region.at == "any"]
     parts = {mark for mark in marks if any(mark != other and mark in other for other in marks)}
@@ -54,24 +54,24 @@ def _of_channels(channels: Channels, tools: Sequence[Tool]) -> Iterator[StopRegi
 
 
 def _silent_headers(channels: Channels, names: Sequence[str]) -> str:
-    """A pattern of the headers of thoughts, and of calls if there are tools."""
+    """A pattern of the headers of reasoning, and of calls if there are tools."""
     mark, constrain = re.escape(channels.channel), re.escape(channels.constrain)
-    thoughts = "|".join(map(re.escape, channels.thoughts))
-    patterns = [rf"{mark}\s*(?:{thoughts})(?=\s|$)(?!.*{mark})"]
+    reasoning = "|".join(map(re.escape, channels.reasoning))
+    patterns = [rf"{mark}\s*(?:{reasoning})(?=\s|$)(?!.*{mark})"]
     if names:
         prefix, known = re.escape(channels.recipient), "|".join(map(re.escape, names))
         patterns.append(rf"\b{_ADDRESS}(?:{prefix}{NAME.pattern}|(?:{known})(?:json)?)(?=\s|$|{mark}|{constrain})")
     return "|".join(patterns)
 
 
-def _of_calls(dialect: Dialect, tools: Sequence[Tool]) -> Iterator[StopRegion]:
-    calls = dialect.calls
+def _of_calls(chat_syntax: ChatSyntax, tools: Sequence[Tool]) -> Iterator[StopRegion]:
+    calls = chat_syntax.calls
     if calls is None:
         return
     names = [tool["function"]["name"] for tool in tools]
     for opens, closes in [*([calls.section] if calls.section else []), *calls.sections]:
         yield StopRegion(opens=opens, closes=(closes,))
-    plan = plan_of(dialect)
+    plan = plan_of(chat_syntax)
     for lead in sorted(plan.leads):
         forms = [form for form in plan.forms if form.lead == lead]
         closers = sorted(frozenset[str]().union(*(form.closers for form in forms)))

@@ -1,4 +1,4 @@
-"""Descriptions of the syntax in which a model family writes thoughts and tool calls; data without behaviour.
+"""Descriptions of the syntax in which a model family writes reasoning and tool calls; data without behaviour.
 
 A call is described by a template of the model's text, for example
 
@@ -107,17 +107,17 @@ class CallSyntax(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """The marks that separate thoughts from the answer."""
+    """The marks that separate reasoning from the answer."""
 
     opens: tuple[str, ...] = ("<think>",)
     closes: tuple[str, ...] = ("</think>",)
     begins: Literal["marked", "always"] = "marked"
     """marked: at an opening mark, at the start of the answer or the end of the prompt. always: the answer begins with
-    thoughts, unless the prompt has closed them already."""
+    reasoning, unless the prompt has closed it already."""
     anywhere: bool = False
-    """Thoughts may also come between other text."""
+    """Reasoning may also come between other text."""
     header: tuple[str, str] | None = None
-    """Marks that begin and end a message's header. The first of `opens` is what a header of thoughts says."""
+    """Marks that begin and end a message's header. The first of `opens` is what a header of reasoning says."""
     default_on: bool = True
     """The model thinks unless thinking is turned off."""
     drops: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     message: str = "<|message|>"
     ends: tuple[str, ...] = ("<|end|>", "<|return|>", "<|call|>")
     """Behind a message that others follow, behind the answer, behind a call."""
-    thoughts: tuple[str, ...] = ("analysis",)
+    reasoning: tuple[str, ...] = ("analysis",)
     recipient: str = "functions."
     opening: str = "<|start|>assistant"
     """The first words of a message, with which a prompt ends."""
@@ -145,7 +145,7 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     """The text that a grammar allows behind the opening."""
 
 
-class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+class ChatSyntax(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of one model's answers that the parser recognises."""
 
     thinking: Thinking | None = None
@@ -190,10 +190,10 @@ def words(parts: tuple[Element, ...]) -> list[str]:
     return found
 
 
-def marks_of(dialect: Dialect) -> list[str]:
-    """All marks of a dialect, wherever they may stand."""
+def marks_of(chat_syntax: ChatSyntax) -> list[str]:
+    """All marks of a chat syntax, wherever they may stand."""
     found: list[str] = []
-    calls, thinking, channels = dialect.calls, dialect.thinking, dialect.channels
+    calls, thinking, channels = chat_syntax.calls, chat_syntax.thinking, chat_syntax.channels
     if calls is not None:
         found += [*(calls.section or ()), *chain(*calls.sections), calls.quote, calls.prefix]
         for template in (*calls.forms, calls.bare, calls.block, calls.parameter, *calls.parameters):
@@ -205,11 +205,11 @@ def marks_of(dialect: Dialect) -> list[str]:
     return [mark for mark in found if mark]
 
 
-def with_suffix(dialect: Dialect, suffix: str) -> Dialect:
-    """The dialect with `SUFFIX` in its marks replaced."""
-    if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(dialect))):
-        return dialect
-    return msgspec.convert(_replaced(msgspec.to_builtins(dialect), suffix), Dialect)
+def with_suffix(chat_syntax: ChatSyntax, suffix: str) -> ChatSyntax:
+    """The chat syntax with `SUFFIX` in its marks replaced."""
+    if not any(SUFFIX in mark for mark in _texts(msgspec.to_builtins(chat_syntax))):
+        return chat_syntax
+    return msgspec.convert(_replaced(msgspec.to_builtins(chat_syntax), suffix), ChatSyntax)
 
 
 def _texts(value: object) -> Iterator[str]:

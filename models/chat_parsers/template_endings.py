@@ -1,4 +1,4 @@
-"""The end of a rendered prompt, which shows if the model's answer begins inside its thoughts."""
+"""The end of a rendered prompt, which shows if the model's answer begins inside its reasoning."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
@@ -68,7 +68,7 @@ class Openings:
 
 
 def _usual(switches: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Common settings of thinking: none, on or off, or an effort; see `Speaker.with_effort`."""
+    """Common settings of thinking: none, on or off, or an effort; see `ChatFormat.with_effort`."""
     yield {}
     for on in (True, False):
         yield dict.fromkeys(switches, on)

@@ -15,7 +15,7 @@ MOST_HELD: Final = 64 * 1024
 """Most characters of a text that may become a call. A longer one is no call."""
 
 MOST_TRIED: Final = 4 * MOST_HELD
-"""Characters of thoughts that are read as calls and turn out to be none, in one answer."""
+"""Characters of reasoning that is read as calls and turns out to be none, in one answer."""
 
 MOST_CALLS: Final = 128
 """Most calls in one answer; later ones are content."""

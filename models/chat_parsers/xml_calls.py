@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.syntax import Element, Hole, Maybe, Word, elements
 from troupellm.models.chat_parsers.text_stream import NotACall, Reading, Source, beyond, comes, literal, peek, spaces
 from troupellm.models.chat_parsers.until_marker import Marks, raw_until, text_until
@@ -97,7 +97,7 @@ def _only_word(part: Element) -> str:
 def tagged_parameters(
     source: Source,
     parameters: Sequence[TaggedParameter],
-    offer: Offer,
+    offered_tools: OfferedTools,
     name: str,
     call_id: str,
     ending: str,
@@ -119,7 +119,7 @@ def tagged_parameters(
             break
         if not keys:
             source.call(name, call_id)
-        if not (yield from _parameter(source, parameter, offer, name, keys, ending, opened=opened)):
+        if not (yield from _parameter(source, parameter, offered_tools, name, keys, ending, opened=opened)):
             return False
     if not keys:
         if not (yield from comes(source, ending)):
@@ -164,7 +164,7 @@ def _begins(text: str, mark: str) -> bool:
 def _parameter(
     source: Source,
     parameter: TaggedParameter,
-    offer: Offer,
+    offered_tools: OfferedTools,
     name: str,
     keys: set[str],
     ending: str,
@@ -197,7 +197,7 @@ def _parameter(
     if again:
         mark = yield from raw_until(source, closes, lambda text: None)
     else:
-        value = _Value(source, _types(offer.types(name, key), holes["type"]), on_lines=parameter.on_lines)
+        value = _Value(source, _types(offered_tools.types(name, key), holes["type"]), on_lines=parameter.on_lines)
         mark = yield from raw_until(source, closes, value.add)
         value.end(whole=bool(mark))
     if wrapped and mark:

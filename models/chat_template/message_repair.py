@@ -65,7 +65,7 @@ def repaired(messages: Sequence[Mapping[str, Any]], traits: TemplateTraits) -> M
     if not traits.system_anywhere:
         made = _system_at_start(made, kept=traits.system_first)
     if traits.turns == "plain":
-        made = _told(made)
+        made = _as_text(made)
     return _alternating(made, fill=traits.turns == "filled") if traits.alternates else made
 
 
@@ -142,14 +142,14 @@ def _system_at_start(messages: Messages, *, kept: bool) -> Messages:
     return [*begin, *late]
 
 
-def _told(messages: Messages) -> Messages:
+def _as_text(messages: Messages) -> Messages:
     """Write calls and results as text."""
     made: Messages = []
     for message in messages:
         if message["role"] == "tool":
             made.append(_user(f"Result of {message.get('name') or 'a call'}: {_text(message)}"))
         elif message.get("tool_calls"):
-            texts = [_text(message), *(_told_call(call) for call in message["tool_calls"])]
+            texts = [_text(message), *(_call_as_text(call) for call in message["tool_calls"])]
             rest = {name: value for name, value in message.items() if name != "tool_calls"}
             made.append({**rest, "content": "\n".join(filter(None, texts))})
         else:
@@ -157,7 +157,7 @@ def _told(messages: Messages) -> Messages:
     return made
 
 
-def _told_call(call: Mapping[str, Any]) -> str:
+def _call_as_text(call: Mapping[str, Any]) -> str:
     function = _function(call)
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

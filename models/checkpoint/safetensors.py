@@ -83,7 +83,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
         self._homes: dict[str, str] = {}
         listed = files or folder_weight_files(folder)
-        told: dict[str, str] = {} if files else folder_homes(folder)
+        indexed: dict[str, str] = {} if files else folder_homes(folder)
         self._steady = SteadyFiles(folder / file for file in listed)
         for file in listed:
             check_file(folder / file)
@@ -97,11 +97,11 @@ class Checkpoint:
             for name in names:
                 if name in self._homes:
                     raise ModelLoadError(f"{file}: tensor {plain_name(name)} is in {self._homes[name]} too")
-                if told.get(name, file) != file:
-                    raise ModelLoadError(f"{INDEX}: tensor {plain_name(name)} is in {file}, not in {told[name]}")
+                if indexed.get(name, file) != file:
+                    raise ModelLoadError(f"{INDEX}: tensor {plain_name(name)} is in {file}, not in {indexed[name]}")
                 self._homes[name] = file
         self.num_tensors = len(self._homes)
-        self._told_but_nowhere = {name: file for name, file in told.items() if name not in self._homes}
+        self._indexed_but_missing = {name: file for name, file in indexed.items() if name not in self._homes}
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read one tensor.
@@ -146,8 +146,8 @@ class Checkpoint:
         return tensor
 
     def _missing(self, name: str) -> ModelLoadError:
-        if (told := self._told_but_nowhere.get(name)) is not None:  # the index is not that of these shards
-            return ModelLoadError(f"{INDEX}: tensor {name} is not in {told}, nor in another shard")
+        if (indexed := self._indexed_but_missing.get(name)) is not None:  # the index is not that of these shards
+            return ModelLoadError(f"{INDEX}: tensor {name} is not in {indexed}, nor in another shard")
         files = list(self._files)
         named = " and ".join(files if len(files) < 3 else [files[0], f"{len(files) - 1} more files"])
         return ModelLoadError(f"{named}: tensor {name} is missing")

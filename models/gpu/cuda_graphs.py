@@ -18,10 +18,10 @@ from troupellm.models.gpu.batch import BatchMaker
 from troupellm.models.gpu.device import Device, Graph, memory_errors
 from troupellm.models.gpu.graph_dispatch import Dispatcher, GraphKey
 from troupellm.models.gpu.row_table import DeviceRows
-from troupellm.models.gpu.sampling_columns import COUNT, END, SLOT, TOP_K, WIDTH, choose
+from troupellm.models.gpu.sampling_tensors import COUNT, END, SLOT, TOP_K, WIDTH, choose
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 from troupellm.protocol.errors import GraphCaptureError
 from troupellm.protocol.messages.graph_report import GraphReport
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, StepResult
@@ -52,7 +52,7 @@ class DecodeGraphs:
         rows: DeviceRows,
         codes: Tensor,
         *,
-        taps: Taps | None = None,
+        aux_hidden_states: AuxHiddenStates | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """
@@ -70,9 +70,13 @@ class DecodeGraphs:
         # In no graph's own memory, which would keep what each of them gives apart from all others'.
         most = max(largest, dispatcher.most_tokens)
         self._logits = torch.empty(most, decoder.config.vocab_size, dtype=torch.float32, device=device.torch_device)
-        self._taps = taps
-        width = 0 if taps is None else decoder.config.hidden_size * (len(taps.layers) + taps.last)
-        self._tapped = torch.empty(most, width, dtype=decoder.dtype, device=device.torch_device)
+        self._aux_hidden_states = aux_hidden_states
+        width = (
+            0
+            if aux_hidden_states is None
+            else decoder.config.hidden_size * (len(aux_hidden_states.layers) + aux_hidden_states.last)
+        )
+        self._aux_layers = torch.empty(most, width, dtype=decoder.dtype, device=device.torch_device)
         device.forget_graphs()  # those of another runner: what is left of their memory is not shared with these
         self._graphs: dict[GraphKey, tuple[Graph, list[Tensor]]] = {}
         self._last: GraphKey | None = None
@@ -80,7 +84,7 @@ class DecodeGraphs:
         """The key that can be captured: all its kernels have been launched once."""
         self._clock, self._due = clock, 0.0
         self.capture_seconds = 0.0
-        self._told: tuple[int, int] | None = None
+        self._reported: tuple[int, int] | None = None
 
     def prepare(self, wanted: GraphKey) -> GraphKey | None:
         """Before a step: capture a graph, if one is missing and those who wait for tokens have not waited for another
@@ -161,9 +165,9 @@ class DecodeGraphs:
     def reported(self, result: StepResult) -> StepResult:
         """Add the graphs' report to a result if it has changed."""
         now = (self.dispatcher.captured, self.dispatcher.missing)
-        if now == self._told:
+        if now == self._reported:
             return result
-        self._told = now
+        self._reported = now
         return msgspec.structs.replace(result, graphs=self.report())
 
     def report(self) -> GraphReport:
@@ -196,7 +200,7 @@ class DecodeGraphs:
         """
         self._graphs[key][0].replay()
         self._last = key
-        return self._logits[: key.tokens], self._tapped[: key.tokens]
+        return self._logits[: key.tokens], self._aux_layers[: key.tokens]
 
     @property
     def replayed(self) -> bool:
@@ -239,12 +243,12 @@ class DecodeGraphs:
             columns[SLOT], columns[END], counts, key.queries, self._rows, self._decoder.angle_table
         )
 
-    def verified(self, key: GraphKey, columns: Tensor, taps: Taps) -> None:
+    def verified(self, key: GraphKey, columns: Tensor, aux_hidden_states: AuxHiddenStates) -> None:
         """The step itself, of tokens that are to be verified: leaves what `verify` gives."""
         batch, caches = self._batch(key, columns), self._cache.layers
-        if taps.shows:
-            hidden, tapped = self._decoder.forward_tapped(batch, caches, taps)
-            self._tapped[: key.tokens].copy_(tapped)
+        if aux_hidden_states.shows:
+            hidden, aux = self._decoder.forward_with_aux(batch, caches, aux_hidden_states)
+            self._aux_layers[: key.tokens].copy_(aux)
         else:
             hidden = self._decoder.forward(batch, caches)
         self._decoder.logits(hidden, self._logits[: key.tokens])
@@ -279,8 +283,8 @@ class DecodeGraphs:
 
     def _compute(self, key: GraphKey, found: list[Tensor]) -> None:
         """The body of a graph. found: receives the tokens, at fixed addresses; empty where drafts are verified."""
-        if self._taps is not None:
-            self.verified(key, self._static(key), self._taps)
+        if self._aux_hidden_states is not None:
+            self.verified(key, self._static(key), self._aux_hidden_states)
         else:
             found[:] = [self.decode(key, self._static(key))[1]]
 

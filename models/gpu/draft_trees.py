@@ -10,7 +10,7 @@ from torch import Tensor
 from troupellm.kernels.paged_attention.device_plan import DeviceTree
 from troupellm.models.batch.spans import Spans
 from troupellm.models.layers.cache_layout import CacheLayout
-from troupellm.models.speculation.verify_batch import Trial
+from troupellm.models.speculation.verify_batch import VerifyBatch
 
 Ints = NDArray[np.int64]
 TEXT = "text"
@@ -18,7 +18,7 @@ TEXT = "text"
 
 
 def host_trees(
-    trial: Trial | None, spans: Spans, places: Ints, owner: Ints, order: Ints, layout: CacheLayout
+    verify_batch: VerifyBatch | None, spans: Spans, places: Ints, owner: Ints, order: Ints, layout: CacheLayout
 ) -> dict[tuple[str, int | None], Ints]:
     """Numbers to be sent, by what they are and the window that they are for; none where no row has a tree.
 
@@ -27,12 +27,12 @@ def host_trees(
         owner: [tokens] index of each token's span.
         order: in which the rows are planned.
     """
-    if trial is None or not trial.trees:
+    if verify_batch is None or not verify_batch.trees:
         return {}
-    text = trial.positions(spans, places, owner)
+    text = verify_batch.positions(spans, places, owner)
     found: dict[tuple[str, int | None], Ints] = {(TEXT, None): text}
     for window in dict.fromkeys(view.window for view in layout.views):
-        mask = trial.tree(spans, places, owner, text, window)
+        mask = verify_batch.tree(spans, places, owner, text, window)
         assert mask is not None
         found["bases", window], found["nodes", window] = mask.bases[order], mask.seen.view(np.int64)
     return found

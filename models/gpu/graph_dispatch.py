@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN, GREEDY
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN, GREEDY
 
 
 @dataclass(frozen=True, slots=True)

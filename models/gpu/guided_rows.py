@@ -14,7 +14,7 @@ from troupellm.models.gpu.sample import Chooser
 from troupellm.models.sampling.masks import Advanced
 from troupellm.models.sampling.sampler import Sampled
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
-from troupellm.models.structured_outputs.report_tokens import tell
+from troupellm.models.structured_outputs.report_tokens import report_tokens
 
 
 class LateChoices:
@@ -42,6 +42,8 @@ class LateChoices:
         self._rows.advance(ticket.slots)
         return numbers
 
-    def tell(self, ticket: LaunchedPlan, found: Sampled) -> Advanced | None:
+    def report_tokens(self, ticket: LaunchedPlan, found: Sampled) -> Advanced | None:
         """Give the guides a step's tokens, if some of its rows have a guide."""
-        return None if ticket.slots is None else tell(self._guides, self._rows, found.rows, ticket.slots, found)
+        return (
+            None if ticket.slots is None else report_tokens(self._guides, self._rows, found.rows, ticket.slots, found)
+        )

@@ -41,7 +41,7 @@ class LaunchedPlan:
     """int64 [numbers] on the host, of the rows that sample: there when the step is done."""
     timings: StepTimings
     result: StepResult | None = None
-    described: tuple[Group, ...] = ()
+    logprob_parts: tuple[Group, ...] = ()
     """The sampling rows that get log-probabilities, which `returned` contains."""
     choice: Choice | None = None
     """The choice of tokens, if it is still to be made."""

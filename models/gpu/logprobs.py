@@ -9,7 +9,7 @@ from torch import Tensor
 
 from troupellm.kernels.sampling.logprobs import chosen_logprobs, floored, token_logprobs
 from troupellm.models.gpu.host_transfer import Ints, Staging
-from troupellm.models.sampling.logprobs import Described
+from troupellm.models.sampling.logprobs import SampledLogprobs
 from troupellm.protocol.messages.worker import SamplingState
 
 NOTHING = -1
@@ -24,7 +24,7 @@ class Group(NamedTuple):
     """Indices of the rows within the step."""
 
 
-def told(state: SamplingState) -> int | None:
+def num_logprobs(state: SamplingState) -> int | None:
     """The number of likeliest tokens that a row gets with each of its own; `NOTHING`; None: the step's numbers do not
     contain all that it asks for."""
     if state.logprobs < 0:
@@ -33,7 +33,7 @@ def told(state: SamplingState) -> int | None:
 
 
 def groups_of(counts: Ints) -> tuple[Group, ...]:
-    """counts: [rows], as of `told`."""
+    """counts: [rows], as of `num_logprobs`."""
     wanted = sorted(set(counts[counts != NOTHING].tolist()))
     return tuple(Group(count, tuple(np.flatnonzero(counts == count).tolist())) for count in wanted)
 
@@ -66,7 +66,7 @@ def pairs(logits: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack((values.view(torch.int32), ranks), dim=1).view(torch.int64).view(-1)
 
 
-def unpack(groups: Sequence[Group], numbers: Ints, tokens: Tensor, vocab: int) -> tuple[Described, ...]:
+def unpack(groups: Sequence[Group], numbers: Ints, tokens: Tensor, vocab: int) -> tuple[SampledLogprobs, ...]:
     """On the host.
 
     Args:
@@ -89,6 +89,6 @@ def unpack(groups: Sequence[Group], numbers: Ints, tokens: Tensor, vocab: int) -
             table = torch.from_numpy(numbers[begin:end]).view(torch.int32)[:size].view(len(index), -1)
             ids, values = table[:, :width].contiguous(), table[:, width:-1].contiguous().view(torch.float32)
             ranks = table[:, -1].contiguous()
-        parts.append(Described(members, ids, values, ranks))
+        parts.append(SampledLogprobs(members, ids, values, ranks))
         begin = end
     return tuple(parts)

@@ -18,7 +18,7 @@ ROW, SLOT, END, SKIP, PROMPT, FACTORS = range(6)
 how many are its prompt; and from FACTORS on four float32 as bits: repetition, frequency, presence, nothing."""
 
 
-class PenaltyColumns:
+class PenaltyTensors:
     """The penalties of the slots' rows; rows without penalties cost nothing."""
 
     def __init__(self) -> None:

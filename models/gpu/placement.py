@@ -18,7 +18,7 @@ from troupellm.models.gpu.batch import DeviceSpans, GroupPlanner, triton_planner
 from troupellm.models.gpu.device import CudaDevice, Device
 from troupellm.models.gpu.graph_dispatch import Dispatcher, default_sizes, useful_sizes
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.gpu.sampling_columns import WIDTH
+from troupellm.models.gpu.sampling_tensors import WIDTH
 from troupellm.models.gpu.warm_up import warmed
 from troupellm.models.kv_offload.gpu_mover import MOST_BLOCKS
 from troupellm.models.layers.attention_backend import plan_attention

@@ -27,7 +27,7 @@ from troupellm.models.gpu.host_transfer import Results, Staging
 from troupellm.models.gpu.launched_step import Choice, LaunchedPlan
 from troupellm.models.gpu.row_table import DeviceRows
 from troupellm.models.gpu.sample import Chooser
-from troupellm.models.gpu.sampling_columns import ELSEWHERE, GREEDY, SamplingColumns
+from troupellm.models.gpu.sampling_tensors import ELSEWHERE, GREEDY, SamplingTensors
 from troupellm.models.gpu.steps_in_flight import Flights
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.runner.poison import Poison
@@ -37,10 +37,10 @@ from troupellm.models.sampling.logits_processors import Processors
 from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
 from troupellm.models.speculation.verify import Verification
-from troupellm.models.speculation.verify_batch import Trial
+from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.fill_masks import FilledLater
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
-from troupellm.models.structured_outputs.report_tokens import tell
+from troupellm.models.structured_outputs.report_tokens import report_tokens
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, RowLogprobs, StepPlan, StepResult, StepTimings
 
 TURNS = MOST_LAUNCHED + 1
@@ -93,7 +93,7 @@ class CudaRunner(ModelRunner):
         self.speculator = None if speculation is None else speculation(self.rows, self.sampler.options, guides)
         score = None if decoder.score is None else partial(_classified, decoder, device.torch_device)
         self.pooler = Pooler(head=score, activation=activation)
-        self._columns = SamplingColumns()
+        self._columns = SamplingTensors()
         codes = token_codes(decoder.config.vocab_size, device.torch_device)
         self.chooser = Chooser(self._columns, codes, self.rows, self._staging)
         self._maker = BatchMaker(cache, plan)
@@ -101,15 +101,15 @@ class CudaRunner(ModelRunner):
         late = None if guides is None else LateChoices(guides, self.chooser, self.rows)
         self.flights = Flights(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
-        dispatcher, taps = Dispatcher(capture_sizes), None
+        dispatcher, aux_hidden_states = Dispatcher(capture_sizes), None
         if self.speculator is not None:
-            taps = self.speculator.taps
+            aux_hidden_states = self.speculator.aux_hidden_states
             dispatcher = Dispatcher(capture_sizes, queries=(1, 1 + self.speculator.most), draws=False)
         self._pads = set(cache.layout.windows) == {None}
         """Rows with few tokens may be filled up: all that lies before these is there still."""
         self.graphs = DecodeGraphs(
             device, dispatcher, max(capture_sizes, default=0), decoder, cache, self._maker, self.rows, codes,
-            taps=taps, clock=clock,
+            aux_hidden_states=aux_hidden_states, clock=clock,
         )  # fmt: skip
 
     def run(self, plan: StepPlan, meanwhile: Callable[[], None] | None = None) -> StepResult:
@@ -184,7 +184,7 @@ class CudaRunner(ModelRunner):
             )
         self._follow(plan, whole)
         self.rows.check_window(whole.slots, starts)
-        apart = bool(self._described(whole) or self._pooled(whole))
+        apart = bool(self._with_prompt_logprobs(whole) or self._pooled(whole))
         if self.flights.untold and (apart or int(self._columns.kinds[whole.slots].max()) == ELSEWHERE):
             self.flights.catch_up()
         ending = starts + counts == self.rows.lengths[whole.slots]
@@ -207,8 +207,8 @@ class CudaRunner(ModelRunner):
             columns, hidden = self._eager(whole, sampling)
             logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
         seconds = StepTimings(prepare=perf_counter() - begin)
-        positions, described = tuple(ends.tolist()), self.chooser.described(slots)
-        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds, described=described)
+        positions, logprob_parts = tuple(ends.tolist()), self.chooser.logprob_parts(slots)
+        ticket = LaunchedPlan(plan, sampling, rows, positions, None, seconds, logprob_parts=logprob_parts)
         if logits is None:  # chunks of prompts alone; nothing has to come back
             ticket.result = step_result(plan, None, sampling, (), seconds)
         elif guided:
@@ -233,11 +233,11 @@ class CudaRunner(ModelRunner):
         """Replay a step's graph: its columns int64 [WIDTH, rows], logits and tokens, which were appended."""
         count = spans.slots.size
         columns = self._columns.of(spans.slots, spans.starts + 1, key.requests, self.rows.scratch)
-        sent = self._tell(columns)
+        sent = self._send(columns)
         logits, tokens = self.graphs.run(key)
         return sent[0][:, :count], logits[:count], tokens[:count]
 
-    def _tell(self, columns: NDArray[np.int64], *more: NDArray[np.int64]) -> list[Tensor]:
+    def _send(self, columns: NDArray[np.int64], *more: NDArray[np.int64]) -> list[Tensor]:
         """Before a graph: send its columns to where it reads them, all changes of rows, and more, which is returned
         behind the columns."""
         sent = self._staging.send(columns, *more, *self.rows.changes(), into=self.graphs.columns)
@@ -246,22 +246,22 @@ class CudaRunner(ModelRunner):
         self.rows.apply(tuple(sent[1 + len(more) :]))
         return sent[: 1 + len(more)]
 
-    def _replay_drafts(self, key: GraphKey, spans: Spans, tapped: list[Tensor]) -> Tensor:
+    def _replay_drafts(self, key: GraphKey, spans: Spans, aux: list[Tensor]) -> Tensor:
         """A step with drafts that has a graph: logits of the virtual rows. tapped: as for `_forward`."""
         counts, queries = spans.counts, key.queries
         columns = self._columns.of(spans.slots, spans.starts + counts, key.requests, self.rows.scratch, counts)
         owner = np.repeat(np.arange(counts.size), counts)
         # A row's own tokens are the last ones of its part of the batch.
         places = owner * queries + queries - np.repeat(np.cumsum(counts), counts) + np.arange(owner.size)
-        _, every, drawn = self._tell(columns, places, places[self._wanted(spans)[0]])
+        _, every, drawn = self._send(columns, places, places[self._wanted(spans)[0]])
         logits, shown = self.graphs.verify(key)
         if shown.shape[1]:
-            tapped.append(shown.index_select(0, every))
+            aux.append(shown.index_select(0, every))
         return logits.index_select(0, drawn)
 
-    def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], trial: Trial) -> GraphKey | None:
+    def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], verify_batch: VerifyBatch) -> GraphKey | None:
         """The key of the graph that can replay a step with drafts, if any. May capture one."""
-        if trial.trees or not sampling.all() or self._described(spans):
+        if verify_batch.trees or not sampling.all() or self._with_prompt_logprobs(spans):
             return None
         if self.rows.embeddings and self._inputs(spans) is not None:
             return None
@@ -270,9 +270,11 @@ class CudaRunner(ModelRunner):
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
         return None if key is None else self.graphs.prepare(key)
 
-    def _verified(self, plan: StepPlan, speculator: Speculator, trial: Trial, begin: float) -> LaunchedPlan:
+    def _verified(
+        self, plan: StepPlan, speculator: Speculator, verify_batch: VerifyBatch, begin: float
+    ) -> LaunchedPlan:
         """A step of a runner that speculates, to its end."""
-        spans, none = trial.spans, np.zeros(len(plan.rows), dtype=bool)
+        spans, none = verify_batch.spans, np.zeros(len(plan.rows), dtype=bool)
         self._follow(plan, spans)
         if not spans.slots.size:
             result = step_result(plan, None, none, (), StepTimings())
@@ -281,33 +283,37 @@ class CudaRunner(ModelRunner):
         ends, lengths = spans.starts + spans.counts, self.rows.lengths[spans.slots]
         pooled = self.rows.pooled[spans.slots] > 0
         check = Verification(
-            plan, trial, (ends >= lengths) & ~pooled, self.rows, self.sampler, self.guides, speculator
+            plan, verify_batch, (ends >= lengths) & ~pooled, self.rows, self.sampler, self.guides, speculator
         )  # fmt: skip
         filled = check.begin_masks()
-        prepared, tapped = perf_counter(), list[Tensor]()
+        prepared, aux = perf_counter(), list[Tensor]()
         sampling, about_prompts = (ends >= lengths) & ~pooled, list[RowLogprobs]()
         logits: Tensor | None = None
-        graph = self._graph_of_drafts(spans, sampling, trial)
+        graph = self._graph_of_drafts(spans, sampling, verify_batch)
         if graph is not None:
-            logits = self._replay_drafts(graph, spans, tapped)
+            logits = self._replay_drafts(graph, spans, aux)
         else:
-            _, hidden = self._eager(spans, sampling, tapped, trial)
+            _, hidden = self._eager(spans, sampling, aux, verify_batch)
             about_prompts = self._prompt_logprobs(plan, spans, hidden[len(check.drawn) :])
             self._pool(spans, hidden)
             logits = self.decoder.logits(hidden[: len(check.drawn)]) if check.drawn else None
         computed = perf_counter()
         masks = None if self.guides is None or filled is None else self._masks(self.guides, filled)
         check.sample(logits, masks)
-        if trial.trees:
+        if verify_batch.trees:
             self._gather_paths(check)
-        speculator.learn(trial, check.judged, tapped, perf_counter() - begin)
+        speculator.learn(verify_batch, check.verdict, aux, perf_counter() - begin)
         vectors, unsound = self._finish_pooled(plan, spans, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         result = check.result(about_prompts, vectors, unsound, timings)
         return LaunchedPlan(plan, none, (), (), None, timings, result)
 
     def _eager(
-        self, spans: Spans, sampling: NDArray[np.bool_], tapped: list[Tensor] | None = None, trial: Trial | None = None
+        self,
+        spans: Spans,
+        sampling: NDArray[np.bool_],
+        aux: list[Tensor] | None = None,
+        verify_batch: VerifyBatch | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute any step, kernel by kernel. tapped: as for `_forward`; trial: where rows may have trees of drafts.
 
@@ -327,7 +333,7 @@ class CudaRunner(ModelRunner):
         )  # fmt: skip
         wanted, _ = self._wanted(spans)
         wanted = wanted if wanted.size else np.zeros(1, np.int64)  # no kernel is asked for nothing
-        grown = host_trees(trial, spans, positions, owner, order, self.cache.layout)
+        grown = host_trees(verify_batch, spans, positions, owner, order, self.cache.layout)
         sent = self._staging.send(columns, table, tokens, wanted, *self.rows.changes(), *grown.values())
         self.rows.apply(tuple(sent[4:8]))
         text, trees = device_trees(list(grown), sent[8:])
@@ -341,7 +347,7 @@ class CudaRunner(ModelRunner):
                         owners=by_token[2], known=table[1:]),
             by_row[0], by_token[0], by_token[1], self.rows, sent[3], text=text, inputs=inputs,
         )  # fmt: skip
-        return sent[0], self._forward(batch, [] if tapped is None else tapped)
+        return sent[0], self._forward(batch, [] if aux is None else aux)
 
     def _at_once(
         self, plan: StepPlan, spans: Spans, sampling: NDArray[np.bool_], ending: NDArray[np.bool_],
@@ -365,7 +371,7 @@ class CudaRunner(ModelRunner):
         sampled = None if logits is None else self._sample(rows, slots, logits, masks)
         guided = None
         if self.guides is not None and masks is not None and sampled is not None:
-            guided = tell(self.guides, self.rows, rows, slots, sampled)
+            guided = report_tokens(self.guides, self.rows, rows, slots, sampled)
         vectors, unsound = self._finish_pooled(plan, spans, ending & ~sampling)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         result = step_result(plan, sampled, sampling, tuple(about_prompts), timings, vectors, unsound, guided)

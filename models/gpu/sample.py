@@ -11,8 +11,8 @@ from troupellm.models.gpu.host_transfer import Ints, Staging, doubled
 from troupellm.models.gpu.logprobs import NOTHING, Group, groups_of, pack, unpack
 from troupellm.models.gpu.penalties import penalize_rows
 from troupellm.models.gpu.row_table import DeviceRows, Ints32
-from troupellm.models.gpu.sampling_columns import SamplingColumns, choose
-from troupellm.models.sampling.logprobs import Described
+from troupellm.models.gpu.sampling_tensors import SamplingTensors, choose
+from troupellm.models.sampling.logprobs import SampledLogprobs
 from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.sampler import Sampled
 from troupellm.protocol.messages.worker import RowError
@@ -24,7 +24,7 @@ UNFIT, MASKED = -1, -2
 class Chooser:
     """Chooses the tokens that no graph has chosen, without a wait for the device."""
 
-    def __init__(self, columns: SamplingColumns, codes: Tensor, rows: DeviceRows, staging: Staging) -> None:
+    def __init__(self, columns: SamplingTensors, codes: Tensor, rows: DeviceRows, staging: Staging) -> None:
         """codes: `noise.token_codes`."""
         self._columns, self._codes, self._rows, self._staging = columns, codes, rows, staging
 
@@ -32,11 +32,11 @@ class Chooser:
         """True if a step of these rows needs a `Chooser`, so that its graph must end with logits."""
         columns = self._columns
         changed = columns.penalties.among(slots) or columns.adjustments.among(slots)
-        return changed or bool((columns.told[slots] != NOTHING).any())
+        return changed or bool((columns.num_logprobs[slots] != NOTHING).any())
 
-    def described(self, slots: Ints) -> tuple[Group, ...]:
+    def logprob_parts(self, slots: Ints) -> tuple[Group, ...]:
         """The rows that get log-probabilities, grouped by how many."""
-        return groups_of(self._columns.told[slots])
+        return groups_of(self._columns.num_logprobs[slots])
 
     def append(
         self, logits: Tensor, columns: Tensor, kind: int, slots: Ints, ends: Ints, masks: TokenMasks | None = None
@@ -52,10 +52,10 @@ class Chooser:
             masks: on the host, the tokens that guided rows may choose.
 
         Returns:
-            int64 [rows and more], of each row its token, `UNFIT` or `MASKED`; then what `described` rows are told.
+            int64 [rows and more], of each row its token, `UNFIT` or `MASKED`; then what `logprob_parts` rows are told.
         """
         penalized, adjusted = self._columns.penalties.among(slots), self._columns.adjustments.among(slots)
-        groups, fit, sound = self.described(slots), None, None
+        groups, fit, sound = self.logprob_parts(slots), None, None
         if adjusted:
             logits = logits.contiguous()
         raw = logits.clone() if groups and (masks is not None or adjusted or penalized) else logits
@@ -66,8 +66,8 @@ class Chooser:
         if adjusted:
             self._columns.adjustments.apply(logits, slots, ends, self._staging)
         if penalized:
-            (told,) = self._staging.send(self._columns.penalties.of(slots, ends))
-            sound = penalize_rows(logits, told, self._rows.tokens, int(ends.max()))
+            (penalties,) = self._staging.send(self._columns.penalties.of(slots, ends))
+            sound = penalize_rows(logits, penalties, self._rows.tokens, int(ends.max()))
         tokens = choose(logits, columns, self._codes, kind, self._rows.tokens)
         if sound is not None:
             tokens = tokens.masked_fill(sound.logical_not(), UNFIT)
@@ -98,8 +98,8 @@ def sampled_of(
     """
     tokens = torch.from_numpy(numbers[: len(rows)])
     peaks = torch.zeros(tokens.shape, dtype=torch.float32).masked_fill_(tokens == UNFIT, torch.nan)
-    described = unpack(groups, numbers[len(rows) :], tokens, vocab)
-    return Sampled(tokens, rows, positions, peaks, described, {}, reasons)
+    logprob_parts = unpack(groups, numbers[len(rows) :], tokens, vocab)
+    return Sampled(tokens, rows, positions, peaks, logprob_parts, {}, reasons)
 
 
 def only(sampled: Sampled, kept: list[int]) -> Sampled:
@@ -110,7 +110,7 @@ def only(sampled: Sampled, kept: list[int]) -> Sampled:
         tuple(sampled.rows[place] for place in kept),
         tuple(sampled.positions[place] for place in kept),
         sampled.peaks[kept],
-        tuple(_part(part, places) for part in sampled.described),
+        tuple(_part(part, places) for part in sampled.logprob_parts),
         {},
         {
             places[there]: sampled.reasons[there]
@@ -120,7 +120,7 @@ def only(sampled: Sampled, kept: list[int]) -> Sampled:
     )
 
 
-def _part(part: Described, places: Mapping[int, int]) -> Described:
+def _part(part: SampledLogprobs, places: Mapping[int, int]) -> SampledLogprobs:
     left = [number for number, member in enumerate(part.members) if member in places]
     members = tuple(places[part.members[number]] for number in left)
-    return Described(members, part.ids[left], part.values[left], part.ranks[left])
+    return SampledLogprobs(members, part.ids[left], part.values[left], part.ranks[left])

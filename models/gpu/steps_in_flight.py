@@ -89,12 +89,12 @@ class Flights:
                 ticket.returned.numpy().copy(),
                 ticket.rows,
                 ticket.positions,
-                ticket.described,
+                ticket.logprob_parts,
                 self._vocab,
                 ticket.reasons,
             )
             if ticket.kept is not None:
                 found = only(found, ticket.kept)
-            guided = None if self._late is None else self._late.tell(ticket, found)
+            guided = None if self._late is None else self._late.report_tokens(ticket, found)
             ticket.result = step_result(ticket.plan, found, ticket.sampling, (), ticket.timings, guided=guided)
         return ticket.result

@@ -21,7 +21,7 @@ _VARIANT = "ud"
 """UD-Q4_K_XL is another file than Q4_K_XL."""
 _LISTED = 20
 _BEGIN_BYTES = 2**16
-_TOLD = re.compile(rb"general\.(type|architecture)\x08\0\0\0([^\0])\0{7}", re.DOTALL)
+_NAMED = re.compile(rb"general\.(type|architecture)\x08\0\0\0([^\0])\0{7}", re.DOTALL)
 """A key, the number of the type of texts, and a length of one byte in eight."""
 
 
@@ -82,7 +82,7 @@ def is_companion(name: str) -> bool:
     return "mmproj" in base or "imatrix" in base
 
 
-def told_companions(folder: Path, names: Iterable[str]) -> list[str]:
+def named_companions(folder: Path, names: Iterable[str]) -> list[str]:
     """The files whose metadata mark them as projectors of images.
 
     Args:
@@ -102,7 +102,7 @@ def _is_projector(path: Path) -> bool:
             begin = file.read(_BEGIN_BYTES)
     except (OSError, ModelLoadError):
         return False
-    found = {match[1]: begin[match.end() : match.end() + match[2][0]] for match in _TOLD.finditer(begin)}
+    found = {match[1]: begin[match.end() : match.end() + match[2][0]] for match in _NAMED.finditer(begin)}
     return found.get(b"architecture") == b"clip" or found.get(b"type") == b"mmproj"
 
 

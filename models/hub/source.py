@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from troupellm.models.hub.errors import plain_name
-from troupellm.models.hub.gguf_choice import SUFFIX, choose_gguf, folder_names, is_companion, told_companions
+from troupellm.models.hub.gguf_choice import SUFFIX, choose_gguf, folder_names, is_companion, named_companions
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.local_files import check_folder, check_pointers
 from troupellm.models.hub.model_folder import Followed, check_file, readable
@@ -99,7 +99,7 @@ def _resolve_local(path: Path, tag: str | None, config: ModelConfig, progress: P
     if tag is None and not _prefers_gguf(path, files):
         check_folder(path, with_weights=config.load_format != "dummy")
         return path
-    choice = choose_gguf(files, _shown(path), tag=tag, companions=told_companions(path, files))
+    choice = choose_gguf(files, _shown(path), tag=tag, companions=named_companions(path, files))
     for note in choice.notes:
         _note(progress, note)
     for name in choice.files:

@@ -166,8 +166,10 @@ def _series(names: Iterable[str]) -> dict[_Series, set[int]]:
 
 def _refuse_left_over(listed: Collection[str], names: Iterable[str]) -> None:
     """Shards of a series whose other shards the index names."""
-    told, known = _series(listed), set(listed)
-    left = next((name for name in sorted(names) if name not in known and told.keys() & _series([name]).keys()), None)
+    listed_series, known = _series(listed), set(listed)
+    left = next(
+        (name for name in sorted(names) if name not in known and listed_series.keys() & _series([name]).keys()), None
+    )
     if left is not None:
         hint = "remove it, or download the index again"
         raise ModelLoadError(f"{plain_name(left)} is left over: {INDEX} does not name it", hint=hint)

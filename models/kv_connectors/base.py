@@ -39,7 +39,7 @@ from typing import TypeVar
 import msgspec
 
 from troupellm.models.hub.secret import derived_key
-from troupellm.models.kv_connectors.sealed_block import Seal
+from troupellm.models.kv_connectors.sealed_block import BlockSignature
 from troupellm.models.kv_offload.store import BlockStore, StoreContext
 from troupellm.protocol.config.allowed_values import with_allowed_values
 from troupellm.protocol.config.kv_connectors import FIELD, KVTransferConfig
@@ -64,15 +64,15 @@ class ConnectorContext:
         return derived_key(self.secret, f"{self.config.kv_connector} {purpose}")
 
     @property
-    def seal(self) -> Seal:
+    def signature(self) -> BlockSignature:
         """The seal of blocks that leave the engine; the same for all connectors: a block may pass through several."""
         key = derived_key(self.secret, "sealed KV blocks")
-        return Seal(key, self.store.fingerprint, self.store.block_bytes)
+        return BlockSignature(key, self.store.fingerprint, self.store.block_bytes)
 
     @property
     def frame_bytes(self) -> int:
         """Size of every block that a plug-in is given to keep."""
-        return self.seal.frame_bytes
+        return self.signature.frame_bytes
 
     def options(self, kind: type[OptionsT]) -> OptionsT:
         """`kv_connector_extra_config` as a Struct, which should forbid unknown fields.

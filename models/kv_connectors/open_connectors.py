@@ -69,7 +69,7 @@ def _open(context: ConnectorContext) -> BlockStore:
     if not isinstance(store, BlockStore):
         raise ConfigError(f"the connector {config.kv_connector} gave no BlockStore", param=FIELD)
     if built_in is None:
-        store = PlugInStore(store, context.seal)
+        store = PlugInStore(store, context.signature)
     store.name = config.kv_connector
     store.loads, store.stores = config.consumes, config.produces
     store.failure_policy = config.kv_load_failure_policy

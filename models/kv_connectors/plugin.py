@@ -14,7 +14,7 @@ from operator import index
 from threading import Lock, Thread
 from typing import Final
 
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, Seal
+from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, BlockSignature
 from troupellm.models.kv_offload.store import BlockStore, StoreError, StoreMiss, StoreUse
 
 logger = logging.getLogger("troupellm.worker")
@@ -28,8 +28,8 @@ _MOST: Final = 2**63
 class PlugInStore(BlockStore):
     """Around the store that a plug-in made."""
 
-    def __init__(self, store: BlockStore, seal: Seal) -> None:
-        self._store, self._seal = store, seal
+    def __init__(self, store: BlockStore, signature: BlockSignature) -> None:
+        self._store, self._signature = store, signature
         self._use = StoreUse()
         self._looks = count(1)
         self._newest = 0
@@ -44,17 +44,17 @@ class PlugInStore(BlockStore):
             return found
 
     def put(self, key: bytes, data: memoryview) -> None:
-        frame = memoryview(b"".join((self._seal.header(key, data), data)))
+        frame = memoryview(b"".join((self._signature.header(key, data), data)))
         with self._its_errors():
             self._store.put(key, frame)
         self._look()
 
     def get(self, key: bytes, into: memoryview) -> None:
-        frame = memoryview(bytearray(self._seal.frame_bytes))
+        frame = memoryview(bytearray(self._signature.frame_bytes))
         with self._its_errors():
             self._store.get(key, frame)
         into[:] = frame[HEADER_BYTES:]  # checked where the plug-in cannot write any more
-        self._seal.check(key, frame[:HEADER_BYTES], into)
+        self._signature.check(key, frame[:HEADER_BYTES], into)
 
     def reset(self) -> None:
         with self._its_errors():

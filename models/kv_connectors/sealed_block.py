@@ -18,7 +18,7 @@ TAG_BYTES: Final = 32
 HEADER_BYTES: Final = FIELDS.size + TAG_BYTES
 
 
-class Seal(Headed):
+class BlockSignature(Headed):
     """Blocks whose proof requires the secret. Thread-safe."""
 
     magic, version, proof_bytes = MAGIC, VERSION, TAG_BYTES

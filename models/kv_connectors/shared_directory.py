@@ -23,8 +23,8 @@ from time import monotonic, time
 import msgspec
 
 from troupellm.models.kv_connectors.base import ConnectorContext
-from troupellm.models.kv_connectors.folder_survey import File, Survey
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, Seal
+from troupellm.models.kv_connectors.folder_scan import File, FolderScan
+from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, BlockSignature
 from troupellm.models.kv_offload.disk_store_epoch import UNFINISHED, new_generation, read_generation
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
@@ -65,7 +65,7 @@ def open_shared_directory(context: ConnectorContext) -> "SharedDirectory":
     if not options.path:
         raise context.refuse("path", "must name a folder")
     limit = context.size("bytes", options.bytes)
-    return SharedDirectory(Path(options.path).expanduser(), context.seal, limit, context.store.timeout)
+    return SharedDirectory(Path(options.path).expanduser(), context.signature, limit, context.store.timeout)
 
 
 class SharedDirectory(BlockStore):
@@ -73,15 +73,15 @@ class SharedDirectory(BlockStore):
 
     name = NAME
 
-    def __init__(self, folder: Path, seal: Seal, limit: int, timeout: float = 5.0) -> None:
+    def __init__(self, folder: Path, signature: BlockSignature, limit: int, timeout: float = 5.0) -> None:
         """limit: bytes of the whole folder; timeout: seconds that an operation may take."""
-        self._root, self._seal, self._limit = folder, seal, limit
+        self._root, self._signature, self._limit = folder, signature, limit
         self._reset_seconds, self._look_seconds = _RESET_SHARE * timeout, _LOOK_SHARE * timeout
-        self._folder = folder / seal.fingerprint[:16].hex()
+        self._folder = folder / signature.fingerprint[:16].hex()
         self._lock = threading.Lock()
         self._looking = False
-        self._survey: Survey | None = None
-        """The survey under way, if any."""
+        self._scan: FolderScan | None = None
+        """The scan under way, if any."""
         self._unseen = limit
         """Bytes that were written since the folder was looked at: at first as if it were full."""
         self._use = StoreUse(capacity_bytes=limit)
@@ -101,16 +101,16 @@ class SharedDirectory(BlockStore):
                 found = self._path(key, generation).stat()
             except FileNotFoundError:
                 return count
-            if found.st_size != self._seal.frame_bytes:
+            if found.st_size != self._signature.frame_bytes:
                 return count
         return len(keys)
 
     def put(self, key: bytes, data: memoryview) -> None:
         path = self._path(key, self._generation())  # before the bytes: a reset meanwhile holds for them too
         with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size == self._seal.frame_bytes:
+            if path.stat().st_size == self._signature.frame_bytes:
                 return
-        header, temporary = self._seal.header(key, data), path.parent / _temporary()
+        header, temporary = self._signature.header(key, data), path.parent / _temporary()
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(temporary, "xb", buffering=0) as file:
@@ -121,7 +121,7 @@ class SharedDirectory(BlockStore):
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        self._wrote(self._seal.frame_bytes)
+        self._wrote(self._signature.frame_bytes)
 
     def get(self, key: bytes, into: memoryview) -> None:
         path = self._path(key, self._generation())
@@ -136,13 +136,13 @@ class SharedDirectory(BlockStore):
             raise
         try:
             found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != self._seal.frame_bytes:
+            if not stat.S_ISREG(found.st_mode) or found.st_size != self._signature.frame_bytes:
                 raise self._refused(path, "no block")
             header = bytearray(HEADER_BYTES)
             if not _read_all(descriptor, memoryview(header)) or not _read_all(descriptor, into):
                 raise self._refused(path, "short")
             try:
-                self._seal.check(key, header, into)
+                self._signature.check(key, header, into)
             except StoreCorrupt as error:
                 raise self._refused(path, str(error)) from None
         finally:
@@ -196,11 +196,11 @@ class SharedDirectory(BlockStore):
         """Look at the folder when enough was written; one thread does so at a time."""
         with self._lock:
             self._unseen += size
-            is_due = self._survey is not None or self._unseen >= max(size, self._limit // _LOOKS)
+            is_due = self._scan is not None or self._unseen >= max(size, self._limit // _LOOKS)
             if self._looking or not is_due:
                 return
             self._looking = True
-            if self._survey is None:
+            if self._scan is None:
                 self._unseen = 0
         try:
             self._look()
@@ -209,14 +209,14 @@ class SharedDirectory(BlockStore):
                 self._looking = False
 
     def _look(self) -> None:
-        survey = self._survey or Survey(self._files(), self._limit)
-        self._survey = None  # it is over if it fails
-        if not survey.go_on(monotonic() + self._look_seconds):
-            self._survey = survey
+        scan = self._scan or FolderScan(self._files(), self._limit)
+        self._scan = None  # it is over if it fails
+        if not scan.go_on(monotonic() + self._look_seconds):
+            self._scan = scan
             return
-        self._evicted += survey.evicted
-        self._use = StoreUse(survey.count, survey.total, self._limit, self._evicted)
-        if survey.too_much:
+        self._evicted += scan.evicted
+        self._use = StoreUse(scan.count, scan.total, self._limit, self._evicted)
+        if scan.too_much:
             self._unseen = self._limit
 
     def _files(self) -> Iterator[File]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from troupellm.models.kv_connectors import tcp_wire
-from troupellm.models.kv_connectors.sealed_block import Seal
+from troupellm.models.kv_connectors.sealed_block import BlockSignature
 from troupellm.models.kv_connectors.tcp_run import Run
 from troupellm.models.kv_connectors.tcp_wire import Wire, WireError
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
@@ -30,9 +30,9 @@ AnswerT = TypeVar("AnswerT")
 class PeerClient:
     """One peer. Safe in any thread."""
 
-    def __init__(self, address: tuple[str, int], key: bytes, seal: Seal, seconds: float) -> None:
+    def __init__(self, address: tuple[str, int], key: bytes, signature: BlockSignature, seconds: float) -> None:
         """seconds: that one call may take, connecting included."""
-        self.address, self._key, self._seal, self._seconds = address, key, seal, seconds
+        self.address, self._key, self._signature, self._seconds = address, key, signature, seconds
         self._idle: list[Wire] = []
         self._busy: set[Wire] = set()
         self._following: OrderedDict[bytes, bytes] = OrderedDict()
@@ -82,7 +82,7 @@ class PeerClient:
         if header is None:
             raise StoreMiss(key.hex())
         try:
-            self._seal.check(key, header, into)
+            self._signature.check(key, header, into)
         except StoreCorrupt:
             self._distrust(run)
             raise
@@ -136,7 +136,7 @@ class PeerClient:
                 if following is None or following in self._run_of or following in keys:
                     break
                 keys.append(following)
-            run = Run(keys, self._seal.block_bytes)
+            run = Run(keys, self._signature.block_bytes)
             run.turn.acquire()
             if len(keys) > 1:
                 if len(self._runs) >= MOST_RUNS:
@@ -283,8 +283,10 @@ class PeerClient:
         greeting = connected.receive(tcp_wire.GREETING.size)
         if tcp_wire.GREETING.unpack(greeting)[:2] != (tcp_wire.MAGIC, tcp_wire.VERSION):
             raise WireError("the peer does not speak this protocol, or another version of it")
-        seal, challenge = self._seal, secrets.token_bytes(tcp_wire.CHALLENGE_BYTES)
-        claim = tcp_wire.CLAIM.pack(tcp_wire.MAGIC, tcp_wire.VERSION, seal.block_bytes, seal.fingerprint, challenge)
+        signature, challenge = self._signature, secrets.token_bytes(tcp_wire.CHALLENGE_BYTES)
+        claim = tcp_wire.CLAIM.pack(
+            tcp_wire.MAGIC, tcp_wire.VERSION, signature.block_bytes, signature.fingerprint, challenge
+        )
         connected.send(claim, tcp_wire.proof(self._key, b"client", greeting, claim))
         try:
             verdict, given = tcp_wire.VERDICT.unpack(connected.receive(tcp_wire.VERDICT.size))

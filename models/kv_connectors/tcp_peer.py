@@ -1,7 +1,8 @@
 """The `tcp-peer` connector: blocks go from one engine to another one over TCP.
 
-An engine that produces puts its blocks on a shelf of bounded size and serves them; one that consumes asks its peers in
-turn. Any failure between them is a miss, or an error of the tier, which then leaves the peers alone for a while.
+An engine that produces puts its blocks into a block LRU of bounded size and serves them; one that consumes asks its
+peers in turn. Any failure between them is a miss, or an error of the tier, which then leaves the peers alone for a
+while.
 """
 
 from collections import OrderedDict
@@ -12,9 +13,9 @@ from time import monotonic
 import msgspec
 
 from troupellm.models.kv_connectors.base import ConnectorContext
+from troupellm.models.kv_connectors.tcp_block_lru import BlockLru
 from troupellm.models.kv_connectors.tcp_client import PeerClient
 from troupellm.models.kv_connectors.tcp_server import PeerServer
-from troupellm.models.kv_connectors.tcp_shelf import Shelf
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
 NAME = "tcp-peer"
@@ -59,26 +60,28 @@ def open_tcp_peer(context: ConnectorContext) -> "TcpPeer":
         raise context.refuse("peers", f"may be {MOST_PEERS} at most")
     if not 1 <= options.max_connections <= 1024:
         raise context.refuse("max_connections", "must be between 1 and 1024")
-    key, seal = context.key("handshake"), context.seal
+    key, signature = context.key("handshake"), context.signature
     seconds = context.store.timeout * _SHARE / max(1, len(peers))
-    clients = [PeerClient(_address(context, "peers", peer), key, seal, seconds) for peer in peers]
-    shelf = server = None
+    clients = [PeerClient(_address(context, "peers", peer), key, signature, seconds) for peer in peers]
+    block_lru = server = None
     if options.listen is not None:
         address = _address(context, "listen", options.listen)
-        shelf = Shelf(seal, context.size("bytes", options.bytes))
+        block_lru = BlockLru(signature, context.size("bytes", options.bytes))
         try:
-            server = PeerServer(address, key, seal, shelf, most=options.max_connections, seconds=context.store.timeout)
+            server = PeerServer(
+                address, key, signature, block_lru, most=options.max_connections, seconds=context.store.timeout
+            )
         except OSError as error:
             raise context.refuse("listen", f"cannot be listened at: {error.strerror or error}") from error
-    return TcpPeer(clients, shelf, server)
+    return TcpPeer(clients, block_lru, server)
 
 
 class TcpPeer(BlockStore):
     name = NAME
 
-    def __init__(self, clients: Sequence[PeerClient], shelf: Shelf | None, server: PeerServer | None) -> None:
+    def __init__(self, clients: Sequence[PeerClient], block_lru: BlockLru | None, server: PeerServer | None) -> None:
         """Either of them may be left out; not all."""
-        self._clients, self._shelf, self.server = tuple(clients), shelf, server
+        self._clients, self._served, self.server = tuple(clients), block_lru, server
         self._owner: OrderedDict[bytes, PeerClient] = OrderedDict()
         self._resting: dict[PeerClient, float] = {}
         """Peers that could not be asked, and until when they are left alone if there are others."""
@@ -121,8 +124,8 @@ class TcpPeer(BlockStore):
         return best
 
     def put(self, key: bytes, data: memoryview) -> None:
-        if self._shelf is not None:
-            self._shelf.put(key, data)
+        if self._served is not None:
+            self._served.put(key, data)
 
     def get(self, key: bytes, into: memoryview) -> None:
         with self._lock:
@@ -147,8 +150,8 @@ class TcpPeer(BlockStore):
 
     def reset(self) -> None:
         """As `BlockStore`. A peer that cannot be reached now gets the reset before the next question."""
-        if self._shelf is not None:
-            self._shelf.clear()
+        if self._served is not None:
+            self._served.clear()
         with self._lock:
             self._owner.clear()
             self._owed.update(self._clients)
@@ -159,15 +162,15 @@ class TcpPeer(BlockStore):
                 self._rest(client, error)
 
     def use(self) -> StoreUse:
-        return StoreUse() if self._shelf is None else self._shelf.use()
+        return StoreUse() if self._served is None else self._served.use()
 
     def close(self) -> None:
         for client in self._clients:
             client.close()
         if self.server is not None:
             self.server.close()
-        if self._shelf is not None:
-            self._shelf.clear()
+        if self._served is not None:
+            self._served.clear()
 
     def _awake(self) -> Sequence[PeerClient]:
         """Peers to ask; all where all rest."""

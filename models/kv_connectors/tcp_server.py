@@ -8,8 +8,8 @@ import socket
 import threading
 
 from troupellm.models.kv_connectors import tcp_wire
-from troupellm.models.kv_connectors.sealed_block import Seal
-from troupellm.models.kv_connectors.tcp_shelf import Shelf
+from troupellm.models.kv_connectors.sealed_block import BlockSignature
+from troupellm.models.kv_connectors.tcp_block_lru import BlockLru
 from troupellm.models.kv_connectors.tcp_wire import Wire, WireError
 
 logger = logging.getLogger("troupellm.worker")
@@ -24,10 +24,17 @@ _BACKLOG = 16
 
 
 class PeerServer:
-    """Serves a shelf. Connections above the limit are closed at once: their engines compute the blocks."""
+    """Serves a block LRU. Connections above the limit are closed at once: their engines compute the blocks."""
 
     def __init__(
-        self, address: tuple[str, int], key: bytes, seal: Seal, shelf: Shelf, *, most: int, seconds: float
+        self,
+        address: tuple[str, int],
+        key: bytes,
+        signature: BlockSignature,
+        block_lru: BlockLru,
+        *,
+        most: int,
+        seconds: float,
     ) -> None:
         """
         Args:
@@ -38,7 +45,7 @@ class PeerServer:
         Raises:
             OSError: the address cannot be listened at.
         """
-        self._key, self._seal, self._shelf, self._most, self._seconds = key, seal, shelf, most, seconds
+        self._key, self._signature, self._served, self._most, self._seconds = key, signature, block_lru, most, seconds
         self._listener = socket.create_server(address, backlog=_BACKLOG, family=_family(address[0]))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
@@ -127,7 +134,7 @@ class PeerServer:
             with self._lock:
                 self.num_refused += 1
             return False
-        same = (block_bytes, fingerprint) == (self._seal.block_bytes, self._seal.fingerprint)
+        same = (block_bytes, fingerprint) == (self._signature.block_bytes, self._signature.fingerprint)
         verdict = tcp_wire.ACCEPTED if same else tcp_wire.OTHER_BLOCKS
         connected.send(tcp_wire.VERDICT.pack(verdict, tcp_wire.proof(self._key, b"server", greeting, claim)))
         return same
@@ -138,16 +145,16 @@ class PeerServer:
         connected.within(self._seconds)
         what, count, size = tcp_wire.read_question(head)
         if what == tcp_wire.RESET:
-            self._shelf.clear()
+            self._served.clear()
             connected.send(tcp_wire.COUNT.pack(0))
             return
         keys = tcp_wire.read_keys(connected.receive(size), count)
         if what == tcp_wire.CONTAINS:
-            connected.send(tcp_wire.COUNT.pack(self._shelf.count(keys)))
+            connected.send(tcp_wire.COUNT.pack(self._served.count(keys)))
             return
         for key in keys:
             connected.within(self._seconds)
-            found = self._shelf.find(key)
+            found = self._served.find(key)
             if found is None:
                 connected.send(tcp_wire.PRESENT.pack(0))
             else:

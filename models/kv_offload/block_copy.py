@@ -1,8 +1,8 @@
-"""Copies blocks between the device and the host arena.
+"""Copies blocks between the device and the host buffer.
 
 A block id's content is contiguous per layer and tensor, in every storage of the cache: keys and values of the model's
 layers in any number type, latent vectors, and a drafter's entries. All of it is moved as bytes, and is contiguous in
-the arena. The block's cache group does not matter: blocks of all groups have the same size.
+the host buffer. The block's cache group does not matter: blocks of all groups have the same size.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from troupellm.models.batch.kv_cache import KVCache
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def bytes_of_block(cache: KVCache) -> int:
 
 
 class BlockMover(ABC):
-    """Moves blocks between one cache and one arena."""
+    """Moves blocks between one cache and one host buffer."""
 
     @abstractmethod
     def begin_stores(self, blocks: Sequence[int]) -> Any:
@@ -78,9 +78,9 @@ class MemoryMover(BlockMover):
     """For a cache in the machine's own memory. A block is read by the thread that stores it, beside the step; a step
     that is about to write to it waits for that."""
 
-    def __init__(self, cache: KVCache, arena: HostArena) -> None:
+    def __init__(self, cache: KVCache, host_buffer: HostBuffer) -> None:
         self._views = [view.numpy() for view in block_views(cache)]
-        self._arena = arena
+        self._host_buffer = host_buffer
         self._unread: dict[int, int] = {}
         """By block, the number of stores that have not read it yet."""
         self._read = Condition()
@@ -131,7 +131,7 @@ class MemoryMover(BlockMover):
 
     def _parts(self, place: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
         """Each storage [pieces, blocks, bytes], and its part of a place [pieces, bytes]."""
-        memory, begin = self._arena[place], 0
+        memory, begin = self._host_buffer[place], 0
         for view in self._views:
             size = view.shape[0] * view.shape[2]
             yield view, memory[begin : begin + size].reshape(view.shape[0], view.shape[2])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.kv_offload.block_copy import BlockMover, Move, block_views
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 from troupellm.models.kv_offload.host_tier import BATCH
 from troupellm.protocol.messages.kv_transfers import STORES
 
@@ -35,8 +35,8 @@ class CudaMover(BlockMover):
     Methods that run on a thread wait for the device there, asleep.
     """
 
-    def __init__(self, cache: KVCache, arena: HostArena) -> None:
-        self._views, self._arena = block_views(cache), arena
+    def __init__(self, cache: KVCache, host_buffer: HostBuffer) -> None:
+        self._views, self._host_buffer = block_views(cache), host_buffer
         self._device = cache.storage.device
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
 
@@ -62,7 +62,7 @@ class CudaMover(BlockMover):
         with self._copying():
             self._stream.wait_event(begun.ready)
             for move in moves:
-                target, begin = self._arena.tensor(move.place), 0
+                target, begin = self._host_buffer.tensor(move.place), 0
                 for part in begun.pieces[move.index // PIECE]:
                     source = part[move.index % PIECE].view(-1)
                     target[begin : begin + source.numel()].copy_(source, non_blocking=True)
@@ -85,7 +85,7 @@ class CudaMover(BlockMover):
                 pieces, _, size = view.shape
                 staged = torch.empty((len(moves), pieces, size), dtype=torch.uint8, device=self._device)
                 for row, move in zip(staged, moves, strict=True):
-                    part = self._arena.tensor(move.place)[begin : begin + pieces * size]
+                    part = self._host_buffer.tensor(move.place)[begin : begin + pieces * size]
                     row.view(-1).copy_(part, non_blocking=True)
                 view.index_copy_(1, index, staged.transpose(0, 1))
                 begin += pieces * size

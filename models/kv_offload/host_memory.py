@@ -13,7 +13,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError
 
 
-class HostArena:
+class HostBuffer:
     """Memory of a fixed number of blocks. A block's parts of all layers lie one behind the other.
 
     On a CPU-only machine the system hands out pages as they are first written to; beside a GPU all of it is pinned at
@@ -27,8 +27,8 @@ class HostArena:
         self.places, self.block_bytes, self.pinned = places, block_bytes, pinned
         self.checksums = [0] * places
         self._memory: torch.Tensor | None = None
-        self._unpin: weakref.finalize[..., HostArena] | None = None
-        """Unpins the memory; also called when the arena is garbage-collected."""
+        self._unpin: weakref.finalize[..., HostBuffer] | None = None
+        """Unpins the memory; also called when the host buffer is garbage-collected."""
         self._array = np.empty((0, block_bytes), np.uint8)
         self.reserve()
 
@@ -67,7 +67,7 @@ class HostArena:
         return self._memory[place * self.block_bytes :][: self.block_bytes]
 
 
-def host_places(config: EngineConfig, block_bytes: int) -> int:
+def host_slots(config: EngineConfig, block_bytes: int) -> int:
     """How many blocks the wanted host tier holds; 0 if none is wanted.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The host tier: one thread that copies blocks between the device and the arena, in the order of submission."""
+"""The host tier: one thread that copies blocks between the device and the host buffer, in the order of submission."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 
 from troupellm.models.kv_offload.block_copy import BlockMover, Move
 from troupellm.models.kv_offload.block_format import checksum
-from troupellm.models.kv_offload.host_memory import HostArena
-from troupellm.models.kv_offload.operations import Board, Operation, Stage
+from troupellm.models.kv_offload.host_memory import HostBuffer
+from troupellm.models.kv_offload.operations import Operation, Operations, Stage
 from troupellm.protocol.config.kv_offload import HOST_TIER
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierReport
 
@@ -31,11 +31,11 @@ class HostTier:
     """Stores and loads. A place's checksum is made when it is written and compared when it is read: memory that lasts
     for days is read back by requests of others, and checking costs little beside copying."""
 
-    def __init__(self, mover: BlockMover, arena: HostArena, board: Board) -> None:
+    def __init__(self, mover: BlockMover, host_buffer: HostBuffer, operations: Operations) -> None:
         self._mover: BlockMover | None = mover
-        self._arena, self._board = arena, board
+        self._host_buffer, self._operations = host_buffer, operations
         self._jobs: deque[_Job] = deque()
-        self._work = Condition(board.lock)
+        self._work = Condition(operations.lock)
         self._busy = False
         self._closing = False
         self._corrupt = self._refused = self._failed = 0
@@ -67,10 +67,10 @@ class HostTier:
 
     def refuse(self, asked: BlockTransfer) -> None:
         operation = Operation(asked)
-        self._board.add(operation)
-        with self._board.lock:
+        self._operations.add(operation)
+        with self._operations.lock:
             self._refused += 1
-            self._board.answer(operation, error="busy")
+            self._operations.answer(operation, error="busy")
 
     def report(self) -> TierReport:
         return TierReport(
@@ -78,14 +78,14 @@ class HostTier:
             corrupt=self._corrupt,
             refused=self._refused,
             failed=self._failed,
-            capacity_bytes=self._arena.places * self._arena.block_bytes,
+            capacity_bytes=self._host_buffer.places * self._host_buffer.block_bytes,
         )
 
     def rest(self) -> None:
         """Give up waiting operations, wait for the running ones, and let go of the cache."""
-        with self._board.lock:
+        with self._operations.lock:
             for job in self._jobs:
-                self._board.answer(job.operation, error="cancelled")
+                self._operations.answer(job.operation, error="cancelled")
             self._work.notify_all()
             self._work.wait_for(lambda: not self._busy and not self._jobs)
         self._mover = None
@@ -97,7 +97,7 @@ class HostTier:
     def close(self) -> None:
         """Join the thread. Waiting operations are given up."""
         self.rest()
-        with self._board.lock:
+        with self._operations.lock:
             self._closing = True
             self._work.notify_all()
         self._thread.join()
@@ -105,8 +105,8 @@ class HostTier:
     def _submit(self, transfers: list[BlockTransfer], begun: Any) -> None:
         jobs = [_Job(Operation(asked), asked, begun, index) for index, asked in enumerate(transfers)]
         for job in jobs:
-            self._board.add(job.operation)
-        with self._board.lock:
+            self._operations.add(job.operation)
+        with self._operations.lock:
             self._jobs += jobs
             self._work.notify_all()
 
@@ -118,18 +118,18 @@ class HostTier:
                 self._move(kept)
             except Exception as problem:  # on any error the step goes on without these blocks
                 error = str(problem) or type(problem).__name__
-            with self._board.lock:
+            with self._operations.lock:
                 self._busy = False
                 self._failed += len(kept) if error else 0
                 for job in kept:
-                    self._board.answer(job.operation, ok=not error, error=error, together=len(batch))
+                    self._operations.answer(job.operation, ok=not error, error=error, together=len(batch))
                 for job in batch:
                     job.begun = None  # an idle thread keeps no copies alive
                 self._work.notify_all()
 
     def _next(self) -> list[_Job] | None:
         """Copies of one kind, from the same plan; those that were given up meanwhile are let go of."""
-        with self._board.lock:
+        with self._operations.lock:
             while True:
                 self._work.wait_for(lambda: self._jobs or self._closing)
                 if not self._jobs:
@@ -154,12 +154,15 @@ class HostTier:
         """Without loads of blocks whose content is not the stored one."""
         if batch[0].asked.kind == "store":
             return batch
-        sound = [self._arena.checksums[job.asked.place] == checksum(self._arena[job.asked.place].data) for job in batch]
-        with self._board.lock:
+        sound = [
+            self._host_buffer.checksums[job.asked.place] == checksum(self._host_buffer[job.asked.place].data)
+            for job in batch
+        ]
+        with self._operations.lock:
             for job, is_sound in zip(batch, sound, strict=True):
                 if not is_sound:
                     self._corrupt += 1
-                    self._board.answer(job.operation, error="corrupt")
+                    self._operations.answer(job.operation, error="corrupt")
         return [job for job, is_sound in zip(batch, sound, strict=True) if is_sound]
 
     def _move(self, batch: list[_Job]) -> None:
@@ -172,7 +175,7 @@ class HostTier:
             return
         self._mover.store(batch[0].begun, moves)
         for job in batch:
-            self._arena.checksums[job.asked.place] = checksum(self._arena[job.asked.place].data)
+            self._host_buffer.checksums[job.asked.place] = checksum(self._host_buffer[job.asked.place].data)
 
 
 def _together(first: _Job, other: _Job) -> bool:

@@ -35,12 +35,12 @@ class Operation:
         self.started, self.work = monotonic(), perf_counter()
 
 
-class Board:
+class Operations:
     """Shared by the step's thread and those that move blocks. Hold `lock` where stages are looked at and changed."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self._told = Condition(self.lock)
+        self._changed = Condition(self.lock)
         self._transfers: dict[int, Operation] = {}
         self._lookups: dict[int, Operation] = {}
         self._done: list[TransferDone] = []
@@ -86,7 +86,7 @@ class Board:
             del self._lookups[asked.lookup]
             self._found.append(LookupDone(asked.lookup, count))
         if self.idle:
-            self._told.notify_all()
+            self._changed.notify_all()
         return True
 
     @property
@@ -97,7 +97,7 @@ class Board:
     def wait(self, seconds: float) -> None:
         """Wait until nothing is under way, for at most `seconds`."""
         with self.lock:
-            self._told.wait_for(lambda: self.idle, seconds)
+            self._changed.wait_for(lambda: self.idle, seconds)
 
     def numbers(self) -> tuple[set[int], set[int]]:
         """Numbers of the transfers and of the lookups under way."""

@@ -3,8 +3,8 @@
 A store may fail, hang or return wrong data. An operation that fails, or takes longer than its deadline, disables the
 tier: waiting operations are answered at once, and no more are begun until a probe succeeds. Probes come after 1, 2, 4
 .. 60 seconds. An operation that hangs keeps its thread; when it ends after all, its outcome is dropped and counted. A
-store never sees the arena's memory. So a late operation can neither harm a place that was given to another block nor
-write a block's content under the key of another.
+store never sees the host buffer's memory. So a late operation can neither harm a place that was given to another block
+nor write a block's content under the key of another.
 
 A reset runs alone: waiting and running operations are given up, and later ones wait for it. A reset that was not
 carried out is owed. It is tried with every probe and once more at the end, even if all else in the store fails. A later
@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.kv_offload.block_format import checksum
-from troupellm.models.kv_offload.host_memory import HostArena
-from troupellm.models.kv_offload.operations import Board, Operation, Stage
+from troupellm.models.kv_offload.host_memory import HostBuffer
+from troupellm.models.kv_offload.operations import Operation, Operations, Stage
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo, TierLookup, TierReport
 
@@ -40,18 +40,26 @@ STARTING = "starting"
 class OuterTier:
     """One store. Methods are called on the step's thread."""
 
-    def __init__(self, number: int, store: BlockStore, arena: HostArena, board: Board, timeout: float) -> None:
+    def __init__(
+        self, number: int, store: BlockStore, host_buffer: HostBuffer, operations: Operations, timeout: float
+    ) -> None:
         """
         Args:
             timeout: seconds that one operation may take; so long a read waits at most for its turn while nothing ends.
         """
-        self.number, self._store, self._arena, self._board, self._timeout = number, store, arena, board, timeout
+        self.number, self._store, self._host_buffer, self._operations, self._timeout = (
+            number,
+            store,
+            host_buffer,
+            operations,
+            timeout,
+        )
         self._reads: deque[Operation] = deque()
         self._writes: deque[Operation] = deque()
         self._resets: deque[Operation] = deque()
         self._probe: Operation | None = None
         self._running: list[Operation] = []
-        self._work = Condition(board.lock)
+        self._work = Condition(operations.lock)
         self._closing = False
         self._owes_reset = False
         self._disabled = STARTING
@@ -70,7 +78,7 @@ class OuterTier:
         """Begin with a probe, and wait for it as long as an operation may take; the tier is disabled until it ends."""
         for thread in self._threads:
             thread.start()
-        with self._board.lock:
+        with self._operations.lock:
             self._begin_probe()
             self._work.wait_for(lambda: self._probe is None, self._timeout)
 
@@ -88,10 +96,10 @@ class OuterTier:
     def submit(self, asked: BlockTransfer | TierLookup) -> None:
         """Take an operation in hand, or answer it at once."""
         operation = Operation(asked)
-        self._board.add(operation)
-        with self._board.lock:
+        self._operations.add(operation)
+        with self._operations.lock:
             if self._disabled:
-                self._board.answer(operation, error="disabled")
+                self._operations.answer(operation, error="disabled")
                 if _is_reset(operation):
                     self._owes_reset, self._next_probe = True, 0.0
             elif _is_reset(operation):
@@ -100,7 +108,7 @@ class OuterTier:
                 self._work.notify()
             elif len(self._reads) + len(self._writes) >= MOST_WAITING:
                 self._refused += 1
-                self._board.answer(operation, error="busy")
+                self._operations.answer(operation, error="busy")
             else:
                 is_write = isinstance(asked, BlockTransfer) and asked.kind == "spill"
                 (self._writes if is_write else self._reads).append(operation)
@@ -111,7 +119,7 @@ class OuterTier:
         if not self._disabled and not self._running and not self._reads and not self._resets:
             return
         now = monotonic()
-        with self._board.lock:
+        with self._operations.lock:
             if self._disabled:
                 if self._probe is None and now >= self._next_probe and self._disabled != STARTING:
                     self._begin_probe()
@@ -145,15 +153,15 @@ class OuterTier:
         )
 
     def rest(self) -> None:
-        """Give up everything; wait for operations that are copying bytes of the arena right now."""
-        with self._board.lock:
+        """Give up everything; wait for operations that are copying bytes of the host buffer right now."""
+        with self._operations.lock:
             self._give_up("cancelled", (self._resets, self._reads, self._writes))
             self._work.wait_for(lambda: all(each.stage is not Stage.LANDING for each in self._running))
 
     def close(self) -> None:
         """Join the threads and close the store. A thread that hangs in it is left behind after a while."""
         self.rest()
-        with self._board.lock:
+        with self._operations.lock:
             self._closing = True
             self._work.notify_all()
         deadline = monotonic() + CLOSE_SECONDS
@@ -192,24 +200,24 @@ class OuterTier:
         """With the lock held: answer the operations in these queues, and running ones unless they end at once."""
         for waiting in queues:
             for operation in waiting:
-                self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
+                self._owes_reset |= self._operations.answer(operation, error=error) and _is_reset(operation)
             waiting.clear()
         for operation in self._running:
             if _is_reset(operation) and self._resets is not queues[0]:
                 continue
             if operation.stage is Stage.RUNNING and operation.asked is not None:
-                self._owes_reset |= self._board.answer(operation, error=error) and _is_reset(operation)
+                self._owes_reset |= self._operations.answer(operation, error=error) and _is_reset(operation)
 
     # The methods below run on the tier's threads.
 
     def _run(self) -> None:
-        buffer: NDArray[np.uint8] = np.empty(self._arena.block_bytes, np.uint8)
+        buffer: NDArray[np.uint8] = np.empty(self._host_buffer.block_bytes, np.uint8)
         while (operation := self._next()) is not None:
             if operation.asked is None:
                 self._do_probe(operation)
             else:
                 self._do(operation, operation.asked, buffer)
-            with self._board.lock:
+            with self._operations.lock:
                 self._running.remove(operation)
                 self._work.notify_all()
         self._attempt(self._pay)
@@ -217,7 +225,7 @@ class OuterTier:
     def _next(self) -> Operation | None:
         """The probe, then a reset alone, then reads, then writes, which never take the last thread but one that hangs
         has taken the other: else they would wait for ever, and with them the engine that asked."""
-        with self._board.lock:
+        with self._operations.lock:
             while not self._closing:
                 found = self._takeable()
                 if found is not None:
@@ -247,7 +255,7 @@ class OuterTier:
         self._attempt(self._pay)  # a full disk has room for this, perhaps, and for no block
         problem = self._attempt(self._store.probe) or self._attempt(self._pay)
         now = monotonic()
-        with self._board.lock:
+        with self._operations.lock:
             first = self._disabled == STARTING
             if not problem and not first and now - operation.started > self._timeout:
                 problem = f"slower than {self._timeout:g} s"
@@ -276,14 +284,14 @@ class OuterTier:
 
     def _pay(self) -> None:
         """Carry out a reset that is owed, if any. If it is given up, or another one comes meanwhile, it stays owed."""
-        with self._board.lock:
+        with self._operations.lock:
             owed, self._owes_reset = self._owes_reset, False
         if not owed:
             return
         try:
             self._store.reset()
         except BaseException:
-            with self._board.lock:
+            with self._operations.lock:
                 self._owes_reset = True
             raise
 
@@ -308,9 +316,9 @@ class OuterTier:
             failure = "miss" if _is_reset(operation) else ""
         except Exception as error:  # see `_attempt`
             failure = _text(error)
-        with self._board.lock:
+        with self._operations.lock:
             self._corrupt += corrupt
-            if not self._board.answer(operation, ok=not (miss or failure), error=miss or failure, count=count):
+            if not self._operations.answer(operation, ok=not (miss or failure), error=miss or failure, count=count):
                 self._late += 1
                 self._changed = True
             if failure:
@@ -326,9 +334,9 @@ class OuterTier:
         """
         if not self._land(operation):
             return False
-        np.copyto(buffer, self._arena[place])
-        sound = checksum(buffer.data) == self._arena.checksums[place]
-        with self._board.lock:
+        np.copyto(buffer, self._host_buffer[place])
+        sound = checksum(buffer.data) == self._host_buffer.checksums[place]
+        with self._operations.lock:
             operation.stage = Stage.RUNNING
             self._work.notify_all()
         if not sound:
@@ -337,12 +345,12 @@ class OuterTier:
 
     def _copy_in(self, operation: Operation, place: int, buffer: NDArray[np.uint8]) -> None:
         if self._land(operation):
-            np.copyto(self._arena[place], buffer)
-            self._arena.checksums[place] = checksum(buffer.data)
+            np.copyto(self._host_buffer[place], buffer)
+            self._host_buffer.checksums[place] = checksum(buffer.data)
 
     def _land(self, operation: Operation) -> bool:
         """Begin the part that cannot be given up; False: it was given up before."""
-        with self._board.lock:
+        with self._operations.lock:
             if operation.stage is not Stage.RUNNING:
                 return False
             operation.stage = Stage.LANDING

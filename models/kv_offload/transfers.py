@@ -7,9 +7,9 @@ import msgspec
 
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.kv_offload.block_copy import BlockMover
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 from troupellm.models.kv_offload.host_tier import HostTier
-from troupellm.models.kv_offload.operations import Board, Stage
+from troupellm.models.kv_offload.operations import Operations, Stage
 from troupellm.models.kv_offload.store import BlockStore
 from troupellm.models.kv_offload.store_tier import OuterTier
 from troupellm.protocol.config.kv_offload import HOST_TIER
@@ -34,11 +34,17 @@ NOTHING = Outcome()
 
 
 class TransferEngine:
-    """Owns the arena, the tiers and their threads. Methods are called on the step's thread; none of them waits for a
-    store, and a step waits for copies only where it writes to a block that a store is still to read."""
+    """Owns the host buffer, the tiers and their threads. Methods are called on the step's thread; none of them waits
+    for a store, and a step waits for copies only where it writes to a block that a store is still to read."""
 
     def __init__(
-        self, mover: BlockMover, arena: HostArena, stores: Sequence[BlockStore], *, num_blocks: int, timeout: float
+        self,
+        mover: BlockMover,
+        host_buffer: HostBuffer,
+        stores: Sequence[BlockStore],
+        *,
+        num_blocks: int,
+        timeout: float,
     ) -> None:
         """
         Args:
@@ -46,11 +52,13 @@ class TransferEngine:
             num_blocks: that plans may name.
             timeout: seconds that one operation of an outer tier may take.
         """
-        self._arena, self._num_blocks = arena, num_blocks
-        self._board = Board()
-        self._host = HostTier(mover, arena, self._board)
-        self._tiers = [OuterTier(number + 1, store, arena, self._board, timeout) for number, store in enumerate(stores)]
-        self._told: dict[int, TierReport] = {}
+        self._host_buffer, self._num_blocks = host_buffer, num_blocks
+        self._operations = Operations()
+        self._host = HostTier(mover, host_buffer, self._operations)
+        self._tiers = [
+            OuterTier(number + 1, store, host_buffer, self._operations, timeout) for number, store in enumerate(stores)
+        ]
+        self._reported: dict[int, TierReport] = {}
         self._changed = True
         for tier in self._tiers:
             tier.start()
@@ -58,7 +66,7 @@ class TransferEngine:
     def described(self, ready: WorkerReady) -> WorkerReady:
         """Add the tiers' properties for the scheduler."""
         tiers = tuple(tier.info() for tier in self._tiers)
-        return msgspec.structs.replace(ready, host_places=self._arena.places, tiers=tiers)
+        return msgspec.structs.replace(ready, host_slots=self._host_buffer.places, tiers=tiers)
 
     def reported(self, result: StepResult, *, idle: bool) -> StepResult:
         """Add the operations that have ended; see `collect`."""
@@ -112,11 +120,11 @@ class TransferEngine:
         """
         for tier in self._tiers:
             tier.watch()
-        if idle and not self._board.idle:
-            self._board.wait(IDLE_SECONDS)
+        if idle and not self._operations.idle:
+            self._operations.wait(IDLE_SECONDS)
             for tier in self._tiers:
                 tier.watch()
-        transfers, found = self._board.take()
+        transfers, found = self._operations.take()
         if transfers or found:
             self._changed = True
         tiers = self._reports()
@@ -124,7 +132,7 @@ class TransferEngine:
 
     def loading(self) -> set[int]:
         """Blocks that are being loaded."""
-        return self._board.loading()
+        return self._operations.loading()
 
     def rest(self) -> None:
         """Give up everything that is under way; the answers say so. The cache is let go of, until `attach`."""
@@ -135,35 +143,35 @@ class TransferEngine:
     def forget(self) -> None:
         """`rest`, and discard the open answers: their scheduler is gone. The host tier counts as empty."""
         self.rest()
-        self._board.take()
+        self._operations.take()
 
-    def attach(self, make_mover: Callable[[HostArena], BlockMover]) -> None:
+    def attach(self, make_mover: Callable[[HostBuffer], BlockMover]) -> None:
         """Go on with another cache of the same layout, after `rest`."""
-        self._arena.reserve()
-        self._host.attach(make_mover(self._arena))
-        self._told.clear()
+        self._host_buffer.reserve()
+        self._host.attach(make_mover(self._host_buffer))
+        self._reported.clear()
         self._changed = True
 
     def sleep(self, level: int) -> None:
-        """`rest`; and at the level at which the weights go, the arena's memory goes with them, until `attach`."""
+        """`rest`; and at the level at which the weights go, the host buffer's memory goes with them, until `attach`."""
         self.rest()
         if level >= EMPTY:
-            self._arena.release()
+            self._host_buffer.release()
 
     def close(self) -> None:
         """Join all threads; close the stores."""
         self._host.close()
         for tier in self._tiers:
             tier.close()
-        self._arena.release()
+        self._host_buffer.release()
 
     def _cancel(self, transfers: Sequence[int]) -> None:
-        board = self._board
-        with board.lock:
+        operations = self._operations
+        with operations.lock:
             for transfer in transfers:
-                operation = board.find(transfer)  # None: it is over
+                operation = operations.find(transfer)  # None: it is over
                 if operation is not None and operation.stage is not Stage.LANDING:
-                    board.answer(operation, error="cancelled")
+                    operations.answer(operation, error="cancelled")
 
     def _admitted(self, plan: StepPlan) -> tuple[list[BlockTransfer], list[BlockTransfer], list[BlockTransfer]]:
         """Submit stores, loads, and operations of outer tiers; those that the host tier has no room for are refused."""
@@ -180,13 +188,15 @@ class TransferEngine:
         return stores, loads, outer
 
     def _check(self, plan: StepPlan) -> None:
-        transfers, lookups = self._board.numbers()
+        transfers, lookups = self._operations.numbers()
         for asked in plan.transfers:
             is_host = asked.kind in ("store", "load")
             if is_host != (asked.tier == HOST_TIER) or not 0 <= asked.tier <= len(self._tiers):
                 raise PlanError(f"transfer {asked.transfer}: there is no {asked.kind} with tier {asked.tier}")
-            if asked.kind != "reset" and not 0 <= asked.place < self._arena.places:
-                raise PlanError(f"transfer {asked.transfer}: place {asked.place} of {self._arena.places} was named")
+            if asked.kind != "reset" and not 0 <= asked.place < self._host_buffer.places:
+                raise PlanError(
+                    f"transfer {asked.transfer}: place {asked.place} of {self._host_buffer.places} was named"
+                )
             if is_host and not 0 <= asked.block < self._num_blocks:
                 raise PlanError(f"transfer {asked.transfer}: block {asked.block} of {self._num_blocks} was named")
             if asked.transfer in transfers:
@@ -208,8 +218,8 @@ class TransferEngine:
         self._changed = False
         changed = []
         for report in (self._host.report(), *(tier.report() for tier in self._tiers)):
-            if self._told.get(report.tier) != report:
-                self._told[report.tier] = report
+            if self._reported.get(report.tier) != report:
+                self._reported[report.tier] = report
                 changed.append(report)
         return tuple(changed)
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels import linear as linear_kernel
-from troupellm.kernels.linear import RowCodes, code_type, linear, linear_add, norm_linear
+from troupellm.kernels.linear import QuantizedRows, activation_dtype, linear, linear_add, norm_linear
 from troupellm.kernels.paged_attention import paged_attention
-from troupellm.kernels.paged_attention.cpu import CELLS, NativeAttention, Turn, native_attention, takes_compiled
+from troupellm.kernels.paged_attention.cpu import CELLS, CppAttention, Rotation, cpp_attention, takes_compiled
 from troupellm.kernels.rope_kv_write import HeadNorms, rope_kv_write
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
@@ -85,7 +85,7 @@ class Attention:
             )
         self.native = self._native(config, layer)
         """The compiled path between the two products."""
-        self.codes = code_type(self.qkv)
+        self.codes = activation_dtype(self.qkv)
         self.adds = self.qkv.fuses and self.out.fuses
         """True if `attended` and `add` are faster than the separate operations."""
 
@@ -95,7 +95,7 @@ class Attention:
 
     def __call__(
         self,
-        hidden: Tensor | RowCodes,
+        hidden: Tensor | QuantizedRows,
         batch: ForwardBatch,
         angles: Angles | None,
         cache: KVPair,
@@ -145,7 +145,7 @@ class Attention:
         flat = attended.view(rows, -1)
         return flat if keep is None else flat[keep]
 
-    def _native(self, config: DecoderConfig, layer: int) -> NativeAttention | None:
+    def _native(self, config: DecoderConfig, layer: int) -> CppAttention | None:
         if self.qkv.weight.device.type != "cpu":  # other devices have no compiled code
             return None
         if self.rope_interleaved or (
@@ -153,12 +153,12 @@ class Attention:
         ):
             return None
         turned = 0 if config.rope_of(layer) is None else config.rotary_dim or self.head_dim
-        return native_attention(
+        return cpp_attention(
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
             self.scale,
             softcap=self.softcap,
             sinks=self.sinks,
-            turn=Turn(self.norms, self.eps, turned),
+            rotation=Rotation(self.norms, self.eps, turned),
         )

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from troupellm.kernels.fused_decoder.layers import LayerParts
-from troupellm.kernels.linear import RowCodes
-from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_codes
+from troupellm.kernels.linear import QuantizedRows
+from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention import Angles, Attention, KVPair, make_attention
@@ -116,20 +116,20 @@ class DecoderLayer:
     ) -> Tensor:
         part, norm = self.attention, self.before_attention
         if isinstance(part, Attention) and part.codes is not None and norm is not None:
-            return part(self._codes(update, residual, norm, part.codes), batch, angles, cache, keep)
+            return part(self._quantized(update, residual, norm, part.codes), batch, angles, cache, keep)
         return part(self._added(update, residual, norm), batch, angles, cache, keep)
 
     def _fed(self, update: Tensor | None, residual: Tensor, tokens: int) -> Tensor:
         part, norm = self.feed_forward, self.before_feed_forward
         if isinstance(part, FeedForward) and part.codes is not None and norm is not None:
-            return part(self._codes(update, residual, norm, part.codes), tokens)
+            return part(self._quantized(update, residual, norm, part.codes), tokens)
         return part(self._added(update, residual, norm), tokens)
 
-    def _codes(self, update: Tensor | None, residual: Tensor, norm: Tensor, codes: torch.dtype) -> RowCodes:
+    def _quantized(self, update: Tensor | None, residual: Tensor, norm: Tensor, codes: torch.dtype) -> QuantizedRows:
         """As `_added`, for a product that puts its inputs into eight bits."""
         if update is None:
-            return RowCodes(*rms_norm_codes(residual, norm, self.eps, codes), residual.dtype)
-        return RowCodes(*rms_norm_codes(update, norm, self.eps, codes, residual=residual), residual.dtype)
+            return QuantizedRows(*rms_norm_quantized(residual, norm, self.eps, codes), residual.dtype)
+        return QuantizedRows(*rms_norm_quantized(update, norm, self.eps, codes, residual=residual), residual.dtype)
 
     def _added(self, update: Tensor | None, residual: Tensor, norm: Tensor | None) -> Tensor:
         """The residual with the update in it, which is written back, behind the norm where there is one."""

@@ -15,11 +15,11 @@ from troupellm.kernels.rms_norm import rms_norm
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention import Angles, KVPair
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.forward_batch import ForwardBatch
 from troupellm.models.layers.norm import take_norm
 from troupellm.models.layers.rope import rope_tables
-from troupellm.models.layers.taps import NO_TAPS, Taps
 
 EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens.weight", "lm_head", "model.norm"
 SCORE = "score"
@@ -47,8 +47,10 @@ class RunnableDecoder(Protocol):
     def forward(self, batch: ForwardBatch, caches: list[KVPair]) -> Tensor:
         """As `Decoder.forward`."""
 
-    def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
-        """As `Decoder.forward_tapped`."""
+    def forward_with_aux(
+        self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates
+    ) -> tuple[Tensor, Tensor]:
+        """As `Decoder.forward_with_aux`."""
 
     def normed(self, hidden: Tensor) -> Tensor:
         """As `Decoder.normed`."""
@@ -119,24 +121,29 @@ class Decoder:
         Returns:
             hidden states [logits, hidden] of the tokens that logits are wanted for, before the final norm.
         """
-        return self._run(batch, caches, NO_TAPS, None)
+        return self._run(batch, caches, NO_AUX_HIDDEN_STATES, None)
 
-    def forward_tapped(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps) -> tuple[Tensor, Tensor]:
+    def forward_with_aux(
+        self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates
+    ) -> tuple[Tensor, Tensor]:
         """Run `forward` and also return intermediate hidden states, of all tokens and not only of those with logits.
 
         Returns:
-            as `forward`, and the hidden states that `taps` names [tokens, width], concatenated in its order.
+            as `forward`, and the hidden states that `aux_hidden_states` names [tokens, width], concatenated in its
+            order.
         """
-        width = self.config.hidden_size * (len(taps.layers) + taps.last)
-        tapped = self.embedding.new_empty(batch.token_ids.shape[0], width)
-        return self._run(batch, caches, taps, tapped), tapped
+        width = self.config.hidden_size * (len(aux_hidden_states.layers) + aux_hidden_states.last)
+        aux = self.embedding.new_empty(batch.token_ids.shape[0], width)
+        return self._run(batch, caches, aux_hidden_states, aux), aux
 
-    def _run(self, batch: ForwardBatch, caches: list[KVPair], taps: Taps, tapped: Tensor | None) -> Tensor:
-        """tapped: [tokens, width], to be written to; None where `taps` are none."""
-        if self.together is not None and not taps.layers:
+    def _run(
+        self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates, aux: Tensor | None
+    ) -> Tensor:
+        """tapped: [tokens, width], to be written to; None where `aux_hidden_states` are none."""
+        if self.together is not None and not aux_hidden_states.layers:
             plans = [group.plan for group in batch.groups]
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
-                return self._run_together(self.together, batch, caches, tapped if taps.last else None)
+                return self._run_together(self.together, batch, caches, aux if aux_hidden_states.last else None)
         token_ids, positions, tokens = batch.token_ids, batch.positions, batch.token_ids.shape[0]
         missing = self.layers[0].attention.best_rows(tokens) - tokens
         if missing > 0:  # rows that nothing is kept of, so that the layers' products need not pad theirs
@@ -147,18 +154,21 @@ class Decoder:
         last = len(self.layers) - 1
         for number, (layer, turns, cache) in enumerate(zip(self.layers[:-1], angles, caches, strict=False)):
             update, residual = layer(update, residual, batch, turns, cache)
-            for place in _places(taps, number):
-                _tap(tapped, place, update, residual)
+            for place in _places(aux_hidden_states, number):
+                _take_aux(aux, place, update, residual)
         # After the last keys and values are written, only the tokens that logits are wanted for matter.
-        every = taps.last or last in taps.layers
+        every = aux_hidden_states.last or last in aux_hidden_states.layers
         keep = None if every else batch.logit_tokens
         update, residual = self.layers[-1](update, residual, batch, angles[-1], caches[-1], keep)
         hidden = residual if update is None else residual.add_(update)
         if keep is not None:
             return hidden
         hidden = hidden[:tokens]
-        for place in [*_places(taps, last), *([len(taps.layers)] if taps.last else ())]:
-            _tap(tapped, place, None, hidden)
+        for place in [
+            *_places(aux_hidden_states, last),
+            *([len(aux_hidden_states.layers)] if aux_hidden_states.last else ()),
+        ]:
+            _take_aux(aux, place, None, hidden)
         return batch.with_logits(hidden)
 
     def _entering(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
@@ -171,15 +181,15 @@ class Decoder:
         return residual
 
     def _run_together(
-        self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], tapped: Tensor | None
+        self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], aux: Tensor | None
     ) -> Tensor:
         """As `_run`, in one call. tapped: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
-        if tapped is None:
+        if aux is None:
             return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens)
         layers.run(residual, batch.positions, views, self.tables, caches, None)
-        tapped.copy_(residual)
+        aux.copy_(residual)
         return batch.with_logits(residual)
 
     def _parts(self) -> list[LayerParts] | None:
@@ -246,16 +256,20 @@ class Decoder:
         return linear(hidden.to(self.embedding.dtype), self.score)
 
 
-def _places(taps: Taps, layer: int) -> list[int]:
+def _places(aux_hidden_states: AuxHiddenStates, layer: int) -> list[int]:
     """The places of a layer's output among the tapped states; it may have several in a model of few layers."""
-    return [place for place, wanted in enumerate(taps.layers) if wanted == layer] if taps.layers else []
+    return (
+        [place for place, wanted in enumerate(aux_hidden_states.layers) if wanted == layer]
+        if aux_hidden_states.layers
+        else []
+    )
 
 
-def _tap(tapped: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
+def _take_aux(aux: Tensor | None, place: int, update: Tensor | None, residual: Tensor) -> None:
     """Keep a layer's output of all tokens; those are the first rows, before the padding."""
-    assert tapped is not None
+    assert aux is not None
     width = residual.shape[1]
-    found = tapped[:, place * width : (place + 1) * width]
+    found = aux[:, place * width : (place + 1) * width]
     rows = residual[: found.shape[0]]
     if update is None:
         found.copy_(rows)

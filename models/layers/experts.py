@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.fused_moe import PackedExperts, Routing, Swiglu, fused_moe, pack_experts, route
-from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
+from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import QuantizedWeight, Weight, merge
 from troupellm.models.checkpoint.safetensors import WeightSource
@@ -66,7 +66,7 @@ class Experts:
         if self.shared is not None:
             shared = self.shared(used, tokens)
             if self.shared_gate is not None:
-                shared = shared.mul_(placeless_sigmoid(linear(used, self.shared_gate)))
+                shared = shared.mul_(batch_invariant_sigmoid(linear(used, self.shared_gate)))
             total = total.add_(shared)
         missing = hidden.shape[0] - tokens
         return functional.pad(total, (0, 0, 0, missing)) if missing else total

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from troupellm.kernels.linear import RowCodes, code_type, gated_codes, gated_linear, linear, linear_add
+from troupellm.kernels.linear import QuantizedRows, activation_dtype, gated_linear, gated_quantized, linear, linear_add
 from troupellm.models.checkpoint.safetensors import WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.experts import Experts, block_prefix
@@ -40,12 +40,12 @@ class FeedForward:
 
         self.adds = self.gate_up.fuses and self.down.fuses
         """True if `add` is faster than the separate operations."""
-        self.codes, self._between = code_type(self.gate_up), code_type(self.down)
+        self.codes, self._between = activation_dtype(self.gate_up), activation_dtype(self.down)
 
-    def __call__(self, hidden: Tensor | RowCodes, tokens: int) -> Tensor:
+    def __call__(self, hidden: Tensor | QuantizedRows, tokens: int) -> Tensor:
         """As `FeedForwardPart`; `hidden` may be of the type `codes`."""
         if self._between is not None:
-            return linear(gated_codes(hidden, self.gate_up, self.activation, self._between), self.down)
+            return linear(gated_quantized(hidden, self.gate_up, self.activation, self._between), self.down)
         return linear(gated_linear(hidden, self.gate_up, self.activation), self.down)
 
     def add(self, residual: Tensor, norm: Tensor | None, eps: float, factor: float) -> None:

@@ -12,7 +12,7 @@ from troupellm.models.hub.errors import plain_name
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink
 
 
-def tell_compiling(progress: ProgressSink, *, on_cpu: bool) -> None:
+def report_compiling(progress: ProgressSink, *, on_cpu: bool) -> None:
     """Say why the first start on a machine takes longer, or why every step does."""
     if on_cpu and to_be_built():
         progress(LoadProgress(phase="resolve", detail="compiling the CPU's kernels, once on this machine"))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.models.batch.row_drafts import Drafts
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.protocol.messages.proposer_report import ProposerReport
 from troupellm.protocol.messages.worker import NewRow
 
@@ -28,7 +28,7 @@ from troupellm.protocol.messages.worker import NewRow
 class RowDraws:
     """Options by which the model will draw the rows' tokens: a proposer that draws by them is right more often.
 
-    See `coupling.draw_coupled`.
+    See `coupled_draws.draw_coupled`.
     """
 
     streams: Tensor
@@ -86,8 +86,8 @@ class Observation:
     counts: NDArray[np.int64]
     """[rows] positions, at least 1."""
     hidden: Tensor
-    """[sum of counts, width], row after row: the states that `Proposer.taps` names beside each other, the last ones
-    last."""
+    """[sum of counts, width], row after row: the states that `Proposer.aux_hidden_states` names beside each other, the
+    last ones last."""
     tokens: Tensor
     """As `ProposalBatch.tokens`."""
     blocks: NDArray[np.int32]
@@ -97,7 +97,7 @@ class Observation:
 class Proposer(Protocol):
     """Guesses the next tokens of rows."""
 
-    taps: Taps
+    aux_hidden_states: AuxHiddenStates
 
     def add_row(self, slot: int, new: NewRow) -> None:
         """A row has come, which replaces any earlier one in that slot. Its tokens from the prefix cache are never
@@ -112,7 +112,7 @@ class Proposer(Protocol):
         """
 
     def observe(self, seen: Observation) -> None:
-        """Once per step, if `taps.wanted`."""
+        """Once per step, if `aux_hidden_states.wanted`."""
 
     def propose(self, batch: ProposalBatch) -> Drafts:
         """At most `batch.limits` drafts of each row; none if it has no guess."""

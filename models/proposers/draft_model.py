@@ -11,10 +11,10 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder, is_encoder
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.cache_layout import cache_layout, with_cache_groups
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 from troupellm.models.load.architecture import read_config
 from troupellm.models.load.read_decoder import read_decoder, stored_format
 from troupellm.models.load.tied_head import settle_head
@@ -36,7 +36,7 @@ from troupellm.protocol.errors import ModelLoadError
 class DraftModel:
     """A `Network` that reads tokens."""
 
-    taps = Taps(tokens=True)
+    aux_hidden_states = AuxHiddenStates(tokens=True)
     reads_states = False
     vocabulary: Tensor | None = None
 
@@ -44,7 +44,7 @@ class DraftModel:
         self._decoder, self.width = decoder, decoder.config.hidden_size
         self._last = decoder.config.vocab_size - 1
 
-    def states(self, tapped: Tensor) -> Tensor:
+    def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`; never called."""
         raise NotImplementedError
 

@@ -20,16 +20,16 @@ from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig, LayerNorms
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.decoder import EMBEDDING, HEAD, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.proposers.checkpoint_folder import drafter_folder
 from troupellm.models.proposers.load import Context, Turns, describe_head, own_decoder, paged, target_of
-from troupellm.models.proposers.paged_pending import KEPT
+from troupellm.models.proposers.paged_pending_states import KEPT
 from troupellm.models.proposers.stored_drafters import open_head, source_of
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
@@ -39,7 +39,7 @@ FUSION = "fc"
 class Eagle:
     """A `Network` that reads states."""
 
-    taps = Taps(last=True)
+    aux_hidden_states = AuxHiddenStates(last=True)
     reads_states = True
     vocabulary: Tensor | None = None
 
@@ -62,9 +62,9 @@ class Eagle:
             self._head = pack(source.linear(HEAD, (config.vocab_size, size)))
         self._turns = Turns(config, longest, target.embedding)
 
-    def states(self, tapped: Tensor) -> Tensor:
+    def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`."""
-        return self._target.normed(tapped)
+        return self._target.normed(aux)
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""

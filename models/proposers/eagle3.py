@@ -23,10 +23,10 @@ from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.layers.attention import Attention, KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import HEAD, Decoder
 from troupellm.models.layers.feed_forward import FeedForward
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
 from troupellm.models.proposers.base import Proposer
@@ -54,7 +54,7 @@ class Eagle3:
         source: WeightSource,
         vocabulary: Tensor,
         *,
-        taps: Taps,
+        aux_hidden_states: AuxHiddenStates,
         normed_residual: bool,
         longest: int,
     ) -> None:
@@ -65,7 +65,7 @@ class Eagle3:
             normed_residual: whether the residual begins behind the norm.
         """
         size, self.width = config.hidden_size, config.hidden_size
-        self.taps, self.vocabulary, self._eps = taps, vocabulary, config.rms_norm_eps
+        self.aux_hidden_states, self.vocabulary, self._eps = aux_hidden_states, vocabulary, config.rms_norm_eps
         self._normed_residual = normed_residual
         own = source.has(OWN_EMBEDDING)
         self._embedding = source.take(OWN_EMBEDDING, (config.vocab_size, size)) if own else target.embedding
@@ -78,9 +78,9 @@ class Eagle3:
         self._head = pack(source.linear(HEAD, (vocabulary.numel(), size)))
         self._turns = Turns(config, longest, self._embedding)
 
-    def states(self, tapped: Tensor) -> Tensor:
+    def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`."""
-        return linear(tapped, self._fusion)
+        return linear(aux, self._fusion)
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`."""
@@ -103,13 +103,13 @@ def requirements(config: SpeculativeConfig, target: Target) -> DrafterNeeds:
     Raises:
         ModelLoadError: it does not fit this target; the message names the reason.
     """
-    folder, reader, layers, taps = _described(config, target)
+    folder, reader, layers, aux_hidden_states = _described(config, target)
     stored = open_head(folder, reader, config, target, lambda _: None)
     return DrafterNeeds(
         weight_bytes=checkpoint_bytes(stored, target.dtype, target.device),
         layers=layers,
         width=layers.hidden_size,
-        shown=len(taps.layers) * target.config.hidden_size,
+        shown=len(aux_hidden_states.layers) * target.config.hidden_size,
         border=layers.hidden_size + MARK_NUMBERS,
     )
 
@@ -121,7 +121,7 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
         ModelLoadError: it is not one of this target; says why.
     """
     decoder, target = own_decoder(config, context), target_of(context)
-    folder, reader, layers, taps = _described(config, target)
+    folder, reader, layers, aux_hidden_states = _described(config, target)
     longest = min(target.max_model_len, config.max_model_len or target.max_model_len)
     stored = open_head(folder, reader, config, target, lambda _: None)
     names = {LAYER: "layers.0"} if stored.has("layers.0.hidden_norm.weight") else {}
@@ -135,7 +135,7 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
             decoder,
             source,
             vocabulary,
-            taps=taps,
+            aux_hidden_states=aux_hidden_states,
             normed_residual=reader.flag("norm_before_residual", False),
             longest=longest,
         )
@@ -143,7 +143,7 @@ def make(config: SpeculativeConfig, context: Context) -> Proposer:
     return paged(head, layers, config, context, longest)
 
 
-def _described(config: SpeculativeConfig, target: Target) -> tuple[Path, ConfigReader, DecoderConfig, Taps]:
+def _described(config: SpeculativeConfig, target: Target) -> tuple[Path, ConfigReader, DecoderConfig, AuxHiddenStates]:
     folder = drafter_folder("eagle3", config.model, target.model, lambda _: None)
     reader = ConfigReader.load(folder)
     layers = describe_head(reader, target.config)
@@ -153,10 +153,15 @@ def _described(config: SpeculativeConfig, target: Target) -> tuple[Path, ConfigR
         raise reader.refuse("target_hidden_size", f"must be the target's ({target.config.hidden_size})")
     if not reader.section("eagle_config").flag("use_aux_hidden_state", True):
         raise reader.section("eagle_config").refuse("use_aux_hidden_state", "must be true")
-    return folder, reader, msgspec.structs.replace(layers, head="none"), Taps(layers=_tapped(reader, target.config))
+    return (
+        folder,
+        reader,
+        msgspec.structs.replace(layers, head="none"),
+        AuxHiddenStates(layers=_aux_layers(reader, target.config)),
+    )
 
 
-def _tapped(reader: ConfigReader, target: DecoderConfig) -> tuple[int, ...]:
+def _aux_layers(reader: ConfigReader, target: DecoderConfig) -> tuple[int, ...]:
     """The layers whose outputs are read: those before the ones that are named."""
     count, home = target.num_layers, reader.section("eagle_config")
     home = home if home.has(LAYERS) else reader

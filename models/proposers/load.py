@@ -19,7 +19,7 @@ from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer
 from troupellm.models.proposers.choose_drafts import Guesser
 from troupellm.models.proposers.paged_attention import Paging, lying_in, own_windows
 from troupellm.models.proposers.paged_base import Network
-from troupellm.models.proposers.paged_marks import Marks
+from troupellm.models.proposers.paged_drafter_blocks import DrafterBlocks
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.models.proposers.stored_drafters import refuse
 from troupellm.protocol.config.engine import ModelConfig
@@ -97,7 +97,7 @@ def paged(
         dtype=context.dtype,
         widths=config.tree_widths,
         borders=borders[:, :-MARK_NUMBERS] if network.reads_states else None,
-        marks=Marks(context.cache, paging) if kept_whole else None,
+        marks=DrafterBlocks(context.cache, paging) if kept_whole else None,
     )
     warm_up(proposer, context)
     return proposer
@@ -113,8 +113,8 @@ def warm_up(proposer: Proposer, context: Context) -> None:
         row=0, epoch=0, request_id="", token_ids=bytes(8), num_prompt_tokens=1, sampling=SamplingState(), blocks=()
     )
     slots, counts = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
-    taps, config = proposer.taps, context.decoder.config
-    width = config.hidden_size * (len(taps.layers) + taps.last)
+    aux_hidden_states, config = proposer.aux_hidden_states, context.decoder.config
+    width = config.hidden_size * (len(aux_hidden_states.layers) + aux_hidden_states.last)
     hidden = torch.zeros(1, width, dtype=context.dtype, device=device)
     draws = RowDraws(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float32))
     for _ in range(WARM_ROUNDS):

@@ -22,8 +22,8 @@ from troupellm.models.batch.host_device import to_device, to_host
 from troupellm.models.batch.row_drafts import Drafts
 from troupellm.models.checkpoint.safetensors import Checkpoint, WeightSource
 from troupellm.models.config.hf_config import ConfigReader
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import Decoder
-from troupellm.models.layers.taps import Taps
 from troupellm.models.memory.drafter_needs import DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws
@@ -85,7 +85,7 @@ class Heads:
 class Medusa:
     """A `Proposer`."""
 
-    taps = Taps(last=True)
+    aux_hidden_states = AuxHiddenStates(last=True)
 
     def __init__(
         self, heads: Heads, target: Decoder, guesser: Guesser, *, longest: int, widths: tuple[int, ...] = ()

@@ -20,18 +20,18 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.block import DecoderLayer
 from troupellm.models.layers.cache_layout import cache_layout
 from troupellm.models.layers.decoder import Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 from troupellm.models.load.architecture import read_config
 from troupellm.models.memory.drafter_needs import MARK_NUMBERS, DrafterNeeds, Target
 from troupellm.models.memory.stored_size import checkpoint_bytes
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.proposers.load import Context, Turns, own_decoder, paged, target_of
 from troupellm.models.proposers.paged_attention import own_windows
-from troupellm.models.proposers.paged_pending import KEPT
+from troupellm.models.proposers.paged_pending_states import KEPT
 from troupellm.models.proposers.stored_drafters import open_head, refuse, source_of
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
@@ -42,7 +42,7 @@ COUNT = "num_nextn_predict_layers"
 class NextTokenLayer:
     """A `Network` that reads states."""
 
-    taps = Taps(last=True)
+    aux_hidden_states = AuxHiddenStates(last=True)
     reads_states = True
     vocabulary: Tensor | None = None
 
@@ -62,9 +62,9 @@ class NextTokenLayer:
         self._layer = DecoderLayer(config, 0, source)
         self._turns = Turns(config, longest, target.embedding)
 
-    def states(self, tapped: Tensor) -> Tensor:
+    def states(self, aux: Tensor) -> Tensor:
         """As `Network.states`."""
-        return self._target.normed(tapped)
+        return self._target.normed(aux)
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """As `Network.forward`; its states are normed like the model's."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from troupellm.models.batch.host_device import to_device, to_host
 from troupellm.models.batch.row_drafts import Drafts
-from troupellm.models.layers.taps import NO_TAPS
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES
 from troupellm.models.proposers.base import Observation, ProposalBatch
 from troupellm.models.proposers.registry import ProposerContext
 from troupellm.models.proposers.suffix_index import MatchIndex
@@ -42,7 +42,7 @@ def make(config: SpeculativeConfig, context: ProposerContext) -> "NgramProposer"
 class NgramProposer:
     """Drafts out of each row's own tokens."""
 
-    taps = NO_TAPS
+    aux_hidden_states = NO_AUX_HIDDEN_STATES
 
     def __init__(self, *, lookup_min: int, lookup_max: int, max_model_len: int) -> None:
         """
@@ -69,7 +69,7 @@ class NgramProposer:
         self._rows.clear()
 
     def observe(self, seen: Observation) -> None:
-        """Never called: there are no taps."""
+        """Never called: there are no aux hidden states."""
 
     def propose(self, batch: ProposalBatch) -> Drafts:
         indexes = [self._rows[slot] for slot in batch.slots.tolist()]

@@ -15,7 +15,7 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.layers.attention_backend import plan_attention
 from troupellm.models.layers.cache_layout import CacheLayout, cache_layout
 from troupellm.models.layers.forward_batch import ForwardBatch, GroupBatch
-from troupellm.models.proposers.paged_gaps import Gaps
+from troupellm.models.proposers.paged_missing_kv import MissingKV
 
 Ints = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Paging:
         self._views = cache_layout(config).views
         self._group = lying_in(cache.layout)
         self.block_size, self._heads = cache.block_size, config.num_kv_heads
-        self.gaps = Gaps(cache.block_size, whole=cache.layout.windows[self._group] is None)
+        self.gaps = MissingKV(cache.block_size, whole=cache.layout.windows[self._group] is None)
         self.device = cache.storage.device
         self._plan = plan_attention(
             config,

@@ -5,8 +5,8 @@ from typing import Protocol
 from torch import Tensor
 
 from troupellm.models.layers.attention import KVPair
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 
 
 class Network(Protocol):
@@ -17,7 +17,7 @@ class Network(Protocol):
     network has for position p the token at p, and predicts the token at p + 1.
     """
 
-    taps: Taps
+    aux_hidden_states: AuxHiddenStates
     """The model's hidden states that it reads."""
     reads_states: bool
     width: int
@@ -27,8 +27,8 @@ class Network(Protocol):
     def vocabulary(self) -> Tensor | None:
         """int64 [scores]: the model's token id of each score; None: score i is of token i."""
 
-    def states(self, tapped: Tensor) -> Tensor:
-        """Turn the tapped hidden states [tokens, ...] into the states of its entries [tokens, width]."""
+    def states(self, aux: Tensor) -> Tensor:
+        """Turn the aux hidden states [tokens, ...] into the states of its entries [tokens, width]."""
 
     def forward(self, batch: ForwardBatch, states: Tensor | None, caches: list[KVPair]) -> Tensor:
         """The network's states [logit tokens, width]; keys and values of all tokens are written to `caches`.

@@ -33,9 +33,9 @@ from troupellm.models.proposers.choose_drafts import Guesser
 from troupellm.models.proposers.merge_drafts import as_trees, joined, spread
 from troupellm.models.proposers.paged_attention import Ints, Paging, positions_of
 from troupellm.models.proposers.paged_base import Network
-from troupellm.models.proposers.paged_marks import Marks, reread
-from troupellm.models.proposers.paged_pending import Pending
-from troupellm.models.proposers.proposal_work import Work, grow_trees
+from troupellm.models.proposers.paged_drafter_blocks import DrafterBlocks, reread
+from troupellm.models.proposers.paged_pending_states import PendingStates
+from troupellm.models.proposers.proposal_work import ProposalWork, grow_trees
 from troupellm.protocol.messages.worker import NewRow
 
 PIECE_TOKENS = 512
@@ -57,7 +57,7 @@ class PagedProposer:
         dtype: torch.dtype,
         widths: tuple[int, ...] = (),
         borders: Tensor | None = None,
-        marks: Marks | None = None,
+        marks: DrafterBlocks | None = None,
     ) -> None:
         """
         Args:
@@ -67,7 +67,7 @@ class PagedProposer:
             borders: as of `KVCache`, for a network that reads states.
             marks: of blocks that are shared; None trusts them all.
         """
-        self.taps, self._borders, self._marks = network.taps, borders, marks
+        self.aux_hidden_states, self._borders, self._marks = network.aux_hidden_states, borders, marks
         self._network, self._paging, self._caches, self._guesser = network, paging, caches, guesser
         self._longest, self._widths = longest, widths
         self._behind = 1 if network.reads_states else 0
@@ -82,7 +82,7 @@ class PagedProposer:
         """[slots, drafts] behind those, entries of drafts; UNKNOWN is none."""
         self._prompts: Ints = np.zeros(0, dtype=np.int64)
         """Tokens of each row's prompt, which forks may share up to the last one."""
-        self._pending = Pending(network.width, dtype, paging.device)
+        self._pending = PendingStates(network.width, dtype, paging.device)
         """States without entries, for a network that reads states."""
         self._lost: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """Slots of rows whose last states were not seen."""
@@ -264,17 +264,17 @@ class PagedProposer:
         return joined([as_trees(part) for part in found])
 
     def _drafted_by(
-        self, draft: Callable[[Work, Ints], Drafts], batch: ProposalBatch, limits: Ints, rows: Ints
+        self, draft: Callable[[ProposalWork, Ints], Drafts], batch: ProposalBatch, limits: Ints, rows: Ints
     ) -> Drafts:
         """Drafts of some of a batch's rows, among those of all."""
-        work = Work(batch, rows, self._states[self._index(batch.slots[rows])], self._paging.device)
+        work = ProposalWork(batch, rows, self._states[self._index(batch.slots[rows])], self._paging.device)
         found = draft(work, limits[rows])
         return found if rows.size == limits.size else spread(found, rows, limits.size)
 
-    def _trees(self, work: Work, limits: Ints) -> Drafts:
+    def _trees(self, work: ProposalWork, limits: Ints) -> Drafts:
         return grow_trees(self._network, self._paging, self._caches, self._guesser, work, self._widths).cut(limits)
 
-    def _chains(self, work: Work, limits: Ints) -> Drafts:
+    def _chains(self, work: ProposalWork, limits: Ints) -> Drafts:
         rows, width = limits.size, int(limits.max())
         device = self._paging.device
         found = torch.full((width, rows), UNKNOWN, dtype=torch.int64, device=device)
@@ -295,7 +295,7 @@ class PagedProposer:
             self._drafted[work.all_slots, :width] = entered
         return Drafts(tokens.astype(np.int32), limits)
 
-    def _deeper(self, work: Work, depth: int, tokens: Tensor) -> None:
+    def _deeper(self, work: ProposalWork, depth: int, tokens: Tensor) -> None:
         """Enter a draft of each row, the one of that depth."""
         positions = work.lengths + depth - self._behind
         batch = self._paging.batch(work.blocks, work.slots, positions, np.ones_like(positions), tokens, positions)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.batch.row_drafts import DraftError, Drafts, read_drafts
-from troupellm.models.layers.taps import NO_TAPS
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer
 from troupellm.protocol.messages.proposer_report import ProposerReport
 from troupellm.protocol.messages.worker import NewRow
@@ -32,7 +32,7 @@ class Guarded:
             trees: drafts may be trees on this device.
         """
         self._name, self._proposer, self._vocab, self._trees = name, proposer, vocab, trees
-        self.taps, self.failed = proposer.taps, False
+        self.aux_hidden_states, self.failed = proposer.aux_hidden_states, False
 
     def add_row(self, slot: int, new: NewRow) -> None:
         self._call(lambda: self._proposer.add_row(slot, new))
@@ -69,7 +69,7 @@ class Guarded:
         try:
             return call()
         except Exception:  # a plug-in may raise anything
-            self.failed, self.taps = True, NO_TAPS
+            self.failed, self.aux_hidden_states = True, NO_AUX_HIDDEN_STATES
             logger.exception(
                 "the proposer %s has failed: nothing is drafted until the model is loaded again", self._name
             )

@@ -14,7 +14,7 @@ from troupellm.models.proposers.paged_attention import Ints, Paging
 from troupellm.models.proposers.paged_base import Network
 
 
-class Work:
+class ProposalWork:
     """The rows that still draft, and where they are."""
 
     def __init__(self, batch: ProposalBatch, able: Ints, states: Tensor, device: torch.device) -> None:
@@ -37,7 +37,12 @@ class Work:
 
 
 def grow_trees(
-    network: Network, paging: Paging, caches: list[KVPair], guesser: Guesser, work: Work, widths: tuple[int, ...]
+    network: Network,
+    paging: Paging,
+    caches: list[KVPair],
+    guesser: Guesser,
+    work: ProposalWork,
+    widths: tuple[int, ...],
 ) -> Trees:
     """Trees by a network that reads states: every node of a level is gone on from, but those of the last one.
 

@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 
 from troupellm.models.batch.kv_cache import KVCache
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import RunnableDecoder
-from troupellm.models.layers.taps import Taps
 from troupellm.models.proposers.base import Proposer
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.config.speculation import SpeculativeConfig
@@ -83,8 +83,8 @@ def _custom(config: SpeculativeConfig, context: ProposerContext) -> Proposer:
     missing = [call for call in _CALLS if not callable(getattr(proposer, call, None))]
     if missing:
         raise ModelLoadError(f"{name} is no proposer: it has no {', '.join(missing)}")
-    if not isinstance(getattr(proposer, "taps", None), Taps):
-        raise ModelLoadError(f"{name} is no proposer: its taps must be an object of Taps")
+    if not isinstance(getattr(proposer, "aux_hidden_states", None), AuxHiddenStates):
+        raise ModelLoadError(f"{name} is no proposer: its aux_hidden_states must be an object of AuxHiddenStates")
     found: Proposer = proposer
     return found
 

@@ -66,7 +66,7 @@ def source_of(
     return source if device.type == "cpu" else OnDevice(source, device)
 
 
-def tell_method(folder: Path) -> Method:
+def method_of(folder: Path) -> Method:
     """Which method a folder's checkpoint is for, by its tensors.
 
     Raises:

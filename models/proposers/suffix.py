@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.batch.row_drafts import Drafts
-from troupellm.models.layers.taps import NO_TAPS
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES
 from troupellm.models.proposers.base import Observation, ProposalBatch
 from troupellm.models.proposers.ngram import catch_up, follow, last_tokens, ring_capacity
 from troupellm.models.proposers.registry import ProposerContext
@@ -86,7 +86,7 @@ def make(config: SpeculativeConfig, context: ProposerContext) -> "SuffixProposer
 class SuffixProposer:
     """Drafts out of each row's own tokens and its tenant's past outputs."""
 
-    taps = NO_TAPS
+    aux_hidden_states = NO_AUX_HIDDEN_STATES
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class SuffixProposer:
         )
 
     def observe(self, seen: Observation) -> None:
-        """Never called: there are no taps."""
+        """Never called: there are no aux hidden states."""
 
     def propose(self, batch: ProposalBatch) -> Drafts:
         rows = [self._rows[slot] for slot in batch.slots.tolist()]

@@ -72,7 +72,12 @@ class CompiledDecode:
 
     def _takes(self, plan: StepPlan) -> bool:
         """True if each row has one token, and none needs embeddings, prompt log-probabilities, pooling or a guide."""
-        if self._rows.embeddings or self._rows.describes or len(self._pooler) or (self._guides and len(self._guides)):
+        if (
+            self._rows.embeddings
+            or self._rows.wants_prompt_logprobs
+            or len(self._pooler)
+            or (self._guides and len(self._guides))
+        ):
             return False
         count = len(plan.rows)
         if len(self._ones) != count:

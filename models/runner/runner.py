@@ -26,9 +26,9 @@ from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.sampler import Sampled, Sampler
 from troupellm.models.speculation.speculator import MakeSpeculator
 from troupellm.models.speculation.verify import Verification
-from troupellm.models.speculation.verify_batch import Trial
+from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
-from troupellm.models.structured_outputs.report_tokens import tell
+from troupellm.models.structured_outputs.report_tokens import report_tokens
 from troupellm.protocol.messages.worker import (
     NewRow,
     RowError,
@@ -119,10 +119,10 @@ class ModelRunner:
             return decoded
         starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
         whole = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
-        trial: Trial | None = None
+        verify_batch: VerifyBatch | None = None
         if self.speculator is not None and not self.speculator.passes(whole.slots, starts, starts + counts):
-            trial = self.speculator.begin(plan, whole.slots, starts, counts)
-            whole = trial.spans
+            verify_batch = self.speculator.begin(plan, whole.slots, starts, counts)
+            whole = verify_batch.spans
             if not whole.slots.size:
                 return step_result(plan, None, np.zeros(len(plan.rows), dtype=bool), (), StepTimings())
         self._follow(plan, whole)
@@ -130,9 +130,9 @@ class ModelRunner:
         pooled = self.rows.pooled[whole.slots] > 0
         sampling = (ends >= lengths) & ~pooled
         check: Verification | None = None
-        if self.speculator is not None and trial is not None and trial.unusual(len(plan.rows)):
-            check = Verification(plan, trial, sampling, self.rows, self.sampler, self.guides, self.speculator)
-        pieces = [(spans, self._batch(spans, trial)) for spans in whole.pieces(PIECE_TOKENS)]
+        if self.speculator is not None and verify_batch is not None and verify_batch.unusual(len(plan.rows)):
+            check = Verification(plan, verify_batch, sampling, self.rows, self.sampler, self.guides, self.speculator)
+        pieces = [(spans, self._batch(spans, verify_batch)) for spans in whole.pieces(PIECE_TOKENS)]
         # Only now, before a stretch that needs no interpreter, since the threads that fill masks need it.
         if check is not None:
             drawn, filled = check.drawn, check.begin_masks()
@@ -144,9 +144,9 @@ class ModelRunner:
         if meanwhile is not None and not late:
             meanwhile()
         last_hidden, about_prompts = [], []
-        tapped: list[Tensor] = []
+        aux: list[Tensor] = []
         for spans, (batch, num_sampling) in pieces:
-            hidden = self._forward(batch, tapped)
+            hidden = self._forward(batch, aux)
             last_hidden.append(hidden[:num_sampling])
             about_prompts += self._prompt_logprobs(plan, spans, hidden[num_sampling:])
             self._pool(spans, hidden)
@@ -163,13 +163,13 @@ class ModelRunner:
         elif logits is not None:
             sampled = self._sample(drawn, whole.slots[sampling], logits, masks)
         if self.guides is not None and masks is not None and sampled is not None:
-            guided = tell(self.guides, self.rows, drawn, whole.slots[sampling], sampled)
-        if self.speculator is not None and trial is not None:
+            guided = report_tokens(self.guides, self.rows, drawn, whole.slots[sampling], sampled)
+        if self.speculator is not None and verify_batch is not None:
             if check is None:
-                self.speculator.finish_plain(trial)
-            elif trial.trees:
+                self.speculator.finish_plain(verify_batch)
+            elif verify_batch.trees:
                 self._gather_paths(check)
-            self.speculator.learn(trial, {} if check is None else check.judged, tapped)
+            self.speculator.learn(verify_batch, {} if check is None else check.verdict, aux)
         vectors, unsound = self._finish_pooled(plan, whole, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         if check is not None:
@@ -226,7 +226,7 @@ class ModelRunner:
         else:
             self.guides.add(new.row, new.sampling, known[new.num_prompt_tokens :].tolist())
 
-    def _batch(self, spans: Spans, trial: Trial | None) -> tuple[ForwardBatch, int]:
+    def _batch(self, spans: Spans, verify_batch: VerifyBatch | None) -> tuple[ForwardBatch, int]:
         """Flatten spans, in a constant number of vector operations.
 
         Returns:
@@ -239,31 +239,31 @@ class ModelRunner:
         if ends[-1] > slots.size:
             owner = np.repeat(owner, counts)
             places, owning = np.arange(ends[-1]) - np.repeat(ends - counts - starts, counts), slots[owner]
-        grown = trial is not None and trial.trees
-        positions = trial.positions(spans, places, owner) if trial is not None and grown else places
+        grown = verify_batch is not None and verify_batch.trees
+        positions = verify_batch.positions(spans, places, owner) if verify_batch is not None and grown else places
         wanted, num_sampling = self._wanted(spans)
         batch = ForwardBatch(
             token_ids=self.rows.tokens_at(owning, places),
             positions=torch.from_numpy(positions),
-            groups=self._groups(spans, owner, places, positions, trial if grown else None),
+            groups=self._groups(spans, owner, places, positions, verify_batch if grown else None),
             logit_tokens=torch.from_numpy(wanted),
             inputs=self._inputs(spans) if self.rows.embeddings else None,
         )
         return batch, num_sampling
 
-    def _forward(self, batch: ForwardBatch, tapped: list[Tensor]) -> Tensor:
+    def _forward(self, batch: ForwardBatch, aux: list[Tensor]) -> Tensor:
         """Hidden states of the tokens that logits are wanted for. tapped: gets what the proposer is shown, if
         anything."""
-        if self.speculator is None or not self.speculator.taps.shows:
+        if self.speculator is None or not self.speculator.aux_hidden_states.shows:
             return self.decoder.forward(batch, self.cache.layers)
-        hidden, shown = self.decoder.forward_tapped(batch, self.cache.layers, self.speculator.taps)
-        tapped.append(shown)
+        hidden, shown = self.decoder.forward_with_aux(batch, self.cache.layers, self.speculator.aux_hidden_states)
+        aux.append(shown)
         return hidden
 
     def _wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
         """The tokens of a flat batch with a result, and the number of them to sample from; see `_batch`."""
         slots, ends = spans.slots, np.cumsum(spans.counts)
-        if slots.size and ends[-1] == slots.size and not self.rows.describes and not len(self.pooler):
+        if slots.size and ends[-1] == slots.size and not self.rows.wants_prompt_logprobs and not len(self.pooler):
             last = np.flatnonzero(spans.starts + 1 >= self.rows.lengths[slots])
             return last, last.size
         # Of a row that samples: its last token, and the drafts behind it.
@@ -272,14 +272,14 @@ class ModelRunner:
         sampling = behind > 0
         wanted = [
             ends[sampling] - 1 if behind.max(initial=0) < 2 else last_places(ends, behind),
-            *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self._described(spans)),
+            *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self._with_prompt_logprobs(spans)),
             *(np.arange(first, first + count) for _, first, count in self._pooled(spans)),
         ]
         return np.concatenate(wanted), int(behind.sum())
 
     def _groups(
         self, spans: Spans, owner: NDArray[np.int64], places: NDArray[np.int64], positions: NDArray[np.int64],
-        trial: Trial | None,
+        verify_batch: VerifyBatch | None,
     ) -> tuple[GroupBatch, ...]:  # fmt: skip
         """Where each view of the KV cache is written and read.
 
@@ -308,7 +308,7 @@ class ModelRunner:
                 rows[view.group],
                 self.attention(
                     tables[view.group], spans.starts, spans.counts, view.window,
-                    None if trial is None else trial.tree(spans, places, owner, positions, view.window),
+                    None if verify_batch is None else verify_batch.tree(spans, places, owner, positions, view.window),
                 ),
             )
             for view in layout.views
@@ -377,9 +377,9 @@ class ModelRunner:
         rows = [row for row, ends in zip(plan.rows, ending.tolist(), strict=True) if ends]
         return self.pooler.finish(spans.slots[ending].tolist(), rows)
 
-    def _described(self, spans: Spans) -> list[int]:
+    def _with_prompt_logprobs(self, spans: Spans) -> list[int]:
         """Indices of the rows that ask for prompt log-probabilities and compute prompt tokens that predict others."""
-        if not self.rows.describes:
+        if not self.rows.wants_prompt_logprobs:
             return []
         wants = self.rows.prompt_logprobs[spans.slots] >= 0
         return np.flatnonzero(wants & (spans.starts + 1 < self.rows.num_prompt_tokens[spans.slots])).tolist()
@@ -387,7 +387,7 @@ class ModelRunner:
     def _prompt_logprobs(self, plan: StepPlan, spans: Spans, hidden: Tensor) -> list[RowLogprobs]:
         """hidden: the described rows' spans, one after the other."""
         found = []
-        for index in self._described(spans):
+        for index in self._with_prompt_logprobs(spans):
             count, slot, first = int(spans.counts[index]), int(spans.slots[index]), int(spans.starts[index]) + 1
             last = min(first + count, int(self.rows.num_prompt_tokens[slot]))
             row, width = plan.rows[int(spans.rows[index])], int(self.rows.prompt_logprobs[slot])

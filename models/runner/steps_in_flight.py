@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
-from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket, Worker
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult, Worker
 from troupellm.protocol.messages.worker_abilities import Wait, WorksAhead
 
 
@@ -26,7 +26,7 @@ class Steps:
         """wait: runs the function that it is given elsewhere, in order, and then calls `landed` on this thread."""
         self._worker, self._wait = worker, wait
         self._ahead: WorksAhead = worker if isinstance(worker, WorksAhead) else _NothingAhead()
-        self._launched: deque[Ticket] = deque()
+        self._launched: deque[LaunchedStep] = deque()
         self._waits = 0
         self._completes = False
         """The next `landed` completes the oldest step: by then its rows' last tokens have been reported."""
@@ -115,13 +115,13 @@ class Waits:
 class _NothingAhead:
     """The interface of a worker that computes only when its results are collected."""
 
-    def under_way(self, _: Ticket) -> Wait | None:
+    def under_way(self, _: LaunchedStep) -> Wait | None:
         return None
 
-    def incomplete(self, _: Ticket) -> bool:
+    def incomplete(self, _: LaunchedStep) -> bool:
         return False
 
-    def complete(self, _: Ticket) -> None:
+    def complete(self, _: LaunchedStep) -> None:
         """Nothing is left to do."""
 
 

@@ -15,7 +15,7 @@ from troupellm.protocol.params.logprobs import LogprobsMode
 
 
 @dataclass(frozen=True)
-class Described:
+class SampledLogprobs:
     """Columns of some rows of a step, on the device. See `RowLogprobs`."""
 
     members: tuple[int, ...]
@@ -109,15 +109,15 @@ class LogprobGroup:
             scores[drawn] = part
         return scores.log_softmax(-1) if self._normalised else scores
 
-    def describe(self, scores: Tensor, tokens: Tensor) -> Described:
+    def compute(self, scores: Tensor, tokens: Tensor) -> SampledLogprobs:
         """tokens: int64 [all rows], valid ids."""
         chosen = tokens[self.index]
         if self._listed is not None:
-            return Described(self.members, *listed_logprobs(scores, chosen, self._listed))
+            return SampledLogprobs(self.members, *listed_logprobs(scores, chosen, self._listed))
         if self._alone:
             values, ranks = chosen_logprobs(scores, chosen)
-            return Described(self.members, chosen[:, None].to(torch.int32), floored(values)[:, None], ranks)
-        return Described(self.members, *token_logprobs(scores, chosen, self._count))
+            return SampledLogprobs(self.members, chosen[:, None].to(torch.int32), floored(values)[:, None], ranks)
+        return SampledLogprobs(self.members, *token_logprobs(scores, chosen, self._count))
 
     @cached_property
     def _drawing(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Nucleus]:

@@ -28,7 +28,7 @@ from troupellm.kernels.sampling.adjust import (
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 from troupellm.kernels.sampling.search import row_argmax, row_best
 from troupellm.models.sampling.logits_processors import ProcessedRow, Processors, apply_to
-from troupellm.models.sampling.logprobs import Described
+from troupellm.models.sampling.logprobs import SampledLogprobs
 from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.plain_batch import PlainRows
 from troupellm.models.sampling.row_options import RowOptions
@@ -56,7 +56,7 @@ class Sampled:
     positions: tuple[int, ...]
     peaks: Tensor
     """Largest raw logit per row: NaN or infinite when the model failed."""
-    described: tuple[Described, ...]
+    logprob_parts: tuple[SampledLogprobs, ...]
     failures: Mapping[int, RowError]
     """By index: errors of rows that failed before anything was drawn for them."""
     reasons: Mapping[int, RowError]
@@ -89,8 +89,8 @@ class Sampled:
     @cached_property
     def logprobs(self) -> list[RowLogprobs]:
         """One entry per row that asked for them and did not fail."""
-        failed = {error.row for error in self.errors} if self.described else set()
-        return [entry for part in self.described for entry in part.entries(self.rows, self.positions, failed)]
+        failed = {error.row for error in self.errors} if self.logprob_parts else set()
+        return [entry for part in self.logprob_parts for entry in part.entries(self.rows, self.positions, failed)]
 
 
 class Sampler:
@@ -211,10 +211,10 @@ class Sampler:
         usable = raw_peaks.isfinite() & peaks.isfinite()
         if failures:
             usable[list(failures)] = False
-        described = tuple([group.describe(given, tokens) for group, given in zip(groups, scores, strict=True)])
+        logprob_parts = tuple([group.compute(given, tokens) for group, given in zip(groups, scores, strict=True)])
         tokens = tokens.masked_fill_(~usable, -1)
         reasons = {} if masks is None else masks.reasons
-        return Sampled(tokens, tuple(rows), tuple(positions), raw_peaks, described, failures, reasons)
+        return Sampled(tokens, tuple(rows), tuple(positions), raw_peaks, logprob_parts, failures, reasons)
 
     def _choose(self, batch: SamplingBatch, logits: Tensor, peaks: Tensor, positions: Sequence[int]) -> Tensor:
         """Tokens int64 [rows], any valid id for rows whose peak is not finite."""

@@ -171,7 +171,7 @@ class StepCosts:
         return curve
 
 
-class AskingCosts:
+class ProposalCosts:
     """Seconds that the proposer takes, by rows and by the greatest depth that was asked for."""
 
     def __init__(self) -> None:

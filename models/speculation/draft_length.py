@@ -18,9 +18,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from troupellm.models.speculation.acceptance_rates import AcceptanceRates, Floats, Ints
-from troupellm.models.speculation.cost_curve import AskingCosts, StepCosts, rounded
-from troupellm.models.speculation.on_off import Stretches
-from troupellm.models.speculation.wall_time import WallPrice
+from troupellm.models.speculation.cost_curve import ProposalCosts, StepCosts, rounded
+from troupellm.models.speculation.on_off import OnOffController
+from troupellm.models.speculation.wall_time import WallTimeOverhead
 
 _REVIEW_STEPS: Final = 8
 """Steps with drafts between two reviews of all depths; a review costs more than a step's bookkeeping."""
@@ -86,7 +86,7 @@ class DraftLength:
         self._adaptive = adaptive
         self._nodes = np.array([0, *levels], np.int64)
         self._rates = AcceptanceRates(len(levels))
-        self._costs, self._asking = StepCosts(), AskingCosts()
+        self._costs, self._asking = StepCosts(), ProposalCosts()
         self._depths = np.zeros(0, np.int64)
         """By slot, the depth decided for it."""
         self._new: _New | None = _New(max(1, (len(levels) + 1) // 2), 1.0)
@@ -111,12 +111,12 @@ class DraftLength:
         self._looks = _LOOKS
         """Number of coming steps in which all rows draft, for measurement."""
         self._sleeps = sleeps
-        self._stretches = Stretches()
+        self._on_off = OnOffController()
         self._worth = True
         """At the last review some row was worth a draft."""
         self._tried: set[int] = set()
         """Rounded numbers of rows that were measured again after their first steps."""
-        self._walls: dict[int, WallPrice] = {}
+        self._walls: dict[int, WallTimeOverhead] = {}
         """By rounded number of rows."""
         self._last: tuple[int, bool] | None = None
         """Of the last step, if it had no prompts: rounded number of rows, and True if it had drafts."""
@@ -130,7 +130,7 @@ class DraftLength:
             grown[: self._depths.size] = self._depths
             self._depths = grown
         self._depths[slot] = self._of_new().depth
-        self._stretches.add_row()
+        self._on_off.add_row()
 
     def rests(self, batch_size: int, moment: float, *, mixed: bool = False) -> bool:
         """True if the next step has no drafts and is not learned from: `limits` and `learn` are not called for it.
@@ -141,24 +141,24 @@ class DraftLength:
         """
         if not self._adaptive:
             return False
-        rests = self._stretches.rests(batch_size, moment, mixed=mixed)
+        rests = self._on_off.rests(batch_size, moment, mixed=mixed)
         if rests:
             self._last = None
-        elif self._stretches.woke:
+        elif self._on_off.woke:
             self._wake(rounded(batch_size))
         return rests
 
     def passes(self, batch_size: int) -> bool:
         """True if the next step is inside a long sleep and is not measured: then `rests` is not called for it,
         either."""
-        if not self._adaptive or not self._stretches.passes(batch_size):
+        if not self._adaptive or not self._on_off.passes(batch_size):
             return False
         self._last = None
         return True
 
     def asleep(self, batch_size: int) -> bool:
         """True if there will be no drafts for long, so that the proposer need not follow the rows."""
-        return self._sleeps and self._stretches.asleep(batch_size)
+        return self._sleeps and self._on_off.asleep(batch_size)
 
     def limits(self, slots: Ints, batch_size: int, most: Ints) -> Ints:
         """Drafts for each of the rows [rows].
@@ -181,7 +181,7 @@ class DraftLength:
             depths = np.zeros_like(depths)  # this step measures the time without drafts
         else:
             worth = self._worth if self._looks else bool(depths.any())
-            self._stretches.drafts(batch_size, worth=worth, tried=not self._looks)
+            self._on_off.drafts(batch_size, worth=worth, tried=not self._looks)
             if worth and self._saved > self._price:
                 depths = self._probed(depths)
         if not depths.any():
@@ -224,7 +224,7 @@ class DraftLength:
             drafts = int(drafted.sum())
             if self._looks and (drafts or not self._sleeps):  # a proposer that was asleep has no drafts for some rows
                 self._looks, self._due = self._looks - 1, True
-            self._stretches.gained(int(accepted.sum()))
+            self._on_off.gained(int(accepted.sum()))
             if self._asked:
                 self._asking.learn(given[0].size, int(given[1].max()), proposing)
             self._asked = True
@@ -247,8 +247,8 @@ class DraftLength:
             self._wall(size).learn(period, seconds, drafts=drafts > 0)
         self._ended = moment
 
-    def _wall(self, size: int) -> WallPrice:
-        return self._walls.setdefault(size, WallPrice())
+    def _wall(self, size: int) -> WallTimeOverhead:
+        return self._walls.setdefault(size, WallTimeOverhead())
 
     def _wake(self, size: int) -> None:
         """After a long sleep: try again if drafts pay by now."""

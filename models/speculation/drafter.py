@@ -41,7 +41,7 @@ class Drafter:
         self._max_model_len = max_model_len
         self._made: tuple[RunnableDecoder, KVCache, Proposer, DraftLength | None] | None = None
         self._reporter: Reporting | None = None
-        self._told: ProposerReport | None = None
+        self._reported: ProposerReport | None = None
         self._life = 0
         self.most = 0
         """Most drafts of a row in a step, once a proposer was made; 0 if there is no drafting."""
@@ -62,7 +62,7 @@ class Drafter:
             self._made = decoder, cache, proposer, _length(wanted, self.most, proposer)
             self._reporter = proposer if isinstance(proposer, Reporting) else None
             self._life = randbits(_LIFE_BITS)
-        self._told = None  # results of the runner before may have been lost
+        self._reported = None  # results of the runner before may have been lost
         proposer, length = self._made[2:]
         most = self.most
         synthetic = None
@@ -93,9 +93,9 @@ class Drafter:
         if self._reporter is None:
             return result
         report = self._reporter.report()
-        if report == self._told:
+        if report == self._reported:
             return result
-        self._told = report
+        self._reported = report
         return msgspec.structs.replace(result, proposer=msgspec.structs.replace(report, life=self._life))
 
     def _make(self, wanted: SpeculativeConfig, decoder: RunnableDecoder, cache: KVCache) -> Proposer:
@@ -129,4 +129,4 @@ def _length(wanted: SpeculativeConfig, most: int, proposer: Proposer) -> DraftLe
     if not wanted.adaptive:
         return None
     levels = list(accumulate(wanted.tree_widths)) or range(1, most + 1)
-    return DraftLength(levels, sleeps=proposer.taps.wanted and isinstance(proposer, Sleeper))
+    return DraftLength(levels, sleeps=proposer.aux_hidden_states.wanted and isinstance(proposer, Sleeper))

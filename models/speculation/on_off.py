@@ -55,7 +55,7 @@ _MOST_CREDIT: Final = 2
 """Most consecutive successes that count."""
 
 
-class Stretches:
+class OnOffController:
     """The state of one proposer. Calls come from the worker's thread: `rests` at the beginning of each step, then
     `drafts` and `gained` for steps that do not rest.
 
@@ -67,7 +67,7 @@ class Stretches:
         self.woke = False
         self._plain: dict[int, _Periods] = {}
         """By rounded number of rows."""
-        self._spells: dict[int, _Spell] = {}
+        self._spells: dict[int, _Measured] = {}
         """By number of rows, rounded up to a power of two."""
         self._last: tuple[float, int, bool] | None = None
         """Beginning, number of rows, and rest of the step before; None if it is no measurement."""
@@ -89,28 +89,28 @@ class Stretches:
             mixed: some rows compute more than one position.
         """
         self._settle(moment)
-        spell = self._spell(rows)
-        self.woke = bool(spell.left) and spell.step(new_row=self._fresh)
-        rests = bool(spell.left) or (not self.woke and self._compares(spell, rows))
+        measured = self._measured(rows)
+        self.woke = bool(measured.left) and measured.step(new_row=self._fresh)
+        rests = bool(measured.left) or (not self.woke and self._compares(measured, rows))
         self._fresh, self._gained = False, 0
         self._last = None if mixed else (moment, rows, rests)
         return rests
 
     def passes(self, rows: int) -> bool:
         """True if no row drafts in the coming step and it is not measured: then `rests` is not called for it."""
-        spell = self._spells.get(1 << (rows - 1).bit_length())
-        if spell is None or not spell.unseen or self._fresh:
+        measured = self._spells.get(1 << (rows - 1).bit_length())
+        if measured is None or not measured.unseen or self._fresh:
             return False
         if self._last is not None and not self._last[2]:  # the outcome of that step is to be measured
             return False
-        spell.left -= 1
+        measured.left -= 1
         self._last = None
         return True
 
     def asleep(self, rows: int) -> bool:
         """True if no row will draft for long."""
-        spell = self._spell(rows)
-        return bool(spell.left) and not spell.naps
+        measured = self._measured(rows)
+        return bool(measured.left) and not measured.short_sleep
 
     def drafts(self, rows: int, *, worth: bool, tried: bool) -> None:
         """Note the drafts of the step under way.
@@ -119,17 +119,17 @@ class Stretches:
             worth: some row is worth a draft, tries not counted.
             tried: all rows that were to be tried have been measured enough.
         """
-        self._spell(rows).drafts(worth=worth, tried=tried)
+        self._measured(rows).drafts(worth=worth, tried=tried)
 
     def gained(self, tokens: int) -> None:
         """Beyond one of each row, in the step under way."""
         self._gained += tokens
 
-    def _spell(self, rows: int) -> "_Spell":
+    def _measured(self, rows: int) -> "_Measured":
         size = 1 << (rows - 1).bit_length()
         found = self._spells.get(size)
         if found is None:
-            found = _Spell(few=rows <= _FEW_ROWS)
+            found = _Measured(few=rows <= _FEW_ROWS)
             fewer = max((other for other in self._spells if other < size), default=size)
             more = min((other for other in self._spells if other > size), default=size)
             # Drafts that do not pay with fewer rows do not pay with more.
@@ -153,7 +153,7 @@ class Stretches:
         known = [other for other, plain in self._plain.items() if plain.seen]
         if known:
             plain = self._plain[min(known, key=lambda other: abs(other - size))]
-            self._spell(rows).learn(period, plain.mean, 1 + self._gained / rows)
+            self._measured(rows).learn(period, plain.mean, 1 + self._gained / rows)
 
     def _periods(self, size: int) -> "_Periods":
         found = self._plain.get(size)
@@ -161,16 +161,16 @@ class Stretches:
             found = self._plain[size] = _Periods()
         return found
 
-    def _compares(self, spell: "_Spell", rows: int) -> bool:
+    def _compares(self, measured: "_Measured", rows: int) -> bool:
         """True if the coming step is to have no drafts although drafting is awake, for comparison."""
         plain = self._periods(rounded(rows))
-        if spell.awake > spell.stale:
-            spell.awake, spell.stale, plain.seen = 0, min(2 * spell.stale, _MOST_STALE_STEPS), 0
+        if measured.awake > measured.stale:
+            measured.awake, measured.stale, plain.seen = 0, min(2 * measured.stale, _MOST_STALE_STEPS), 0
         if plain.seen >= _PLAIN_WANTED:
-            spell.waited = 0
+            measured.waited = 0
             return False
-        spell.waited = (spell.waited + 1) % _NEXT_WAITING
-        return spell.waited <= _MOST_WAITING
+        measured.waited = (measured.waited + 1) % _NEXT_WAITING
+        return measured.waited <= _MOST_WAITING
 
 
 class _Periods:
@@ -196,7 +196,7 @@ class _Periods:
         return _mean(self._known)
 
 
-class _Spell:
+class _Measured:
     """The state of drafting, awake or asleep, for one range of the number of rows.
 
     Attributes:
@@ -213,7 +213,7 @@ class _Spell:
         self._worth, self._share = (_WORTH, 2.0) if few else (_WORTH_OF_MANY, 1.0)
         self._part = _HASTE if few else _HASTE_OF_MANY
         self._least_lost = _LEAST_LOST if few else _LEAST_LOST_OF_MANY
-        self.left, self.naps, self.look = 0, False, _LOOK
+        self.left, self.short_sleep, self.look = 0, False, _LOOK
         self.awake, self.stale, self.waited = 0, _STALE_STEPS, 0
         self._haste = 0
         """A new row ends the sleep if at most this many steps are left of it."""
@@ -226,7 +226,7 @@ class _Spell:
         self._lost = 0.0
         """Seconds since a row was last worth a draft."""
 
-    def inherit(self, other: "_Spell") -> None:
+    def inherit(self, other: "_Measured") -> None:
         """Begin in the state of another one."""
         self.left, self._haste, self._fails = other.left, other._haste, other._fails
 
@@ -250,7 +250,7 @@ class _Spell:
         return True
 
     def drafts(self, *, worth: bool, tried: bool) -> None:
-        """As `Stretches.drafts`."""
+        """As `OnOffController.drafts`."""
         if self.left:
             return
         if worth:
@@ -292,8 +292,8 @@ class _Spell:
     def _fail(self) -> None:
         """Drafts do not pay."""
         self._forget()
-        self.naps = self._credit > 0
-        if self.naps:  # perhaps the machine was busy
+        self.short_sleep = self._credit > 0
+        if self.short_sleep:  # perhaps the machine was busy
             self._credit -= 1
             self.left = self._haste = _NAP
             return

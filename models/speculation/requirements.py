@@ -8,7 +8,7 @@ import msgspec
 from troupellm.models.memory.drafter_needs import NO_DRAFTER, DrafterNeeds, Target
 from troupellm.models.proposers.checkpoint_folder import drafter_folder
 from troupellm.models.proposers.registry import MODULES
-from troupellm.models.proposers.stored_drafters import tell_method
+from troupellm.models.proposers.stored_drafters import method_of
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.messages.worker import ProgressSink
@@ -27,7 +27,7 @@ def settle(config: SpeculativeConfig, target: ModelConfig, progress: ProgressSin
     if config.method not in (None, "draft_model", "eagle", "eagle3", "medusa"):
         return config
     folder = drafter_folder(config.method or "draft_model", config.model, target, progress)
-    return config if config.method is not None else msgspec.structs.replace(config, method=tell_method(folder))
+    return config if config.method is not None else msgspec.structs.replace(config, method=method_of(folder))
 
 
 def drafter_needs(config: SpeculativeConfig, target: Target) -> DrafterNeeds:

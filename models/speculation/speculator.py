@@ -18,11 +18,11 @@ from troupellm.models.batch.host_device import to_device
 from troupellm.models.batch.row_drafts import DraftError, RowDrafts, read_drafts
 from troupellm.models.batch.row_table import RowTable
 from troupellm.models.batch.spans import Spans
-from troupellm.models.layers.taps import NO_TAPS, Taps
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
 from troupellm.models.sampling.row_options import RowOptions
 from troupellm.models.speculation.synthetic_acceptance import ByLot, SyntheticAcceptance, fill_up
-from troupellm.models.speculation.verify_batch import Acceptance, Judged, Trial
+from troupellm.models.speculation.verify_batch import Acceptance, Verdict, VerifyBatch
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.config.speculation import MOST_DRAFTS
 from troupellm.protocol.messages.worker import NewRow, StepPlan
@@ -128,9 +128,9 @@ class Speculator:
         return self._most
 
     @property
-    def taps(self) -> Taps:
+    def aux_hidden_states(self) -> AuxHiddenStates:
         """The hidden states that the proposer gets of the step under way."""
-        return NO_TAPS if self._sleeps else self.proposer.taps
+        return NO_AUX_HIDDEN_STATES if self._sleeps else self.proposer.aux_hidden_states
 
     def add_row(self, new: NewRow) -> None:
         """Called when it is in the table and has options."""
@@ -155,8 +155,10 @@ class Speculator:
         Args:
             slots, starts, ends: of the plan's rows.
         """
-        told = not self.proposer.taps.wanted or (self._sleeps and self._missed.issuperset(slots.tolist()))
-        if self._length is None or not told or not self._as_planned(slots, starts, ends, self._rows.lengths[slots]):
+        informed = not self.proposer.aux_hidden_states.wanted or (
+            self._sleeps and self._missed.issuperset(slots.tolist())
+        )
+        if self._length is None or not informed or not self._as_planned(slots, starts, ends, self._rows.lengths[slots]):
             return False
         if not self._length.passes(slots.size):
             return False
@@ -164,7 +166,7 @@ class Speculator:
         self._rows.computed[slots] = ends
         return True
 
-    def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> Trial:
+    def begin(self, plan: StepPlan, slots: Ints, starts: Ints, counts: Ints) -> VerifyBatch:
         """Decide which positions each row computes, and write its drafts behind its tokens.
 
         Args:
@@ -179,7 +181,7 @@ class Speculator:
             self._missed.clear()
         lengths = self._rows.lengths[slots]
         if self._rests and self._as_planned(slots, starts, starts + counts, lengths):
-            return Trial(Spans(np.arange(slots.size), slots, starts, counts), NONE, lengths)
+            return VerifyBatch(Spans(np.arange(slots.size), slots, starts, counts), NONE, lengths)
         self._began, self._proposing, self._unseen = self._clock(), 0.0, 0.0
         limits = np.array(plan.draft_limits, dtype=np.int64) if plan.draft_limits else np.full(slots.size, -1)
         speculative = limits >= 0
@@ -196,7 +198,7 @@ class Speculator:
         self.num_drafts = sum(map(len, found.values()))
         kept = np.flatnonzero(counts > 0)
         place = {index: number for number, index in enumerate(kept.tolist())}
-        return Trial(
+        return VerifyBatch(
             Spans(kept, slots[kept], starts[kept], counts[kept]),
             speculative[kept],
             lengths[kept],
@@ -210,46 +212,50 @@ class Speculator:
         computed = self._rows.computed[slots]
         return computed.tobytes() == starts.tobytes() or bool((computed <= starts).all())
 
-    def acceptance(self, plan: StepPlan, trial: Trial) -> Acceptance:
+    def acceptance(self, plan: StepPlan, verify_batch: VerifyBatch) -> Acceptance:
         """The rule by which a step's drafts are accepted."""
         if self._synthetic is None:
             return Acceptance()
-        return ByLot(self._synthetic, self._options, plan.rows, trial)
+        return ByLot(self._synthetic, self._options, plan.rows, verify_batch)
 
-    def finish_plain(self, trial: Trial) -> None:
+    def finish_plain(self, verify_batch: VerifyBatch) -> None:
         """A step without drafts is done: its tokens are appended."""
-        spans = trial.spans
+        spans = verify_batch.spans
         self._rows.computed[spans.slots] = spans.starts + spans.counts
 
-    def finish(self, trial: Trial, judged: dict[int, Judged]) -> None:
+    def finish(self, verify_batch: VerifyBatch, verdict: dict[int, Verdict]) -> None:
         """Append the kept tokens of each row.
 
         Args:
-            judged: of the rows of `trial.spans` that sample.
+            judged: of the rows of `verify_batch.spans` that sample.
         """
-        spans, rows = trial.spans, self._rows
-        drafted, accepted = trial.draft_counts(), np.zeros(spans.slots.size, dtype=np.int64)
+        spans, rows = verify_batch.spans, self._rows
+        drafted, accepted = verify_batch.draft_counts(), np.zeros(spans.slots.size, dtype=np.int64)
         slots: list[int] = []
         positions: list[int] = []
         tokens: list[int] = []
         grown = np.zeros(spans.slots.size, dtype=np.int64)
-        for row, kept in judged.items():
+        for row, kept in verdict.items():
             # A failed row may be in the next plan already, so what it holds must be a token id.
             said = kept.tokens or [0]
-            slot, length = int(spans.slots[row]), int(trial.lengths[row])
+            slot, length = int(spans.slots[row]), int(verify_batch.lengths[row])
             slots += [slot] * len(said)
             positions += range(length, length + len(said))
             tokens += said
             accepted[row], grown[row] = kept.accepted, len(said)
         if tokens:
             rows.put(slots, positions, tokens)
-        rows.lengths[spans.slots] = trial.lengths + grown
+        rows.lengths[spans.slots] = verify_batch.lengths + grown
         # The last token of a row is computed together with the next one.
         ends = spans.starts + spans.counts - drafted + accepted
         rows.computed[spans.slots] = np.where(grown > 0, np.minimum(ends, rows.lengths[spans.slots] - 1), ends)
 
     def learn(
-        self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor], seconds: float | None = None
+        self,
+        verify_batch: VerifyBatch,
+        verdict: dict[int, Verdict],
+        aux: Sequence[Tensor],
+        seconds: float | None = None,
     ) -> None:
         """Show the proposer the computed and kept tokens, and measure the time.
 
@@ -260,21 +266,21 @@ class Speculator:
         """
         following = 0.0
         if self._sleeps:
-            self._miss(trial)
-        elif self.proposer.taps.wanted:
+            self._miss(verify_batch)
+        elif self.proposer.aux_hidden_states.wanted:
             begin = self._wall()
-            self._observe(trial, judged, tapped)
+            self._observe(verify_batch, verdict, aux)
             following = self._wall() - begin
             if self._rests:
                 self._idled += following
         if self._length is not None and not self._rests:
-            speculative, spans = np.flatnonzero(trial.speculative), trial.spans
+            speculative, spans = np.flatnonzero(verify_batch.speculative), verify_batch.spans
             accepted = np.zeros(spans.slots.size, dtype=np.int64)
-            for row, kept in judged.items():
+            for row, kept in verdict.items():
                 accepted[row] = kept.accepted
             self._length.learn(
                 spans.slots[speculative],
-                trial.draft_counts()[speculative],
+                verify_batch.draft_counts()[speculative],
                 accepted[speculative],
                 int(spans.counts.sum()),
                 self._clock() - self._began + self._unseen if seconds is None else seconds,
@@ -283,19 +289,19 @@ class Speculator:
                 moment=self._wall(),
             )
 
-    def _miss(self, trial: Trial) -> None:
+    def _miss(self, verify_batch: VerifyBatch) -> None:
         """Tell a proposer that it is not shown this step, once for as long as it goes on with the same rows."""
-        slots = trial.spans.slots
+        slots = verify_batch.spans.slots
         if self._sleeper is not None and not self._missed.issuperset(slots.tolist()):
             self._missed.update(slots.tolist())
             writing = self._rows.pooled[slots] == 0  # it knows of no others
-            self._sleeper.miss(slots[writing], trial.spans.starts[writing])
+            self._sleeper.miss(slots[writing], verify_batch.spans.starts[writing])
 
-    def _observe(self, trial: Trial, judged: dict[int, Judged], tapped: Sequence[Tensor]) -> None:
-        spans = trial.spans
-        writing, own = self._rows.pooled[spans.slots] == 0, spans.counts - trial.draft_counts()
+    def _observe(self, verify_batch: VerifyBatch, verdict: dict[int, Verdict], aux: Sequence[Tensor]) -> None:
+        spans = verify_batch.spans
+        writing, own = self._rows.pooled[spans.slots] == 0, spans.counts - verify_batch.draft_counts()
         counts = own.copy()
-        for row, kept in judged.items():
+        for row, kept in verdict.items():
             writing[row] &= bool(kept.tokens)
             counts[row] += len(kept.path)
         rows = np.flatnonzero(writing)
@@ -304,13 +310,13 @@ class Speculator:
         firsts, counts = (np.cumsum(spans.counts) - spans.counts)[rows], counts[rows]
         ends = np.cumsum(counts)
         index = np.arange(ends[-1]) + np.repeat(firsts - ends + counts, counts)
-        if trial.trees:  # the kept drafts of a tree need not be contiguous
+        if verify_batch.trees:  # the kept drafts of a tree need not be contiguous
             for place, row in enumerate(rows.tolist()):
-                path = judged[row].path if row in judged else []
+                path = verdict[row].path if row in verdict else []
                 index[ends[place] - len(path) : ends[place]] = firsts[place] + own[row] + np.array(path, dtype=np.int64)
         hidden = torch.empty(index.size, 0, dtype=torch.float32)
-        if tapped:
-            states = tapped[0] if len(tapped) == 1 else torch.cat(tuple(tapped))
+        if aux:
+            states = aux[0] if len(aux) == 1 else torch.cat(tuple(aux))
             hidden = states[to_device(index, states.device)]
         self._rows.settle()
         self.proposer.observe(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from troupellm.kernels.sampling.noise import stream_key, uniform
 from troupellm.models.batch.row_drafts import ROOT, RowDrafts
 from troupellm.models.sampling.row_options import RowOptions
-from troupellm.models.speculation.verify_batch import Acceptance, Trial
+from troupellm.models.speculation.verify_batch import Acceptance, VerifyBatch
 
 PURPOSE_ACCEPTANCE = 1
 """See `kernels.sampling.noise.stream_key`."""
@@ -64,9 +64,13 @@ class ByLot(Acceptance):
     """Chooses the kept drafts of one step at random."""
 
     def __init__(
-        self, lot: SyntheticAcceptance, options: Callable[[int], RowOptions], rows: Sequence[int], trial: Trial
+        self,
+        lot: SyntheticAcceptance,
+        options: Callable[[int], RowOptions],
+        rows: Sequence[int],
+        verify_batch: VerifyBatch,
     ) -> None:
-        self._lot, self._options, self._rows, self._round = lot, options, rows, trial
+        self._lot, self._options, self._rows, self._round = lot, options, rows, verify_batch
 
     def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
         state = self._options(self._rows[int(self._round.spans.rows[row])]).state

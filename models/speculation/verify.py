@@ -11,7 +11,7 @@ from troupellm.models.batch.row_table import RowTable
 from troupellm.models.sampling.masks import TokenMasks
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.models.speculation.speculator import Speculator
-from troupellm.models.speculation.verify_batch import Judged, Trial, kept_logprobs, row_errors
+from troupellm.models.speculation.verify_batch import Verdict, VerifyBatch, kept_logprobs, row_errors
 from troupellm.models.structured_outputs.fill_masks import FilledLater
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 from troupellm.protocol.messages.worker import RowError, RowLogprobs, RowPooled, StepPlan, StepResult, StepTimings
@@ -22,26 +22,26 @@ class Verification:
 
     Attributes:
         drawn: the number of each virtual row's row, in the order of the logits.
-        judged: by row of `trial.spans`, after `sample`.
+        judged: by row of `verify_batch.spans`, after `sample`.
     """
 
     def __init__(
         self,
         plan: StepPlan,
-        trial: Trial,
+        verify_batch: VerifyBatch,
         sampling: NDArray[np.bool_],
         rows: RowTable,
         sampler: Sampler,
         guides: GuidedRows | None,
         speculator: Speculator,
     ) -> None:
-        """sampling: [rows of `trial.spans`]."""
-        self._plan, self.trial, self._sampling, self._rows = plan, trial, sampling, rows
+        """sampling: [rows of `verify_batch.spans`]."""
+        self._plan, self.verify_batch, self._sampling, self._rows = plan, verify_batch, sampling, rows
         self._sampler, self._guides, self._speculator = sampler, guides, speculator
-        self._numbers = [plan.rows[index] for index in trial.spans.rows.tolist()]
-        self._owner, self._positions, self._histories = trial.histories(rows, sampling)
+        self._numbers = [plan.rows[index] for index in verify_batch.spans.rows.tolist()]
+        self._owner, self._positions, self._histories = verify_batch.histories(rows, sampling)
         self.drawn = [self._numbers[row] for row in self._owner]
-        self.judged: dict[int, Judged] = {}
+        self.verdict: dict[int, Verdict] = {}
         self._errors: list[RowError] = []
         self._logprobs: list[RowLogprobs] = []
         self._finished: Sequence[int] = ()
@@ -51,7 +51,7 @@ class Verification:
         """Begin the masks of guided rows, at every draft."""
         if self._guides is None:
             return None
-        drafts: dict[int, RowDrafts] = {self._numbers[row]: each for row, each in self.trial.drafts.items()}
+        drafts: dict[int, RowDrafts] = {self._numbers[row]: each for row, each in self.verify_batch.drafts.items()}
         return self._guides.begin(self.drawn, drafts)
 
     def sample(self, logits: Tensor | None, masks: TokenMasks | None) -> None:
@@ -60,17 +60,17 @@ class Verification:
         Args:
             logits: [virtual rows, vocab]; None where nothing samples.
         """
-        trial = self.trial
+        verify_batch = self.verify_batch
         if logits is not None:
-            sure = trial.lengths[self._owner].tolist()
+            sure = verify_batch.lengths[self._owner].tolist()
             sampled = self._sampler.sample(logits, self.drawn, self._positions, self._histories, masks, sure)
-            judged = self.judged = trial.judge(
-                self._sampling, sampled.values, self._speculator.acceptance(self._plan, trial)
+            verdict = self.verdict = verify_batch.verify(
+                self._sampling, sampled.values, self._speculator.acceptance(self._plan, verify_batch)
             )
             self._guide()
-            self._errors = row_errors(sampled, self._sampling, judged, trial)
-            self._logprobs = kept_logprobs(sampled, self._sampling, judged, trial, self._numbers)
-        self._speculator.finish(trial, self.judged)
+            self._errors = row_errors(sampled, self._sampling, verdict, verify_batch)
+            self._logprobs = kept_logprobs(sampled, self._sampling, verdict, verify_batch, self._numbers)
+        self._speculator.finish(verify_batch, self.verdict)
         for row, forced in self._forced.items():
             self._rows.append_known(self._numbers[row], forced)
 
@@ -86,14 +86,14 @@ class Verification:
         size = len(self._plan.rows)
         counts, accepted, drafted = [0] * size, [0] * size, [0] * size
         tokens: list[int] = []
-        places = self.trial.spans.rows.tolist()
-        for row, drafts in self.trial.drafts.items():
+        places = self.verify_batch.spans.rows.tolist()
+        for row, drafts in self.verify_batch.drafts.items():
             drafted[places[row]] = len(drafts)
-        for row, kept in sorted(self.judged.items()):
+        for row, kept in sorted(self.verdict.items()):
             said = [*kept.tokens, *self._forced.get(row, ())]
             counts[places[row]], accepted[places[row]] = len(said), kept.accepted
             tokens += said
-        some = bool(self.trial.drafts)
+        some = bool(self.verify_batch.drafts)
         return StepResult(
             step=self._plan.step,
             engine_epoch=self._plan.engine_epoch,
@@ -118,8 +118,8 @@ class Verification:
         for group in range(self._rows.num_groups):
             sources: list[tuple[int, int]] = []
             targets: list[tuple[int, int]] = []
-            for row, kept in self.judged.items():
-                slot, length = int(self.trial.spans.slots[row]), int(self.trial.lengths[row])
+            for row, kept in self.verdict.items():
+                slot, length = int(self.verify_batch.spans.slots[row]), int(self.verify_batch.lengths[row])
                 table = self._rows.blocks[group, slot]
                 for depth, node in enumerate(kept.path):
                     if node != depth:
@@ -133,14 +133,14 @@ class Verification:
         """Give the guides the kept tokens; nothing follows a complete grammar."""
         if self._guides is None or not len(self._guides):
             return
-        order = list(self.judged)
+        order = list(self.verdict)
         numbers = [self._numbers[row] for row in order]
-        tokens = [self.judged[row].tokens for row in order]
-        ends = self.trial.lengths[order] + [len(each) for each in tokens]
+        tokens = [self.verdict[row].tokens for row in order]
+        ends = self.verify_batch.lengths[order] + [len(each) for each in tokens]
         advanced = self._guides.advance(numbers, tokens, (self._rows.longest - ends).tolist())
         self._finished = advanced.finished
         for row, number in zip(order, numbers, strict=True):
             if number in advanced.kept:
-                self.judged[row].cut(advanced.kept[number])
+                self.verdict[row].cut(advanced.kept[number])
             if number in advanced.forced:
                 self._forced[row] = advanced.forced[number]

@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Judged:
+class Verdict:
     """The tokens that one row keeps of a step.
 
     Attributes:
@@ -79,7 +79,7 @@ class VirtualHistories(Sequence[Tensor]):
 
 
 @dataclass(slots=True)
-class Trial:
+class VerifyBatch:
     """The spans and drafts of a step in which some rows are speculative.
 
     Attributes:
@@ -168,33 +168,33 @@ class Trial:
         found = positions.tolist()
         return owner.tolist(), found, VirtualHistories(rows, self.spans.slots[owner].tolist(), found, paths)
 
-    def judge(self, sampling: NDArray[np.bool_], values: Sequence[int], accept: "Acceptance") -> dict[int, Judged]:
+    def verify(self, sampling: NDArray[np.bool_], values: Sequence[int], accept: "Acceptance") -> dict[int, Verdict]:
         """The tokens that each sampling row keeps, by row of `spans`.
 
         Args:
             values: the token that each virtual row has drawn, -1 where it failed.
         """
-        found: dict[int, Judged] = {}
+        found: dict[int, Verdict] = {}
         first = 0
         for row in np.flatnonzero(sampling).tolist():
             drafts = self.drafts.get(row)
             if drafts is None:
                 value = values[first]
-                found[row] = Judged([value] if value >= 0 else [], [])
+                found[row] = Verdict([value] if value >= 0 else [], [])
                 first += 1
                 continue
             drawn = values[first : first + 1 + len(drafts)]
             first += 1 + len(drafts)
             path = accept(row, drafts, drawn)
             tokens = [*(drafts.tokens[index] for index in path), drawn[path[-1] + 1 if path else 0]]
-            found[row] = Judged(tokens, path)
+            found[row] = Verdict(tokens, path)
             if tokens[-1] < 0:  # the draft before it is computed again, and if the row fails, it does then
                 found[row].cut(len(path))
         return found
 
 
 class Acceptance:
-    """Chooses the kept drafts of a row. Called with the row of `Trial.spans`."""
+    """Chooses the kept drafts of a row. Called with the row of `VerifyBatch.spans`."""
 
     def __call__(self, row: int, drafts: RowDrafts, drawn: Sequence[int]) -> list[int]:
         """The path that is kept; `drawn` is the model's token behind every node."""
@@ -202,36 +202,40 @@ class Acceptance:
 
 
 def kept_logprobs(
-    sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial, rows: Sequence[int]
+    sampled: Sampled,
+    sampling: NDArray[np.bool_],
+    verdict: dict[int, Verdict],
+    verify_batch: VerifyBatch,
+    rows: Sequence[int],
 ) -> list[RowLogprobs]:
     """One entry per row that asked for it and got tokens; waits for the device.
 
     Args:
         rows: the numbers of the rows of `spans`.
     """
-    if not sampled.described:
+    if not sampled.logprob_parts:
         return []
     owner_of: dict[int, int] = {}
     first = 0
     for row in np.flatnonzero(sampling).tolist():
         owner_of[first] = row
-        first += 1 + len(trial.drafts.get(row, ()))
+        first += 1 + len(verify_batch.drafts.get(row, ()))
     found = []
-    for part in sampled.described:
+    for part in sampled.logprob_parts:
         place_of = {member: place for place, member in enumerate(part.members)}
         columns = [tensor.cpu().numpy() for tensor in (part.ids, part.values, part.ranks)]
         others = None if part.other_ranks is None else part.other_ranks.cpu().numpy()
         for member in part.members:
             owner = owner_of.get(member)
-            if owner is None or not judged[owner].tokens:
+            if owner is None or not verdict[owner].tokens:
                 continue
-            nodes = [0, *(index + 1 for index in judged[owner].path)]
+            nodes = [0, *(index + 1 for index in verdict[owner].path)]
             places = [place_of[member + node] for node in nodes]
             ids, values, ranks = (column[places] for column in columns)
             found.append(
                 RowLogprobs(
                     row=rows[owner],
-                    position=int(trial.lengths[owner]),
+                    position=int(verify_batch.lengths[owner]),
                     width=ids.shape[1],
                     token_ids=ids.tobytes(),
                     logprobs=values.tobytes(),
@@ -243,16 +247,16 @@ def kept_logprobs(
 
 
 def row_errors(
-    sampled: Sampled, sampling: NDArray[np.bool_], judged: dict[int, Judged], trial: Trial
+    sampled: Sampled, sampling: NDArray[np.bool_], verdict: dict[int, Verdict], verify_batch: VerifyBatch
 ) -> list[RowError]:
     """Errors of the rows that got no token."""
-    if all(found.tokens for found in judged.values()):
+    if all(found.tokens for found in verdict.values()):
         return []
     by_index = sampled.errors_by_index
     found = []
     first = 0
     for row in np.flatnonzero(sampling).tolist():
-        if not judged[row].tokens:
+        if not verdict[row].tokens:
             found.append(by_index[first])
-        first += 1 + len(trial.drafts.get(row, ()))
+        first += 1 + len(verify_batch.drafts.get(row, ()))
     return found

@@ -16,7 +16,7 @@ _PLAIN, _DRAFTING = 2, 3
 _MOST: Final = 3.0
 
 
-class WallPrice:
+class WallTimeOverhead:
     """The price for steps with one number of rows.
 
     Attributes:

@@ -11,7 +11,7 @@ from troupellm.models.sampling.sampler import Sampled
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
 
 
-def tell(
+def report_tokens(
     guides: GuidedRows, table: RowTable, rows: Sequence[int], slots: NDArray[np.int64], sampled: Sampled
 ) -> Advanced:
     """Move guides on by one token of each row. The rows have the tokens that follow from it, then."""

@@ -13,7 +13,7 @@ from troupellm.models.config.hf_config import ConfigReader, whole
 from troupellm.models.config.model_documents import read_json
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.source import resolve_model
-from troupellm.models.tokenizer.tokenizer import Tokenizer, token_text, told_ends
+from troupellm.models.tokenizer.tokenizer import Tokenizer, known_ends, token_text
 from troupellm.models.tokenizer.tokenizer_trial import check_trial
 from troupellm.protocol.config.engine import ModelConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -66,11 +66,11 @@ def check_fit(tokenizer: Tokenizer, folder: Path, home: Path, rows: int | None) 
     """
     file = home.name if is_gguf(home) else "tokenizer.json"
     check_trial(tokenizer, file)
-    rows = _told_rows(folder) if rows is None else rows
+    rows = _known_rows(folder) if rows is None else rows
     if rows is None:
         return
     _check_tokens(tokenizer, home, file, rows)
-    name, ends = told_ends(home)
+    name, ends = known_ends(home)
     for number in ends:
         if number >= rows:
             raise ModelLoadError(
@@ -127,7 +127,7 @@ def _placeholders(settings: dict[str, Any]) -> frozenset[str]:
     return frozenset(text for text in found if text is not None)
 
 
-def _told_rows(folder: Path) -> int | None:
+def _known_rows(folder: Path) -> int | None:
     values = ConfigReader.load(folder).values
     nested = values.get("text_config")
     places: list[Mapping[str, Any]] = [nested, values] if isinstance(nested, dict) else [values]

@@ -75,13 +75,13 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        told = msgspec.json.decode(definition, type=_Definition)
-        self.form: DecoderForm = _decoder_form(told.decoder)
+        read = msgspec.json.decode(definition, type=_Definition)
+        self.form: DecoderForm = _decoder_form(read.decoder)
         vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
         self.size: int = max(vocabulary.values(), default=-1) + 1
         if self.size > MOST_TOKENS:
             raise ModelLoadError(f"tokenizer.json: a token has the id {self.size - 1}, beyond {MOST_TOKENS}")
-        check_added(told.added_tokens, vocabulary)
+        check_added(read.added_tokens, vocabulary)
         self.eos_token_ids = eos_token_ids
         self.bos_token_id: int | None = None if bos is None else vocabulary.get(bos)
         self._given_bos = bos if bos_once and bos is not None and self._adds(self.bos_token_id) else ""
@@ -301,7 +301,7 @@ def token_text(entry: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def told_ends(folder: Path) -> tuple[str, list[int]]:
+def known_ends(folder: Path) -> tuple[str, list[int]]:
     """The end tokens of the generation config, or else of the model config, and the name of the file.
 
     Raises:
@@ -328,7 +328,7 @@ def _eos_token_ids(folder: Path, loaded: Loaded) -> frozenset[int]:
     Raises:
         ModelLoadError: the tokenizer's own is no token of it, and no other is told: no text would ever end.
     """
-    found = set(told_ends(folder)[1])
+    found = set(known_ends(folder)[1])
     text = token_text(loaded.settings.get("eos_token"))
     own = None if text is None or text in loaded.invented else loaded.backend.token_to_id(text)
     if own is not None:

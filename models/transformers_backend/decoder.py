@@ -15,8 +15,8 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.hub.gguf_header import is_gguf
 from troupellm.models.hub.model_folder import check_file
 from troupellm.models.hub.weight_files import INDEX, SINGLE, folder_weight_files
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import Taps
 from troupellm.models.transformers_backend import attention
 from troupellm.models.transformers_backend.attention import PagedAnswer
 from troupellm.models.transformers_backend.describe import body_name, body_of, hf_config, make_skeleton, prepared
@@ -94,7 +94,9 @@ class TransformersDecoder:
         hidden: Tensor = output.last_hidden_state[0]
         return batch.with_logits(hidden)
 
-    def forward_tapped(self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], taps: Taps) -> Any:
+    def forward_with_aux(
+        self, batch: ForwardBatch, caches: list[tuple[Tensor, Tensor]], aux_hidden_states: AuxHiddenStates
+    ) -> Any:
         """Never called: a feature that needs hidden states is refused while the model is loaded."""
         raise RuntimeError("this model's hidden states are not shown")
 

@@ -7,7 +7,7 @@ from troupellm.models.kv_connectors.open_connectors import open_connectors
 from troupellm.models.kv_offload.block_copy import BlockMover, MemoryMover, bytes_of_block
 from troupellm.models.kv_offload.block_format import HEADER_BYTES
 from troupellm.models.kv_offload.disk_store import DiskStore
-from troupellm.models.kv_offload.host_memory import HostArena, host_places, memory_left
+from troupellm.models.kv_offload.host_memory import HostBuffer, host_slots, memory_left
 from troupellm.models.kv_offload.store import BlockStore, StoreContext
 from troupellm.models.kv_offload.transfers import TransferEngine
 from troupellm.protocol.config.engine import EngineConfig
@@ -24,25 +24,25 @@ def open_offload(config: EngineConfig, cache: KVCache, fingerprint: str, *, num_
     Raises:
         ConfigError: a tier is too small, or the machine is.
     """
-    places = host_places(config, bytes_of_block(cache))
+    places = host_slots(config, bytes_of_block(cache))
     if not places:
         return None
     timeout = config.offload.kv_offload_timeout
     context = StoreContext(bytes.fromhex(fingerprint) or bytes(32), bytes_of_block(cache), timeout)
     memory_left(config)  # on a GPU the size has not been checked yet
-    arena = HostArena(places, context.block_bytes, pinned=cache.storage.is_cuda)
-    mover = make_mover(cache, arena)
+    host_buffer = HostBuffer(places, context.block_bytes, pinned=cache.storage.is_cuda)
+    mover = make_mover(cache, host_buffer)
     stores = open_stores(config, context)  # last, since they hold ports and threads and the steps before may fail
-    return TransferEngine(mover, arena, stores, num_blocks=num_blocks, timeout=timeout)
+    return TransferEngine(mover, host_buffer, stores, num_blocks=num_blocks, timeout=timeout)
 
 
-def make_mover(cache: KVCache, arena: HostArena) -> BlockMover:
+def make_mover(cache: KVCache, host_buffer: HostBuffer) -> BlockMover:
     """The mover that copies blocks of that cache."""
     if not cache.storage.is_cuda:
-        return MemoryMover(cache, arena)
+        return MemoryMover(cache, host_buffer)
     from troupellm.models.kv_offload.gpu_mover import CudaMover
 
-    return CudaMover(cache, arena)
+    return CudaMover(cache, host_buffer)
 
 
 def open_stores(config: EngineConfig, context: StoreContext) -> list[BlockStore]:

@@ -33,7 +33,7 @@ from troupellm.models.layers.encoder import Encoder
 from troupellm.models.load.architecture import open_config
 from troupellm.models.load.fingerprint import SameModel, same_model
 from troupellm.models.load.implementation import describe_served
-from troupellm.models.load.notes import attention_note, tell_compiling
+from troupellm.models.load.notes import attention_note, report_compiling
 from troupellm.models.load.read_decoder import read_decoder, stored_format
 from troupellm.models.memory.drafter_needs import DrafterNeeds
 from troupellm.models.memory.plan import MemoryBudget, model_limit, plan_memory
@@ -117,7 +117,7 @@ class ModelWorker:
         begin = perf_counter()
         gpu = find_device(config.worker.device)
         self._set_threads(config.worker)
-        tell_compiling(progress, on_cpu=gpu is None)
+        report_compiling(progress, on_cpu=gpu is None)
         reader, config = settle_quantization(self._folder, open_config(self._folder, progress), config)
         dtype = DTYPES.get(config.model.dtype, torch.float32)  # auto; on a GPU the place decides
         if is_encoder(reader):

@@ -96,7 +96,7 @@ class ToolFields(GenerationFields, kw_only=True):
     reasoning_effort: Effort | None = None
     """Handed to the chat template; none also turns thinking off where the template can."""
     include_reasoning: bool | None = None
-    """False: thoughts are counted and not shown."""
+    """False: reasoning is counted and not shown."""
     functions: Any = None
     function_call: Any = None
 

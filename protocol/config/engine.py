@@ -295,7 +295,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(BodyConfig, frozen=True, kw_only=True):
-    """The HTTP front."""
+    """The HTTP server."""
 
     host: Annotated[str, _help("address to listen on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="0 takes a free port")] = 8000

@@ -28,7 +28,7 @@ _ALIASES: Final[dict[str, Method]] = {
 """vLLM's other spellings, beside `<family>_mtp`."""
 _NO_MODEL: Final = ("ngram", "suffix", "mtp", "custom")
 """Methods that read no checkpoint of their own."""
-_TOLD_BY_MODEL: Final[tuple[Method, ...]] = ("draft_model", "eagle", "eagle3", "medusa")
+_NAMED_BY_MODEL: Final[tuple[Method, ...]] = ("draft_model", "eagle", "eagle3", "medusa")
 _KEYS_OF: Final[dict[str, tuple[str, ...]]] = {
     "prompt_lookup_min": ("ngram",),
     "prompt_lookup_max": ("ngram",),
@@ -206,7 +206,7 @@ def _understood(given: dict[str, Any]) -> dict[str, Any]:
         if method not in METHODS:
             raise _error("method", f"must be one of {', '.join(METHODS)}, got {method}")
         given["method"] = method
-    possible = _TOLD_BY_MODEL if method is None else (method,)
+    possible = _NAMED_BY_MODEL if method is None else (method,)
     for key, methods in _KEYS_OF.items():
         if given.get(key) is not None and not set(methods).intersection(possible):
             raise _error(key, f"means nothing to the method {'/'.join(possible)}, only to {', '.join(methods)}")

@@ -36,7 +36,7 @@ class BlockTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     block: int
     """Device block of a store or load; -1 of others."""
     place: int
-    """Of host memory: 0 to `WorkerReady.host_places` - 1; -1 of a reset."""
+    """Of host memory: 0 to `WorkerReady.host_slots` - 1; -1 of a reset."""
     key: bytes
     """Of the prefix that ends with the block, group included."""
 

@@ -12,7 +12,7 @@ from troupellm.protocol.params.sampling_checks import StopRegion
 
 
 class Outbox(Protocol):
-    """Where a request's answer goes: a local slot, or one frame per front process per step.
+    """Where a request's answer goes: a local slot, or one frame per API process per step.
 
     All calls come from the output actor (or a supervisor) and never block. Pieces merge while they wait for the reader.
     """

@@ -216,7 +216,7 @@ class TenantSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class KVEventsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Of the stream of KV events."""
 
-    told: int
+    reported: int
     """Since the start."""
     kept: int
     """For readers who are behind."""

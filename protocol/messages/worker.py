@@ -336,7 +336,7 @@ class WorkerReady(msgspec.Struct, frozen=True, kw_only=True):
     """Of keys and values; auto is `dtype`."""
     most_drafts: int = 0
     """Drafts of a row that the worker verifies in one step, at most; 0: it drafts nothing, so no row is speculative."""
-    host_places: int = 0
+    host_slots: int = 0
     """Blocks that the host tier holds; 0: there is none."""
     tiers: tuple[TierInfo, ...] = ()
     """Outer tiers, from number 1 on."""
@@ -358,7 +358,7 @@ class ProgressSink(Protocol):
     def __call__(self, progress: LoadProgress, /) -> None: ...
 
 
-class Ticket(Protocol):
+class LaunchedStep(Protocol):
     """An opaque handle of a plan that was launched; belongs to the worker that made it."""
 
     @property
@@ -379,8 +379,8 @@ class Worker(Protocol):
     """
 
     def load(self, config: EngineConfig, progress: ProgressSink) -> WorkerReady: ...
-    def launch(self, plan: StepPlan) -> Ticket: ...
-    def collect(self, ticket: Ticket) -> StepResult: ...
+    def launch(self, plan: StepPlan) -> LaunchedStep: ...
+    def collect(self, ticket: LaunchedStep) -> StepResult: ...
     def reset(self) -> None:
         """After a step that failed: forget every row and every plan, keep the weights. The cache's content is void."""
 

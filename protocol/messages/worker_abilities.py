@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from troupellm.protocol.messages.worker import Ticket
+from troupellm.protocol.messages.worker import LaunchedStep
 from troupellm.protocol.params.guide import GuideProgram
 
 Wait = Callable[[], None]
@@ -14,15 +14,15 @@ Wait = Callable[[], None]
 class WorksAhead(Protocol):
     """A worker whose device computes by itself what was launched."""
 
-    def under_way(self, ticket: Ticket, /) -> Wait | None:
+    def under_way(self, ticket: LaunchedStep, /) -> Wait | None:
         """The wait for a launched plan before it is collected: callable on any thread, beside all calls of the worker.
         None: its result is there, or `collect` computes it."""
 
-    def incomplete(self, ticket: Ticket, /) -> bool:
+    def incomplete(self, ticket: LaunchedStep, /) -> bool:
         """Whether a part of a launched plan follows from the result before it, and is still to be launched. Nothing is
         to be waited for until then."""
 
-    def complete(self, ticket: Ticket, /) -> None:
+    def complete(self, ticket: LaunchedStep, /) -> None:
         """Launch what is left of the oldest plan, if something is: the result before it was collected, and told."""
 
 

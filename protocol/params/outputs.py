@@ -49,7 +49,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_sources: CachedTokens | None = None
     """The same by tier; None where there are no tiers behind the device."""
     reasoning_tokens: int = 0
-    """Of the completion's tokens, those that were thoughts; counted where answers are parsed."""
+    """Of the completion's tokens, those that were reasoning; counted where answers are parsed."""
     draft_steps: int = 0
     """Steps in which a sequence had drafts verified."""
     draft_tokens: int = 0
@@ -89,7 +89,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """An answer in a chat, parsed."""
 
     content: str | None
-    """None where there are tool calls, or only thoughts, and no content."""
+    """None where there are tool calls, or only reasoning, and no content."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     calls_whole: bool = True
@@ -106,7 +106,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     cumulative_logprob: float | None = None
     """Of all its tokens; known where log-probabilities were asked for or decided over the answer."""
     message: Message | None = None
-    """In a chat: `text` with its tool calls and thoughts told apart."""
+    """In a chat: `text` with its tool calls and reasoning told apart."""
 
 
 class Pooled(msgspec.Struct, frozen=True, kw_only=True):

@@ -135,7 +135,7 @@ class SamplingParams(msgspec.Struct, kw_only=True):
     """Report exactly these per generated token, in this order, instead of the top alternatives."""
     skip_special_tokens: bool = True
     kept_token_ids: Sequence[int] | None = None
-    """Special tokens that are text although others are skipped: the marks of tool calls and thoughts."""
+    """Special tokens that are text although others are skipped: the marks of tool calls and reasoning."""
     spaces_between_special_tokens: bool = True
     """False leaves out the space that some tokenizers put between two special tokens in a row."""
     detokenize: bool = True

@@ -43,7 +43,7 @@ class StopRegion(msgspec.Struct, frozen=True, kw_only=True):
     """Names of which one may follow instead."""
     at: Literal["any", "start", "answer"] = "any"
     """Where the opening mark counts. start: where nothing but white space has come. answer: where nothing but white
-    space and thoughts has."""
+    space and reasoning has."""
     header: str = ""
     """The mark that ends the header of a message. "": there is none, and stop strings count nowhere in the region."""
     silent: str = ""
@@ -51,16 +51,16 @@ class StopRegion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopScope(msgspec.Struct, frozen=True, kw_only=True):
-    """Stop strings count in content only: neither in thoughts nor in tool calls."""
+    """Stop strings count in content only: neither in reasoning nor in tool calls."""
 
     regions: tuple[StopRegion, ...]
     opens: tuple[str, ...] = ()
-    """Marks of thoughts, which a prompt may end with."""
+    """Marks of reasoning, which a prompt may end with."""
     closes: tuple[str, ...] = ()
     always: bool = False
-    """The answer begins with thoughts unless the prompt has closed them."""
+    """The answer begins with reasoning unless the prompt has closed it."""
     open: bool | None = None
-    """Whether the answer begins inside of thoughts; None: as the marks in the prompt tell."""
+    """Whether the answer begins inside of reasoning; None: as the marks in the prompt tell."""
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Messages between an API server process and the engine's process: one message is one frame.
 
-A front renders, tokenizes and validates; the engine's process decides who gets in, schedules and turns tokens into
-text. `request` is the front's own number of a request and means nothing to other fronts.
+An API process renders, tokenizes and validates; the engine's process decides who gets in, schedules and turns tokens
+into text. `request` is the API process's own number of a request and means nothing to other API processes.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from troupellm.protocol.params.pooling import PoolingParams
 from troupellm.protocol.params.sampling import Limits, SamplingParams
 from troupellm.protocol.quota import Quota
 
-# From a front.
+# From an API process.
 
 
 class Apply(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -58,7 +58,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
     request: int
     invalid: bool = False
-    """The front has refused it."""
+    """The API process has refused it."""
 
 
 class PauseReader(msgspec.Struct, frozen=True, tag=True):
@@ -86,7 +86,7 @@ class AskAdmin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AskCharge(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A front counts tokens for a key; answered by `ChargeAnswer`."""
+    """An API process counts tokens for a key; answered by `ChargeAnswer`."""
 
     query: int
     tenant: str
@@ -115,7 +115,7 @@ class HttpCount(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
-class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ApiProcessReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Whenever one of these changes, and several times a second."""
 
     counts: tuple[HttpCount, ...]
@@ -123,29 +123,29 @@ class FrontReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     in_flight: int
     """Exchanges that use the engine."""
     draining: bool
-    """The front has heard of it: `in_flight` does not rise any more."""
+    """The API process has heard of it: `in_flight` does not rise any more."""
     loop_lag: float
     """Seconds; worst lateness of the event loop lately."""
     log_lines_dropped: int
-    """Since the front began."""
+    """Since the API process began."""
     tasks: int = 0
-    """Of the front's event loop."""
+    """Of the API process's event loop."""
     connections: int = 0
-    """Open at the front."""
+    """Open at the API process."""
     body_bytes: int = 0
-    """Of request bodies that the front works on."""
+    """Of request bodies that the API process works on."""
     bodies_waiting: int = 0
     template_processes: int = 0
-    """That render chat templates for the front."""
+    """That render chat templates for the API process."""
     connections_dropped: int = 0
-    """By the front, since it began."""
+    """By the API process, since it began."""
 
 
-class FrontReady(msgspec.Struct, frozen=True, tag=True):
-    """The front has read tokenizer and chat template, and answers requests."""
+class ApiProcessReady(msgspec.Struct, frozen=True, tag=True):
+    """The API process has read tokenizer and chat template, and answers requests."""
 
 
-FromFront = (
+FromApiProcess = (
     Apply
     | Submit
     | Abort
@@ -156,8 +156,8 @@ FromFront = (
     | AskMetrics
     | AskAdmin
     | CancelAdmin
-    | FrontReport
-    | FrontReady
+    | ApiProcessReport
+    | ApiProcessReady
 )
 
 # From the engine's process.
@@ -187,14 +187,14 @@ class WireError(msgspec.Struct, frozen=True):
 
 
 class Configure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first message to a front."""
+    """The first message to an API process."""
 
     number: int
-    """Which of the fronts it is, from 0."""
+    """Which of the API processes it is, from 0."""
     server: ServerConfig
     """Without keys."""
     keys: dict[bytes, Caller]
-    """SHA-256 of each API key to who has it, as they were read once for all fronts."""
+    """SHA-256 of each API key to who has it, as they were read once for all API processes."""
     created: int
     """Epoch seconds, the same on every front."""
     admin_keys: dict[bytes, Caller] = {}
@@ -223,7 +223,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     snapshot: EngineSnapshot
     draining: bool
     in_flight_elsewhere: int
-    """Exchanges of the other fronts."""
+    """Exchanges of the other API processes."""
 
 
 class Admitted(msgspec.Struct, frozen=True, tag=True):
@@ -232,8 +232,8 @@ class Admitted(msgspec.Struct, frozen=True, tag=True):
     """The rest of its tenant's limits."""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """A `Delta` of one of the front's requests."""
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A `Delta` of one of the API process's requests."""
 
     request: int
     index: int
@@ -244,7 +244,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int | str | None = None
 
 
-class PromptPiece(msgspec.Struct, frozen=True, array_like=True):
+class PromptChunk(msgspec.Struct, frozen=True, array_like=True):
     """More log-probabilities of a prompt, in order."""
 
     request: int
@@ -262,13 +262,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     error: WireError | None = None
 
 
-class Pieces(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class Chunks(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The new output of all requests of the process. Read in the order of the fields."""
 
     opened: tuple[int, ...] = ()
     """Requests that the engine has accepted for good."""
-    prompts: tuple[PromptPiece, ...] = ()
-    pieces: tuple[Piece, ...] = ()
+    prompts: tuple[PromptChunk, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
     ended: tuple[Ended, ...] = ()
 
 
@@ -307,14 +307,14 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     """The time that connections have to read their last bytes."""
 
 
-ToFront = (
+ToApiProcess = (
     Configure
     | Loading
     | Serving
     | Status
     | Admitted
     | Ended
-    | Pieces
+    | Chunks
     | MetricsText
     | AdminAnswer
     | ChargeAnswer

@@ -3,7 +3,7 @@
 A frame is four bytes (little-endian length of the payload) and the payload: one message of a closed union of tagged
 Structs. The length is checked against a cap before anything is done with it, and no memory is taken from a declared
 length: what is held is what has come. The first frame each way is a `Hello`; a peer that says something else, or speaks
-another version, is dropped. All of it is plain computation: `frame_socket` blocks, `server/fronts/link` awaits.
+another version, is dropped. All of it is plain computation: `frame_socket` blocks, `server/api_processes/link` awaits.
 """
 
 from typing import Any, Generic, TypeVar
@@ -62,7 +62,7 @@ class Codec(Generic[SentT]):
 
 
 class Assembler(Generic[ReceivedT]):
-    """Turns bytes, in pieces of any size, into messages. Unusable after a `FrameError`.
+    """Turns bytes, in chunks of any size, into messages. Unusable after a `FrameError`.
 
     Before the first message the peer must have said `Hello`; `greeted` tells.
     """

@@ -10,13 +10,13 @@ from troupellm.protocol.api import admin
 from troupellm.protocol.messages.kv_events import EventsLost, KVEventsRead
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 WAIT_SECONDS = 2.0
 """How long the engine is asked to wait for one event before it is asked again."""
 
 
-async def send_kv_events(host: EngineHost, exchange: Exchange, body: msgspec.Struct | None) -> None:
+async def send_kv_events(host: ServerState, exchange: Exchange, body: msgspec.Struct | None) -> None:
     """One answer, or server-sent events until the engine ends or the client leaves; one that reads slowly misses some,
     and is told how many."""
     host.require()
@@ -37,7 +37,7 @@ async def send_kv_events(host: EngineHost, exchange: Exchange, body: msgspec.Str
         raise errors[0]
 
 
-async def _send(host: EngineHost, exchange: Exchange, read: KVEventsRead, *, resumes: bool) -> None:
+async def _send(host: ServerState, exchange: Exchange, read: KVEventsRead, *, resumes: bool) -> None:
     """resumes: a snapshot follows where events were missed."""
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         await events.send(_framed(read.events) or b": kv events\n\n")  # the client hears that it is let in
@@ -54,7 +54,7 @@ async def _send(host: EngineHost, exchange: Exchange, read: KVEventsRead, *, res
         await events.finish(b"", b"")
 
 
-async def _read(host: EngineHost, query: admin.KVEventsQuery) -> KVEventsRead:
+async def _read(host: ServerState, query: admin.KVEventsQuery) -> KVEventsRead:
     answer = await host.administer("kv_events", msgspec.json.encode(query))
     return msgspec.json.decode(answer, type=KVEventsRead)
 

@@ -4,23 +4,23 @@ import msgspec
 
 from troupellm.protocol.api.chat import LoadBody, ProbeReport, VersionBody, Welcome
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 
-async def ready(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def ready(host: ServerState, exchange: Exchange, _: None) -> None:
     """200 when requests should be routed here, else 503 with the reasons (/readyz, /health, /ping)."""
     reasons = host.readiness()
     await _report(host, exchange, good=not reasons, state="not ready" if reasons else "ready", reasons=reasons)
 
 
-async def live(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def live(host: ServerState, exchange: Exchange, _: None) -> None:
     """503 asks for a restart: the engine has failed for good."""
     alive = host.alive()
     reasons = [] if alive else [host.failure or "the engine has failed"]
     await _report(host, exchange, good=alive, state="alive" if alive else "failed", reasons=reasons)
 
 
-async def started(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def started(host: ServerState, exchange: Exchange, _: None) -> None:
     """200 once the weights are loaded."""
     loaded = host.loaded()
     refusal = None if loaded else host.refusal()
@@ -28,29 +28,29 @@ async def started(host: EngineHost, exchange: Exchange, _: None) -> None:
     await _report(host, exchange, good=loaded, state="started" if loaded else "starting", reasons=reasons)
 
 
-async def welcome(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def welcome(host: ServerState, exchange: Exchange, _: None) -> None:
     """200 in every state of the server."""
     await exchange.respond(200, msgspec.json.encode(Welcome()))
 
 
-async def version(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def version(host: ServerState, exchange: Exchange, _: None) -> None:
     import troupellm
 
     await exchange.respond(200, msgspec.json.encode(VersionBody(troupellm.__version__)))
 
 
-async def load(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def load(host: ServerState, exchange: Exchange, _: None) -> None:
     """Requests in flight, as vLLM's /load says it."""
     await exchange.respond(200, msgspec.json.encode(LoadBody(len(host.in_flight) + host.in_flight_elsewhere)))
 
 
-async def metrics(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def metrics(host: ServerState, exchange: Exchange, _: None) -> None:
     """Prometheus text; gauges are read from live state now."""
     text = await host.metrics()
     await exchange.respond(200, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
 
 
-async def _report(host: EngineHost, exchange: Exchange, *, good: bool, state: str, reasons: list[str]) -> None:
+async def _report(host: ServerState, exchange: Exchange, *, good: bool, state: str, reasons: list[str]) -> None:
     progress = host.progress if host.progress_fields() else None
     body = ProbeReport(status=state, reasons=reasons, progress=msgspec.UNSET if progress is None else progress)
     await exchange.respond(200 if good else 503, msgspec.json.encode(body), () if good else ((b"retry-after", b"1"),))

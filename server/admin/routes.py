@@ -14,10 +14,10 @@ from troupellm.server.admin.kv_events import send_kv_events
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.router import Route
 from troupellm.server.host.admin_actions import ACTIONS
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     """All of them; they lie beside the API's prefix, as vLLM's do."""
 
     def route(method: str, path: str, action: str, response: Any, summary: str, **more: Any) -> Route:
@@ -62,7 +62,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     ]
 
 
-async def act(host: EngineHost, action: str, exchange: Exchange, body: msgspec.Struct | None) -> None:
+async def act(host: ServerState, action: str, exchange: Exchange, body: msgspec.Struct | None) -> None:
     """Carry it out; a client that leaves meanwhile takes back what is not done yet."""
     host.require()
     arguments = exchange.query if body is None else body

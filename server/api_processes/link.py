@@ -1,4 +1,4 @@
-"""Frames between a front and its parent; a sender never waits.
+"""Frames between an API process and its parent; a sender never waits.
 
 `post` queues in the transport; how much may wait there is bounded: a sender of much asks `drained` first, and a peer
 that takes nothing at all is dropped.

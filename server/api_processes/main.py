@@ -1,7 +1,7 @@
-"""A front process: hypercorn and the ASGI app over an engine that lives in the process that started this one.
+"""An API process: hypercorn and the ASGI app over an engine that lives in the process that started this one.
 
 Started by the fleet with an inherited listening socket and one end of a socket pair. It ends when told to, with the
-other end of the pair, and with its parent's death: no front outlives the engine it serves.
+other end of the pair, and with its parent's death: no API process outlives the engine it serves.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import troupellm
 from troupellm.actors.remote.client import SILENT_SECONDS, RemoteEngine
 from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
-from troupellm.models.chat_parsers.served_parser import Speaker, speaker_of
+from troupellm.models.chat_parsers.served_parser import ChatFormat, chat_format_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import Renderer, TemplateProcesses
 from troupellm.models.hub.model_folder import readable
@@ -28,21 +28,21 @@ from troupellm.models.worker.memory_use import return_large_blocks
 from troupellm.protocol.wire.api_process import (
     AdminAnswer,
     Admitted,
+    ApiProcessReady,
+    ApiProcessReport,
     ChargeAnswer,
+    Chunks,
     Configure,
     Cut,
     Ended,
-    FromFront,
-    FrontReady,
-    FrontReport,
+    FromApiProcess,
     Leave,
     Loading,
     MetricsText,
-    Pieces,
     Serving,
     SetLogLevel,
     Status,
-    ToFront,
+    ToApiProcess,
 )
 from troupellm.protocol.wire.lifeline import die_with
 from troupellm.server.access.host_and_origin import guard_of
@@ -50,8 +50,8 @@ from troupellm.server.api_processes.link import Link, PeerGone, open_link
 from troupellm.server.app.app import App, admin_access
 from troupellm.server.base.errors import flatten
 from troupellm.server.base.exit_codes import EXIT_FAILED, EXIT_OK
-from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.http.server import CLOSE_SECONDS, HttpFront
+from troupellm.server.host.server_state import ServerState
+from troupellm.server.http.server import CLOSE_SECONDS, HypercornServer
 from troupellm.server.observe import logs
 from troupellm.server.observe.vitals import Vitals
 
@@ -65,23 +65,23 @@ _POOL_SIZE = 4
 """Two of them for long texts at most: see `long_texts`."""
 
 
-class Front:
-    """One front's life, from its configuration to its end."""
+class ApiServer:
+    """One API process's life, from its configuration to its end."""
 
-    def __init__(self, link: Link[FromFront, ToFront], configure: Configure, listener: socket.socket) -> None:
+    def __init__(self, link: Link[FromApiProcess, ToApiProcess], configure: Configure, listener: socket.socket) -> None:
         config = configure.server
         self._link = link
-        self._host = host = EngineHost(config)
+        self._host = host = ServerState(config)
         host.loading = True
-        host.told_elsewhere = True
+        host.reported_elsewhere = True
         host.batches.runs = True  # in the engine's process
         host.created = configure.created
         host.on_change = self._report_soon
         host.further_reasons = self._reasons
         host.vitals = self._vitals = Vitals(config.loop_lag_warning, f"front-{configure.number}")
         app = App(host, keys=configure.keys, guard=guard_of(config), **admin_access(config, configure.admin_keys))
-        self._http = HttpFront(app, config, listener)
-        self._vitals.crowd = self._http.crowd
+        self._http = HypercornServer(app, config, listener)
+        self._vitals.connections = self._http.connections
         return_large_blocks()
         self._pool = ThreadPool("troupellm-front", _POOL_SIZE)
         self._templates = TemplateProcesses()
@@ -101,8 +101,8 @@ class Front:
                 group.start_soon(self._http.run)
                 group.start_soon(self._vitals.lag.run)
                 group.start_soon(self._report)
-                told = await self._listen(group)
-                if not told:
+                stopped = await self._listen(group)
+                if not stopped:
                     await self._say_farewell()
                 await self._http.stop(self._closing_seconds)
                 self._link.post(self._state())
@@ -111,7 +111,7 @@ class Front:
             with anyio.CancelScope(shield=True):
                 self._templates.close()
                 await self._pool.close(_FLUSH_SECONDS)
-        return EXIT_OK if told else EXIT_FAILED
+        return EXIT_OK if stopped else EXIT_FAILED
 
     async def _listen(self, group: anyio.abc.TaskGroup) -> bool:
         """Follow the engine's process; True when it has said that it is time to leave."""
@@ -121,7 +121,7 @@ class Front:
             except PeerGone:
                 return False
             match message:
-                case Pieces() | Admitted() | Ended() | MetricsText() | AdminAnswer() | ChargeAnswer():
+                case Chunks() | Admitted() | Ended() | MetricsText() | AdminAnswer() | ChargeAnswer():
                     if self._remote is not None:
                         self._remote.handle(message)
                 case Status():
@@ -157,14 +157,14 @@ class Front:
         serving, status = self._serving, self._status
         assert serving is not None
         assert status is not None, "the state comes before the engine"
-        tokenizer, speaker = await self._pool.run(_read, serving, self._templates)
-        speaker.template.fit(serving.limits.max_model_len)
+        tokenizer, chat_format = await self._pool.run(_read, serving, self._templates)
+        chat_format.template.fit(serving.limits.max_model_len)
         self._remote = RemoteEngine(
             serving,
             self._status or status,
             tokenizer=tokenizer,
-            chat_template=speaker.template,
-            speaker=speaker,
+            chat_template=chat_format.template,
+            chat_format=chat_format,
             post=self._link.post,
             on_loop=LoopPort().post,
             threads=self._pool,
@@ -173,7 +173,7 @@ class Front:
         )
         self._host.administer = self._remote.administer
         self._host.engine = self._remote
-        self._link.post(FrontReady())
+        self._link.post(ApiProcessReady())
 
     def _reasons(self) -> list[str]:
         """Why requests should not be sent here, beside what the engine itself says."""
@@ -205,9 +205,9 @@ class Front:
                 await self._changed.wait(REPORT_SECONDS)
                 self._changed = None
 
-    def _state(self) -> FrontReport:
+    def _state(self) -> ApiProcessReport:
         signs = self._vitals.signs
-        return FrontReport(
+        return ApiProcessReport(
             counts=self._host.counts.take(),
             in_flight=len(self._host.in_flight),
             draining=self._host.draining,
@@ -222,23 +222,23 @@ class Front:
         )
 
 
-def _read(serving: Serving, renderer: Renderer) -> tuple[Tokenizer, Speaker]:
+def _read(serving: Serving, renderer: Renderer) -> tuple[Tokenizer, ChatFormat]:
     model = serving.config.model
     name = model.model if model.tokenizer is None else model.tokenizer
     folder = readable(Path(serving.tokenizer_folder), name, model.allow_model_links)
     tokenizer = Tokenizer.load(folder)
-    return tokenizer, speaker_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template, renderer), folder)
+    return tokenizer, chat_format_of(model, tokenizer, ChatTemplate.load(folder, model.chat_template, renderer), folder)
 
 
 async def serve(engine: socket.socket, listener: socket.socket) -> int:
-    """A front on an inherited listener, for the engine at the other end of a socket pair."""
-    link = await open_link(engine, ToFront, troupellm.__version__)
+    """An API process on an inherited listener, for the engine at the other end of a socket pair."""
+    link = await open_link(engine, ToApiProcess, troupellm.__version__)
     try:
         configure = await link.receive()
         if not isinstance(configure, Configure):
             return EXIT_FAILED
         logs.configure(configure.server.log_format, configure.server.log_level)
-        return await Front(link, configure, listener).run()
+        return await ApiServer(link, configure, listener).run()
     except Exception as error:
         logger.error("the front has crashed", exc_info=flatten(error))
         return EXIT_FAILED
@@ -255,7 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if not die_with(arguments.parent):
         return EXIT_FAILED
-    # A signal to the whole group of processes means the server: its first process decides, and drains its fronts.
+    # A signal to the whole group of processes means the server: its first process decides, and drains its API
+    # processes.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     engine, listener = socket.socket(fileno=arguments.engine), socket.socket(fileno=arguments.listener)

@@ -49,8 +49,8 @@ from troupellm.server.base.threads import offload
 from troupellm.server.base.unknown_fields import UnknownFields
 from troupellm.server.base.websocket import refuse_websocket
 from troupellm.server.batches import routes as batch_routes
-from troupellm.server.host.engine_host import EngineHost, stream_defaults
 from troupellm.server.host.internal_requests import is_plain
+from troupellm.server.host.server_state import ServerState, stream_defaults
 from troupellm.server.messages.routes import routes as messages_routes
 from troupellm.server.observe.logs import log_access
 from troupellm.server.observe.metrics import UNMATCHED
@@ -97,7 +97,7 @@ def asgi(
     check_database(config.responses_store)
     owned: Engine | None = None
     if engine is None or isinstance(engine, str | os.PathLike):
-        host = EngineHost(config)
+        host = ServerState(config)
         settings.setdefault("tenants", keys.tenants)
         owned = Engine(engine, progress=host.report, **(stream_defaults(settings) | settings))
     else:
@@ -107,7 +107,7 @@ def asgi(
             )
             raise ConfigError(text, param=unused)
         require_limits(keys.tenants, engine.config)
-        host = EngineHost(config, engine)
+        host = ServerState(config, engine)
     return App(host, prefix=prefix, keys=None if auth is None else keys.callers, owned=owned, **admin_access(config))
 
 
@@ -121,7 +121,7 @@ def admin_access(config: ServerConfig, digests: Mapping[bytes, Caller] | None = 
     return {"admin": admin, "scopes": ("open", "api", "admin")} if admin else {}
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     """Every route there is."""
 
     def get(path: str, handler: Any, scope: RouteScope = "api", **more: Any) -> Route:
@@ -182,7 +182,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     ]  # fmt: skip
 
 
-def _metrics_route(host: EngineHost) -> list[Route]:
+def _metrics_route(host: ServerState) -> list[Route]:
     """None where the metrics have a port of their own."""
     if host.config.metrics not in ("open", "key"):
         return []
@@ -203,7 +203,7 @@ class App:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: ServerState,
         *,
         prefix: str = "/v1",
         keys: str | Sequence[str] | Mapping[bytes, Caller] | None = (),
@@ -362,14 +362,14 @@ class App:
         starting = isinstance(error, HttpError) and error.status == 503
         extra = self.host.progress_fields() if starting else None
         try:
-            told = answer(
+            error_answer = answer(
                 error,
                 shape=exchange.error_shape,
                 renames=exchange.renames,
                 extra=extra,
                 overload_status=503 if self._config.overload_status == 503 else None,
             )
-            await exchange.respond_error(told)
+            await exchange.respond_error(error_answer)
         except ClientGone:
             return
 

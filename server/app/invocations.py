@@ -18,11 +18,11 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import INLINE_BYTES, declared_bytes, invalid_field
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai import chat, completions
 from troupellm.server.pooling import scoring, vectors
 
-Handler = Callable[[EngineHost, Exchange, Any], Awaitable[None]]
+Handler = Callable[[ServerState, Exchange, Any], Awaitable[None]]
 Kind = tuple[tuple[str, ...], type[msgspec.Struct], Handler]
 
 _GENERATING: tuple[Kind, ...] = (
@@ -41,7 +41,7 @@ _BY_TASK: dict[str, tuple[type[msgspec.Struct], Handler]] = {
 """Where the body has `input`, by the first task of the model."""
 
 
-async def invoke(host: EngineHost, exchange: Exchange, body: dict[str, Any]) -> None:
+async def invoke(host: ServerState, exchange: Exchange, body: dict[str, Any]) -> None:
     """
     Raises:
         InvalidRequest: no route takes these fields, or the one that does refuses them.
@@ -56,7 +56,7 @@ async def invoke(host: EngineHost, exchange: Exchange, body: dict[str, Any]) -> 
     await handler(host, exchange, request)
 
 
-def _route_of(host: EngineHost, body: dict[str, Any]) -> tuple[type[msgspec.Struct], Handler]:
+def _route_of(host: ServerState, body: dict[str, Any]) -> tuple[type[msgspec.Struct], Handler]:
     for fields, kind, handler in (*_GENERATING, *_SCORING):
         if all(body.get(field) is not None for field in fields):
             return kind, handler

@@ -11,8 +11,8 @@ from troupellm.server.base.errors import flatten
 if TYPE_CHECKING:
     from troupellm.server.base.exchange import Receive, Send
     from troupellm.server.base.router import Route
-    from troupellm.server.host.engine_host import EngineHost
     from troupellm.server.host.served_engine import ServedEngine
+    from troupellm.server.host.server_state import ServerState
 
 
 def lifespan(
@@ -34,7 +34,7 @@ def lifespan(
 
 
 @asynccontextmanager
-async def _engine(host: "EngineHost", owned: Engine | None) -> AsyncIterator["ServedEngine"]:
+async def _engine(host: "ServerState", owned: Engine | None) -> AsyncIterator["ServedEngine"]:
     """The app's own engine, which it opens, or the one that it was lent."""
     if owned is None:
         assert host.engine is not None
@@ -46,7 +46,7 @@ async def _engine(host: "EngineHost", owned: Engine | None) -> AsyncIterator["Se
 
 @asynccontextmanager
 async def _batches(
-    host: "EngineHost", engine: "ServedEngine", routes: Sequence["Route"], owners: Mapping[str, str]
+    host: "ServerState", engine: "ServedEngine", routes: Sequence["Route"], owners: Mapping[str, str]
 ) -> AsyncIterator[None]:
     from troupellm.server.batches.runner import held_folder, running_batches
 
@@ -56,7 +56,7 @@ async def _batches(
 
 
 async def run_lifespan(
-    host: "EngineHost",
+    host: "ServerState",
     owned: Engine | None,
     routes: Sequence["Route"],
     owners: Mapping[str, str],

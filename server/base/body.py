@@ -32,7 +32,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class BodyReader:
-    """Reads a body piece by piece, for those who do not want it whole."""
+    """Reads a body chunk by chunk, for those who do not want it whole."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class BodyReader:
             self._until += anyio.current_time() - began
 
     async def read(self) -> bytes | None:
-        """The next piece; None at the end.
+        """The next chunk; None at the end.
 
         Raises:
             HttpError: 413 too large, 408 too slow.
@@ -98,12 +98,12 @@ class BodyReader:
         if message["type"] == "http.disconnect":
             self._exchange.gone = True
             raise ClientGone
-        piece: bytes = message.get("body", b"")
-        self._size += len(piece)
+        chunk: bytes = message.get("body", b"")
+        self._size += len(chunk)
         if self._size > self._limit:
             raise too_large(self._limit)
         self._more = message.get("more_body", False)
-        return piece
+        return chunk
 
 
 def is_large(exchange: Exchange) -> bool:
@@ -140,14 +140,14 @@ async def read_body(exchange: Exchange, *, limit: int, timeout: float, reservati
     """
     encoding = encoding_of(exchange.header(b"content-encoding"))
     reader = BodyReader(exchange, limit=limit, timeout=timeout, encoded=encoding is not None)
-    pieces, size = [], 0
-    while (piece := await reader.read()) is not None:
-        pieces.append(piece)
-        size += len(piece)
+    chunks, size = [], 0
+    while (chunk := await reader.read()) is not None:
+        chunks.append(chunk)
+        size += len(chunk)
         if reservation is not None:
             with reader.paused():
                 await reservation.grow(size, timeout)
-    raw = b"".join(pieces)
+    raw = b"".join(chunks)
     if encoding is not None:
         if reservation is not None:
             await reservation.enter(timeout)

@@ -1,6 +1,6 @@
 """Compressed request bodies: gzip and zstd, decoded under the limit of plain bodies.
 
-A few kilobytes can decode to gigabytes, so no more than a piece beyond the limit is ever made.
+A few kilobytes can decode to gigabytes, so no more than a chunk beyond the limit is ever made.
 """
 
 import io
@@ -11,7 +11,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.errors import too_large, unsupported_media_type
 
 ENCODINGS = ("gzip", "zstd")
-PIECE_BYTES = 65_536
+CHUNK_BYTES = 65_536
 MAX_WINDOW_BYTES = 8 * 2**20
 """Memory that a zstd body may ask its reader for: what RFC 9659 allows on the web."""
 MAX_MEMBERS = 64
@@ -49,26 +49,26 @@ def decode(raw: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _gunzip(raw: bytes, limit: int) -> bytes:
-    pieces, size, members = list[bytes](), 0, 1
+    chunks, size, members = list[bytes](), 0, 1
     member = zlib.decompressobj(_GZIP)
-    for start in range(0, len(raw), PIECE_BYTES):  # in parts, since what was not read yet is copied after each piece
-        part = raw[start : start + PIECE_BYTES]
+    for start in range(0, len(raw), CHUNK_BYTES):  # in parts, since what was not read yet is copied after each chunk
+        part = raw[start : start + CHUNK_BYTES]
         while part:
             if member.eof:
                 member, members = zlib.decompressobj(_GZIP), members + 1
                 if members > MAX_MEMBERS:
                     raise _damaged("gzip")
             try:
-                pieces.append(member.decompress(part, min(PIECE_BYTES, limit + 1 - size)))
+                chunks.append(member.decompress(part, min(CHUNK_BYTES, limit + 1 - size)))
             except zlib.error:
                 raise _damaged("gzip") from None
-            size += len(pieces[-1])
+            size += len(chunks[-1])
             if size > limit:
                 raise too_large(limit)
             part = member.unused_data if member.eof else member.unconsumed_tail
     if not member.eof:
         raise _damaged("gzip")
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _unzstd(raw: bytes, limit: int) -> bytes:
@@ -77,15 +77,15 @@ def _unzstd(raw: bytes, limit: int) -> bytes:
     context = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     try:
         _check_unzstd_size(context.stream_reader(io.BytesIO(raw), read_across_frames=True), limit)
-        pieces, rest = list[bytes](), raw
+        chunks, rest = list[bytes](), raw
         for _ in range(MAX_MEMBERS):  # only this reader tells whether a frame is whole
             frame = context.decompressobj()
-            pieces.append(frame.decompress(rest))
+            chunks.append(frame.decompress(rest))
             rest = frame.unused_data
             if not frame.eof:
                 break
             if not rest:
-                return b"".join(pieces)
+                return b"".join(chunks)
     except zstandard.ZstdError:
         pass
     raise _damaged("zstd")
@@ -93,8 +93,8 @@ def _unzstd(raw: bytes, limit: int) -> bytes:
 
 def _check_unzstd_size(reader: Any, limit: int) -> None:
     size = 0
-    while piece := reader.read(PIECE_BYTES):
-        size += len(piece)
+    while chunk := reader.read(CHUNK_BYTES):
+        size += len(chunk)
         if size > limit:
             raise too_large(limit)
 

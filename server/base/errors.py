@@ -251,13 +251,13 @@ def answer(
     return ErrorAnswer(status, msgspec.json.encode(content), headers, code, param)
 
 
-def in_stream(told: ErrorAnswer) -> bytes:
+def in_stream(error_answer: ErrorAnswer) -> bytes:
     """The body of an error, in OpenAI's shape, as an event of a stream that has begun.
 
     Its message has the code too: clients that read chunks of two kinds keep nothing else of an error.
     """
-    content = msgspec.json.decode(told.body)
-    content["error"]["message"] = with_code(content["error"]["message"], told.code)
+    content = msgspec.json.decode(error_answer.body)
+    content["error"]["message"] = with_code(content["error"]["message"], error_answer.code)
     return msgspec.json.encode(content)
 
 

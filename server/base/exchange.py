@@ -28,19 +28,19 @@ HEADER_OVERHEAD = 32
 """Bytes that each header counts beside its text, as in HTTP/2: it bounds their number."""
 PROMPT_TOKEN_BYTES = 16
 """So many bytes of a body belong to a token of its prompt at most; those beyond are no text of the conversation."""
-PIECE_BYTES = 32_768
+CHUNK_BYTES = 32_768
 """Of a whole answer, so that no more of it is copied than its client reads."""
 SWIFT_SENDS = 32
 """So many sends may end at once before others get their turn."""
-PIECES = "troupellm.pieces"
-"""Name of the extension that writes pieces of a body at once."""
+CHUNKS = "troupellm.pieces"
+"""Name of the extension that writes chunks of a body at once."""
 CLIENT_CLOSED = 499
 """Only ever logged and counted: the client left before the answer was complete."""
 _SCHEMES = (b"http://", b"https://")
 
 
-class Pieces(Protocol):
-    """An extension that a server may offer beside `send`: pieces of a body that has begun are written
+class Chunks(Protocol):
+    """An extension that a server may offer beside `send`: chunks of a body that has begun are written
     at once. Middleware that changes or counts bodies has to take it out of the scope."""
 
     def ready(self) -> bool: ...
@@ -49,7 +49,7 @@ class Pieces(Protocol):
 
 
 class Exchange:
-    """Request and response of one HTTP call. A response is sent whole (`respond`) or in pieces (`start`, `write`)."""
+    """Request and response of one HTTP call. A response is sent whole (`respond`) or in chunks (`start`, `write`)."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, request_id: str, write_timeout: float) -> None:
         self.method: str = scope["method"]
@@ -104,7 +104,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._write_timeout = write_timeout or None
-        self._pieces: Pieces | None = (scope.get("extensions") or {}).get(PIECES)
+        self._chunks: Chunks | None = (scope.get("extensions") or {}).get(CHUNKS)
         self._http1 = str(scope.get("http_version", "1.1")).startswith("1")
 
     @property
@@ -166,8 +166,8 @@ class Exchange:
         await self.start(status, content_type, (*headers, (b"content-length", str(len(body)).encode())))
         if self.method == "HEAD":
             body = b""
-        for start in range(0, len(body) or 1, PIECE_BYTES):
-            await self.write(body[start : start + PIECE_BYTES], last=start + PIECE_BYTES >= len(body))
+        for start in range(0, len(body) or 1, CHUNK_BYTES):
+            await self.write(body[start : start + CHUNK_BYTES], last=start + CHUNK_BYTES >= len(body))
 
     async def respond_error(self, answer: ErrorAnswer) -> None:
         """Answer with an error, or end a stream that has begun with an error event."""
@@ -196,7 +196,7 @@ class Exchange:
         await (checkpoint() if begun is None else self._end_in_time(*begun))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
-        """Send a piece of the body; the last one ends the response.
+        """Send a chunk of the body; the last one ends the response.
 
         Raises:
             ClientGone: the client left, or did not read for the whole write timeout.
@@ -216,17 +216,17 @@ class Exchange:
 
     @property
     def swift(self) -> bool:
-        """Pieces may be written without waiting for anybody, whenever `ready` says so."""
-        return self._pieces is not None
+        """Chunks may be written without waiting for anybody, whenever `ready` says so."""
+        return self._chunks is not None
 
     def ready(self) -> bool:
         """The body has begun, and its client has taken what was written of it."""
-        return self._pieces is not None and not (self.gone or self.finished) and self._pieces.ready()
+        return self._chunks is not None and not (self.gone or self.finished) and self._chunks.ready()
 
     def write_now(self, data: bytes) -> None:
-        """Send a piece of the body when `ready`."""
-        assert self._pieces is not None
-        self._pieces.write(self._checked(data))
+        """Send a chunk of the body when `ready`."""
+        assert self._chunks is not None
+        self._chunks.write(self._checked(data))
 
     def _checked(self, data: bytes) -> bytes:
         return _in_lines_for_all(data) if self.streaming and not data.isascii() else data

@@ -3,7 +3,7 @@
 | code | when |
 |---|---|
 | 0 | a signal stopped the server: what was in flight has finished, or was told why not; also a stop while loading |
-| 1 | the engine or the HTTP fronts failed for good, the address could not be bound, or what hung at the end was cut |
+| 1 | the engine or the API processes failed for good, the address could not be bound, or what hung at the end was cut |
 | 2 | a wrong flag or setting |
 | 3 | the model could not be loaded |
 | 130, 143 | a second SIGINT or SIGTERM cut the drain short (128 + the signal), or a client command was interrupted |

@@ -39,7 +39,7 @@ def event(body: object) -> bytes:
 class EventStream:
     """Serialises the senders of one response. Made by `open_events`.
 
-    The status line waits for the first piece of the body, so that what goes wrong before the first token is a real
+    The status line waits for the first chunk of the body, so that what goes wrong before the first token is a real
     status and not an event in a success. A request that has to wait for longer than the keep-alive interval gets its
     200 with the first comment: then proxies must see something, and clients that have left must be noticed.
     """
@@ -67,15 +67,15 @@ class EventStream:
 
     def write_at_once(self, source: "Source[T]", encode: Callable[[list[T]], bytes]) -> None:
         """Deltas of `source` are written at once, without a task in between, while the client keeps up; the
-        caller reads the rest. Only behind our own front, elsewhere the caller gets everything."""
+        caller reads the rest. Only behind our own API process, elsewhere the caller gets everything."""
         if self._exchange.swift:
             source.at_once(partial(self._write, encode), self._ready)
 
     def _ready(self) -> bool:
         return not (self._busy or self._closed) and self._exchange.ready()
 
-    def _write(self, encode: Callable[[list[T]], bytes], pieces: list[T]) -> None:
-        if data := encode(pieces):
+    def _write(self, encode: Callable[[list[T]], bytes], items: list[T]) -> None:
+        if data := encode(items):
             self._exchange.write_now(data)
             self._last = time.monotonic()
 
@@ -105,7 +105,7 @@ class EventStream:
             raise
 
     def _end_turn(self) -> None:
-        if self._queue:  # the turn is handed over and never free meanwhile: who waits has older pieces than who comes
+        if self._queue:  # the turn is handed over and never free meanwhile: who waits has older chunks than who comes
             self._queue.popleft().set()
         else:
             self._busy = False
@@ -170,7 +170,7 @@ class ChunkEncoder:
         self._prefixes: dict[int, bytes] = {}
 
     def text(self, index: int, text: str) -> bytes:
-        """The common chunk: a piece of text for one choice."""
+        """The common chunk: a chunk of text for one choice."""
         prefix = self._prefixes.get(index)
         if prefix is None:
             prefix = self._head + _encode({"index": index})[:-1] + b"," + self._text_before

@@ -11,13 +11,13 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.batches.files import ends
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 LONGEST_SECONDS = 7 * 24 * 3600
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-async def create(host: EngineHost, exchange: Exchange, request: BatchRequest) -> None:
+async def create(host: ServerState, exchange: Exchange, request: BatchRequest) -> None:
     """POST /v1/batches."""
     batches = host.batches
     batches.require_runner()
@@ -44,7 +44,7 @@ async def create(host: EngineHost, exchange: Exchange, request: BatchRequest) ->
     await exchange.respond(200, msgspec.json.encode(batch))
 
 
-async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def listing(host: ServerState, exchange: Exchange, _: None) -> None:
     """GET /v1/batches."""
     query: BatchesQuery = exchange.query
     page = await host.batches.store.batches(exchange.owner, after=query.after, limit=query.limit)
@@ -52,12 +52,12 @@ async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, msgspec.json.encode(BatchList(data=found, **ends(page))))
 
 
-async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def retrieve(host: ServerState, exchange: Exchange, _: None) -> None:
     """GET /v1/batches/{batch_id}."""
     await _answer(exchange, await host.batches.store.batch(exchange.owner, exchange.path_values["batch_id"]))
 
 
-async def cancel(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def cancel(host: ServerState, exchange: Exchange, _: None) -> None:
     """POST /v1/batches/{batch_id}/cancel."""
     batch = await host.batches.store.cancel_batch(exchange.owner, exchange.path_values["batch_id"])
     await _answer(exchange, batch)

@@ -14,16 +14,16 @@ from troupellm.server.base.body import BodyReader, invalid_field
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.batches.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.storage.batches import Page, Store
 
 SLOWEST_BYTES = 65_536
 """Per second: how fast an upload must be on average, beside the time that every body has."""
-PIECE_BYTES = 65_536
+CHUNK_BYTES = 65_536
 _LIFE = "expires_after[anchor] and expires_after[seconds]"
 
 
-async def create(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def create(host: ServerState, exchange: Exchange, _: None) -> None:
     """POST /v1/files."""
     store = host.batches.store
     await store.check_room(exchange.owner)
@@ -88,7 +88,7 @@ def _file(form: Form) -> FileObject:
     )
 
 
-async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def listing(host: ServerState, exchange: Exchange, _: None) -> None:
     """GET /v1/files."""
     query: FilesQuery = exchange.query
     page = await host.batches.store.files(
@@ -98,12 +98,12 @@ async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, msgspec.json.encode(FileList(data=files, **ends(page))))
 
 
-async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def retrieve(host: ServerState, exchange: Exchange, _: None) -> None:
     """GET /v1/files/{file_id}."""
     await exchange.respond(200, msgspec.json.encode(await _find(host, exchange)))
 
 
-async def delete(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def delete(host: ServerState, exchange: Exchange, _: None) -> None:
     """DELETE /v1/files/{file_id}."""
     file_id = exchange.path_values["file_id"]
     if not await host.batches.store.delete_file(exchange.owner, file_id):
@@ -111,7 +111,7 @@ async def delete(host: EngineHost, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, msgspec.json.encode(FileDeleted(id=file_id)))
 
 
-async def content(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def content(host: ServerState, exchange: Exchange, _: None) -> None:
     """GET /v1/files/{file_id}/content, piece by piece."""
     file, store = await _find(host, exchange), host.batches.store
     try:
@@ -129,7 +129,7 @@ async def content(host: EngineHost, exchange: Exchange, _: None) -> None:
         await exchange.start(200, b"application/octet-stream", headers)
         left = 0 if exchange.method == "HEAD" else file.bytes
         while left > 0:
-            piece = await opened.read(min(PIECE_BYTES, left))
+            piece = await opened.read(min(CHUNK_BYTES, left))
             if not piece:
                 raise store.refused(OSError("a file is shorter than it was"))
             left -= len(piece)
@@ -151,7 +151,7 @@ def no_file() -> HttpError:
     return HttpError(404, "there is no such file", code="file_not_found")
 
 
-async def _find(host: EngineHost, exchange: Exchange) -> FileObject:
+async def _find(host: ServerState, exchange: Exchange) -> FileObject:
     file = await host.batches.store.file(exchange.owner, exchange.path_values["file_id"])
     if file is None:
         raise no_file()

@@ -17,10 +17,10 @@ from troupellm.protocol.api.batches import (
 from troupellm.server.base.router import Route
 from troupellm.server.batches import batches, files
 from troupellm.server.batches.upload import MEDIA
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:
         problems = (404, *more.pop("problems", ()))
         return Route(

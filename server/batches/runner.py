@@ -1,7 +1,7 @@
 """The runner: works on the batches of one folder, beside an engine in this process.
 
 Owns:      the folder, which no second runner may have.
-Receives:  nothing; it looks into the folder, where HTTP fronts in other processes write too.
+Receives:  nothing; it looks into the folder, where other API processes write too.
 Sends:     requests to the engine, through the routes, as many as its governor lets in.
 On crash:  a batch that cannot go on for want of a disk is tried again; a bug fails its batch and is logged.
 """
@@ -26,9 +26,9 @@ from troupellm.server.batches.concurrency import Governor
 from troupellm.server.batches.job import Job
 from troupellm.server.batches.owner_share import Share
 from troupellm.server.batches.progress import Entry, Progress, unfinished
-from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.internal_requests import Inside
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.storage.batches import Store
 from troupellm.server.storage.batches_schema import CONTENT, INCOMING, LOCK, PARAM, open_database, prepare
 
@@ -175,7 +175,7 @@ def _tidy(folder: Path) -> None:
 
 @asynccontextmanager
 async def running_batches(
-    engine: ServedEngine, config: ServerConfig, routes: Iterable[Route], host: EngineHost, owners: Mapping[str, str]
+    engine: ServedEngine, config: ServerConfig, routes: Iterable[Route], host: ServerState, owners: Mapping[str, str]
 ) -> AsyncIterator[None]:
     """Inside the block the folder's batches are worked on; leaving it drops the lines in flight, to be asked again.
 

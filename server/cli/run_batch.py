@@ -63,9 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"troupellm: {_text(error)}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
-        _tell(tally, "interrupted; the same command goes on from here")
+        _print(tally, "interrupted; the same command goes on from here")
         return EXIT_INTERRUPTED
-    _tell(tally, "done")
+    _print(tally, "done")
     return EXIT_OK
 
 
@@ -128,8 +128,8 @@ async def _run(
     from troupellm.server.app.app import routes
     from troupellm.server.base.errors import flatten
     from troupellm.server.batches.run_batch import answer_all, count
-    from troupellm.server.host.engine_host import EngineHost
     from troupellm.server.host.internal_requests import Inside
+    from troupellm.server.host.server_state import ServerState
     from troupellm.server.observe.load_log import LoadLog, terminal
 
     worker = engine_config.worker
@@ -137,7 +137,7 @@ async def _run(
         worker = msgspec.structs.replace(worker, worker_process=True, spare_worker=False)
     progress = None if hidden else LoadLog(terminal()).report
     async with Engine(config=msgspec.structs.replace(engine_config, worker=worker), progress=progress) as engine:
-        host = EngineHost(config, engine)
+        host = ServerState(config, engine)
         begun = len(files.known)
         # Without a terminal there is none.
         with tqdm(total=files.total, initial=begun, unit="req", disable=hidden or None, file=sys.stderr) as bar:
@@ -183,6 +183,6 @@ def _text(error: Exception) -> str:
     return error.message if isinstance(error, TroupeError) else str(error)
 
 
-def _tell(tally: "Tally", how: str) -> None:
+def _print(tally: "Tally", how: str) -> None:
     found = f", {tally.resumed} of them before" if tally.resumed else ""
     print(f"{how}: {tally.completed} answered, {tally.failed} failed{found}", file=sys.stderr)

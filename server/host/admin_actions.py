@@ -26,7 +26,7 @@ _SECRETS = ("api_key", "admin_api_key", "hf_token", "kv_transfer_config")
 _PACKAGES = ("torch", "anyio", "hypercorn", "msgspec", "safetensors", "tokenizers", "uvloop", "transformers", "triton")
 
 
-class Office:
+class AdminActions:
     """Executes actions on an engine of this process."""
 
     def __init__(
@@ -67,91 +67,91 @@ class Office:
 
 class Action(msgspec.Struct, frozen=True):
     arguments: Any
-    call: Callable[[Office, Any], Awaitable[msgspec.Struct]]
+    call: Callable[[AdminActions, Any], Awaitable[msgspec.Struct]]
 
 
 def apply_log_level(level: admin.LogLevel) -> None:
     logging.getLogger("troupellm").setLevel(level.upper())
 
 
-async def abort(office: Office, body: admin.AbortBody) -> admin.AbortAnswer:
+async def abort(actions: AdminActions, body: admin.AbortBody) -> admin.AbortAnswer:
     if body.all == bool(body.request_ids):
         raise InvalidRequest("give either request_ids or all", param="request_ids")
     if body.all:
-        return admin.AbortAnswer(await office.engine.abort_all())
-    return admin.AbortAnswer(sum([await office.engine.abort(request_id) for request_id in body.request_ids]))
+        return admin.AbortAnswer(await actions.engine.abort_all())
+    return admin.AbortAnswer(sum([await actions.engine.abort(request_id) for request_id in body.request_ids]))
 
 
-async def pause(office: Office, query: admin.PauseQuery) -> admin.RestState:
+async def pause(actions: AdminActions, query: admin.PauseQuery) -> admin.RestState:
     mode = "wait" if query.wait_for_inflight_requests else query.mode
-    await office.engine.pause(mode, clear_cache=query.clear_cache)
-    return _rest_state(office)
+    await actions.engine.pause(mode, clear_cache=query.clear_cache)
+    return _rest_state(actions)
 
 
-async def resume(office: Office, _: admin.NoArguments) -> admin.RestState:
-    await office.engine.resume()
-    return _rest_state(office)
+async def resume(actions: AdminActions, _: admin.NoArguments) -> admin.RestState:
+    await actions.engine.resume()
+    return _rest_state(actions)
 
 
-async def is_paused(office: Office, _: admin.NoArguments) -> admin.PausedAnswer:
-    return admin.PausedAnswer(office.engine.is_paused)
+async def is_paused(actions: AdminActions, _: admin.NoArguments) -> admin.PausedAnswer:
+    return admin.PausedAnswer(actions.engine.is_paused)
 
 
-async def reset_prefix_cache(office: Office, query: admin.ResetQuery) -> admin.DoneAnswer:
+async def reset_prefix_cache(actions: AdminActions, query: admin.ResetQuery) -> admin.DoneAnswer:
     if query.reset_running_requests:
         name = "reset_running_requests"
         raise InvalidRequest(f"{name}: it is not supported", param=name, code="unsupported_parameter")
-    return admin.DoneAnswer(await office.engine.reset_prefix_cache(external=query.reset_external))
+    return admin.DoneAnswer(await actions.engine.reset_prefix_cache(external=query.reset_external))
 
 
-async def sleep(office: Office, query: admin.SleepQuery) -> admin.SleepAnswer:
-    report = await office.engine.sleep(query.level, query.mode)
-    return _slept(office, report)
+async def sleep(actions: AdminActions, query: admin.SleepQuery) -> admin.SleepAnswer:
+    report = await actions.engine.sleep(query.level, query.mode)
+    return _slept(actions, report)
 
 
-async def wake_up(office: Office, query: admin.WakeQuery) -> admin.SleepAnswer:
-    return _slept(office, await office.engine.wake(query.tags or None))
+async def wake_up(actions: AdminActions, query: admin.WakeQuery) -> admin.SleepAnswer:
+    return _slept(actions, await actions.engine.wake(query.tags or None))
 
 
-async def is_sleeping(office: Office, _: admin.NoArguments) -> admin.SleepingAnswer:
-    return admin.SleepingAnswer(office.engine.is_sleeping)
+async def is_sleeping(actions: AdminActions, _: admin.NoArguments) -> admin.SleepingAnswer:
+    return admin.SleepingAnswer(actions.engine.is_sleeping)
 
 
-async def kv_events(office: Office, query: admin.KVEventsQuery) -> KVEventsRead:
-    return await office.engine.read_kv_events(
+async def kv_events(actions: AdminActions, query: admin.KVEventsQuery) -> KVEventsRead:
+    return await actions.engine.read_kv_events(
         query.after, seconds=query.seconds, snapshot=query.snapshot, begun=query.snapshot_begun
     )
 
 
-async def start_profile(office: Office, query: admin.ProfileQuery) -> admin.DoneAnswer:
-    folder = office.config.profile_dir
+async def start_profile(actions: AdminActions, query: admin.ProfileQuery) -> admin.DoneAnswer:
+    folder = actions.config.profile_dir
     if folder is None:
         raise InvalidRequest("profiles need a folder: start the server with --profile-dir", code="not_configured")
     name = None if query.prefix is None else f"{query.prefix}-{secrets.token_hex(6)}"
-    await office.engine.start_profile(folder, name=name, max_steps=query.max_iterations)
+    await actions.engine.start_profile(folder, name=name, max_steps=query.max_iterations)
     return admin.DoneAnswer()
 
 
-async def stop_profile(office: Office, _: admin.NoArguments) -> admin.ProfileAnswer:
-    report = await office.engine.stop_profile()
+async def stop_profile(actions: AdminActions, _: admin.NoArguments) -> admin.ProfileAnswer:
+    report = await actions.engine.stop_profile()
     return admin.ProfileAnswer(os.path.basename(report.file), report.steps)
 
 
-async def set_log_level(office: Office, body: admin.LogLevelBody) -> admin.LogLevelBody:
-    office.set_log_level(body.level)
+async def set_log_level(actions: AdminActions, body: admin.LogLevelBody) -> admin.LogLevelBody:
+    actions.set_log_level(body.level)
     logger.warning("the log level is %s now", body.level)
     return body
 
 
-async def log_level(office: Office, _: admin.NoArguments) -> admin.LogLevelBody:
+async def log_level(actions: AdminActions, _: admin.NoArguments) -> admin.LogLevelBody:
     name = logging.getLevelName(logging.getLogger("troupellm").getEffectiveLevel()).lower()
     return msgspec.convert({"level": {"critical": "error"}.get(name, name)}, admin.LogLevelBody)
 
 
-async def server_info(office: Office, _: admin.NoArguments) -> admin.ServerInfo:
+async def server_info(actions: AdminActions, _: admin.NoArguments) -> admin.ServerInfo:
     import troupellm
 
-    engine = office.engine
+    engine = actions.engine
     snapshot = engine.snapshot()
     return admin.ServerInfo(
         version=troupellm.__version__,
@@ -163,27 +163,27 @@ async def server_info(office: Office, _: admin.NoArguments) -> admin.ServerInfo:
         uptime_seconds=snapshot.uptime_seconds,
         limits=_plain(engine.limits),
         engine_config=_plain(engine.config),
-        server_config=_plain(office.config),
+        server_config=_plain(actions.config),
         worker=_plain(engine.ready),
         packages=_versions(),
     )
 
 
-async def snapshot(office: Office, _: admin.NoArguments) -> EngineSnapshot:
-    return office.engine.snapshot()
+async def snapshot(actions: AdminActions, _: admin.NoArguments) -> EngineSnapshot:
+    return actions.engine.snapshot()
 
 
-async def kv_keep(office: Office, body: admin.KVSessionBody) -> admin.DoneAnswer:
-    office.engine.keep_session(body.session, tenant=body.tenant)
+async def kv_keep(actions: AdminActions, body: admin.KVSessionBody) -> admin.DoneAnswer:
+    actions.engine.keep_session(body.session, tenant=body.tenant)
     return admin.DoneAnswer()
 
 
-async def kv_prefetch(office: Office, body: admin.KVSessionBody) -> admin.KVPrefetchAnswer:
-    return admin.KVPrefetchAnswer(await office.engine.prefetch_session(body.session, tenant=body.tenant))
+async def kv_prefetch(actions: AdminActions, body: admin.KVSessionBody) -> admin.KVPrefetchAnswer:
+    return admin.KVPrefetchAnswer(await actions.engine.prefetch_session(body.session, tenant=body.tenant))
 
 
-async def kv_drop(office: Office, body: admin.KVSessionBody) -> admin.KVDropAnswer:
-    return admin.KVDropAnswer(await office.engine.drop_session(body.session, tenant=body.tenant))
+async def kv_drop(actions: AdminActions, body: admin.KVSessionBody) -> admin.KVDropAnswer:
+    return admin.KVDropAnswer(await actions.engine.drop_session(body.session, tenant=body.tenant))
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -208,15 +208,15 @@ ACTIONS: Mapping[str, Action] = {
 }
 
 
-def _rest_state(office: Office) -> admin.RestState:
-    snapshot = office.engine.snapshot()
+def _rest_state(actions: AdminActions) -> admin.RestState:
+    snapshot = actions.engine.snapshot()
     return admin.RestState(
         is_paused=snapshot.paused, is_sleeping=snapshot.sleep_level is not None, sleep_level=snapshot.sleep_level
     )
 
 
-def _slept(office: Office, report: SleepReport) -> admin.SleepAnswer:
-    state = _rest_state(office)
+def _slept(actions: AdminActions, report: SleepReport) -> admin.SleepAnswer:
+    state = _rest_state(actions)
     return admin.SleepAnswer(
         is_paused=state.is_paused,
         is_sleeping=state.is_sleeping,

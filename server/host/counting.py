@@ -113,7 +113,7 @@ class Counting:
         return await self._work(engine, tenant, prompt, work)
 
     async def _work(self, engine: ServedEngine, tenant: str, prompt: Prompt, work: Callable[[ChatTemplate], T]) -> T:
-        template, letters = engine.speaker.template, letters_of(prompt, LONG_LETTERS)
+        template, letters = engine.chat_format.template, letters_of(prompt, LONG_LETTERS)
         if is_short(prompt):
             return work(template)
         try:

@@ -13,7 +13,7 @@ from troupellm.server.base.errors import answer, flatten
 from troupellm.server.base.exchange import Exchange, Message
 from troupellm.server.base.router import Route, Router
 from troupellm.server.base.unknown_fields import UnknownFields
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 LOW_PRIORITY = 1000
 """Of requests that say nothing, under the priority policy: the others come first."""
@@ -31,7 +31,7 @@ class Answered(msgspec.Struct, frozen=True):
 class Inside:
     """Answers POST requests with a JSON body and a whole JSON answer."""
 
-    def __init__(self, host: EngineHost, routes: Iterable[Route]) -> None:
+    def __init__(self, host: ServerState, routes: Iterable[Route]) -> None:
         self._host = host
         table = [route for route in routes if is_plain(route)]
         self._router = Router(table)
@@ -72,8 +72,10 @@ class Inside:
             await route.handler(exchange, body)
         except (Exception, BaseExceptionGroup) as error:
             # 429 in every API's shape: after it a line waits as long as it takes.
-            told = answer(flatten(error), shape=exchange.error_shape, renames=exchange.renames, overload_status=429)
-            await exchange.respond_error(told)
+            error_answer = answer(
+                flatten(error), shape=exchange.error_shape, renames=exchange.renames, overload_status=429
+            )
+            await exchange.respond_error(error_answer)
         return _answered(sent, request_id)
 
 

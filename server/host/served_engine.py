@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from troupellm.actors.admission.submission import PromptLike
 from troupellm.actors.client.pooling import Scored
 from troupellm.actors.client.stream import Stream
-from troupellm.models.chat_parsers.served_parser import Speaker, Voice
+from troupellm.models.chat_parsers.served_parser import ChatFormat, ChatParser
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
@@ -40,7 +40,7 @@ class ServedEngine(Protocol):
     def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def speaker(self) -> Speaker: ...
+    def chat_format(self) -> ChatFormat: ...
 
     @property
     def model_names(self) -> tuple[str, ...]: ...
@@ -53,7 +53,9 @@ class ServedEngine(Protocol):
 
     def sampling(self, **overrides: Any) -> SamplingParams: ...
 
-    def voice(self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_thoughts: bool = True) -> Voice | None: ...
+    def chat_parser(
+        self, prompt: ChatPrompt, use: ToolUse = NO_TOOLS, *, show_reasoning: bool = True
+    ) -> ChatParser | None: ...
 
     def stream(
         self,

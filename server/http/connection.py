@@ -13,12 +13,12 @@ from hypercorn.protocol.h11 import H2ProtocolAssumedError
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
-from troupellm.server.base.exchange import PIECES
+from troupellm.server.base.exchange import CHUNKS
 from troupellm.server.http.http1 import Http1
 from troupellm.server.http.http2 import Http2
 
 INBOX = 2
-"""Of 64 KiB at most: pieces of a body that wait for the app; then the connection is not read."""
+"""Of 64 KiB at most: chunks of a body that wait for the app; then the connection is not read."""
 
 
 class Connection(TCPServer):  # type: ignore[misc]
@@ -65,14 +65,14 @@ class Connection(TCPServer):  # type: ignore[misc]
         )  # fmt: skip
         return _Protocol(arguments, http2=tls is not None and tls.selected_alpn_protocol() == "h2", h2c=self.h2c)
 
-    def takes_pieces(self, stream: object) -> bool:
-        """Whether a piece of an answer can be written at once; elsewhere its way may have to wait, or to do more."""
+    def takes_chunks(self, stream: object) -> bool:
+        """Whether a chunk of an answer can be written at once; elsewhere its way may have to wait, or to do more."""
         protocol, transport = self.protocol.protocol, self.writer.transport
-        if not isinstance(protocol, Http1) or not protocol.takes_pieces(stream) or self.send_lock.locked():
+        if not isinstance(protocol, Http1) or not protocol.takes_chunks(stream) or self.send_lock.locked():
             return False
         return not (transport.get_write_buffer_size() or transport.is_closing())
 
-    def write_piece(self, data: bytes) -> None:
+    def write_chunk(self, data: bytes) -> None:
         self.writer.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def protocol_send(self, event: Event) -> None:
@@ -135,18 +135,18 @@ class _Protocol:
             await self.protocol.handle(RawData(data=error.data))
 
 
-class _Pieces:
-    """Implements `server.exchange.Pieces` for one answer."""
+class _Chunks:
+    """Implements `server.exchange.Chunks` for one answer."""
 
     __slots__ = ("_connection", "_stream", "write")
 
     def __init__(self, connection: Connection, stream: object) -> None:
         self._connection = connection
         self._stream = stream
-        self.write = connection.write_piece
+        self.write = connection.write_chunk
 
     def ready(self) -> bool:
-        return self._connection.takes_pieces(self._stream)
+        return self._connection.takes_chunks(self._stream)
 
 
 class _TaskGroup(TaskGroup):  # type: ignore[misc]
@@ -162,17 +162,17 @@ class _TaskGroup(TaskGroup):  # type: ignore[misc]
         inbox, connection, stream = _Inbox(), self._connection, getattr(send, "__self__", None)
 
         async def swift_send(message: Any) -> None:
-            """hypercorn's takes 4 µs to find out that a piece of a stream is to be written."""
+            """hypercorn's takes 4 µs to find out that a chunk of a stream is to be written."""
             if message is None:
                 inbox.close()
-                scope["extensions"].pop(PIECES, None)  # else an answer would be held until garbage is collected
-            elif message.get("more_body") and (data := message.get("body")) and connection.takes_pieces(stream):
-                connection.write_piece(data)
+                scope["extensions"].pop(CHUNKS, None)  # else an answer would be held until garbage is collected
+            elif message.get("more_body") and (data := message.get("body")) and connection.takes_chunks(stream):
+                connection.write_chunk(data)
                 return
             await send(message)
 
         if scope["type"] == "http":
-            scope["extensions"][PIECES] = _Pieces(connection, stream)
+            scope["extensions"][CHUNKS] = _Chunks(connection, stream)
 
         self.spawn(_handle, app, config, scope, inbox.get, swift_send, partial(self._loop.run_in_executor, None), None)
         return inbox.put

@@ -13,7 +13,7 @@ MOST = 65_536
 """Where descriptors are not limited."""
 
 
-class Crowd:
+class ConnectionLimit:
     """Without a limit of our own, the one on descriptors would keep everybody out for as long as idle clients stay."""
 
     def __init__(self, limit: int) -> None:

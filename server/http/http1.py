@@ -17,9 +17,9 @@ from troupellm.server.base.errors import HttpError, answer, bad_request_head, he
 from troupellm.server.base.exchange import JSON
 
 MAX_HEADERS = 100
-MAX_TINY_PIECES = 2_048
+MAX_TINY_CHUNKS = 2_048
 """Chunks of a body before their size is looked at."""
-LEAST_PIECE = 32
+LEAST_CHUNK = 32
 """Bytes that more chunks than that must have on average: each costs as much as a kilobyte."""
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
@@ -37,8 +37,8 @@ class Http1(H11Protocol):  # type: ignore[misc]
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)
         self.buffer = self.connection._receive_buffer = StrictBuffer()
-        self._pieces = 0
-        self._piece_bytes = 0
+        self._chunks = 0
+        self._chunk_bytes = 0
         self._in_chunks = False
         """An answer has begun whose body goes out in chunks, and has not ended."""
         self._closed = False
@@ -59,12 +59,12 @@ class Http1(H11Protocol):  # type: ignore[misc]
         await self._refuse(head_timeout(seconds))
         await self.send(Closed())
 
-    def takes_pieces(self, stream: object) -> bool:
-        """Whether pieces of the answer to `stream` are chunks of a body that has begun and not ended."""
+    def takes_chunks(self, stream: object) -> bool:
+        """Whether chunks of the answer to `stream` are chunks of a body that has begun and not ended."""
         return self._in_chunks and self.stream is stream
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """hypercorn's, but for pieces of a chunked body: h11 would look at each for longer than sending it takes."""
+        """hypercorn's, but for chunks of a chunked body: h11 would look at each for longer than sending it takes."""
         if isinstance(event, Body) and isinstance(getattr(self.connection, "_writer", None), ChunkedWriter):
             if event.data and self.connection.our_state is h11.SEND_BODY:
                 await self.send(RawData(data=b"%x\r\n%b\r\n" % (len(event.data), event.data)))
@@ -76,7 +76,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
             self._in_chunks = self.connection.our_state is h11.SEND_BODY and isinstance(writer, ChunkedWriter)
 
     async def _handle_events(self) -> None:
-        """hypercorn's loop, with pieces of a body that came together handed on together."""
+        """hypercorn's loop, with chunks of a body that came together handed on together."""
         body: list[bytes] = []
         while True:
             if self.connection.they_are_waiting_for_100_continue:
@@ -100,7 +100,7 @@ class Http1(H11Protocol):  # type: ignore[misc]
             body = []
             if isinstance(event, h11.Request):
                 event = _uncompressed(event)
-                self._pieces, self._piece_bytes = 0, 0
+                self._chunks, self._chunk_bytes = 0, 0
                 self.buffer.may_skip = True
                 await self.send(Updated(idle=False))
                 await self._check_protocol(event)
@@ -124,9 +124,9 @@ class Http1(H11Protocol):  # type: ignore[misc]
         await super()._send_h11_event(event)
 
     def _count(self, data: h11.Data) -> None:
-        self._pieces += 1
-        self._piece_bytes += len(data.data)
-        if self._pieces > MAX_TINY_PIECES and self._piece_bytes < LEAST_PIECE * self._pieces:
+        self._chunks += 1
+        self._chunk_bytes += len(data.data)
+        if self._chunks > MAX_TINY_CHUNKS and self._chunk_bytes < LEAST_CHUNK * self._chunks:
             raise h11.RemoteProtocolError("a body in tiny chunks")
 
     async def _end(self, status: int) -> None:

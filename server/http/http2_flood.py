@@ -13,7 +13,7 @@ BURST = 1_000
 """Frames without use that may come at once ..."""
 PER_SECOND = 100
 """... and after that."""
-LEAST_PIECE = 32
+LEAST_CHUNK = 32
 """Bytes of a body that are worth a frame ..."""
 WORTH_SENDING = 1_024
 """... and those of an answer, unless there is no more of it; so much is also worth taking for a stream that is over."""
@@ -73,7 +73,7 @@ class Frames(FrameBuffer):
             self._windows -= expected
             return expected
         if isinstance(frame, DataFrame):
-            wanted = len(frame.data) >= LEAST_PIECE or "END_STREAM" in frame.flags
+            wanted = len(frame.data) >= LEAST_CHUNK or "END_STREAM" in frame.flags
             return len(frame.data) >= WORTH_SENDING or (wanted and self._is_open(frame.stream_id))
         return False
 

@@ -18,7 +18,7 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.base.exchange import MAX_HEADER_BYTES, Asgi
 from troupellm.server.http.connection import Connection
-from troupellm.server.http.connection_limit import Crowd, connection_limit
+from troupellm.server.http.connection_limit import ConnectionLimit, connection_limit
 
 CLOSE_SECONDS = 0.3
 """Seconds that connections have to close by themselves; then they are cut."""
@@ -31,7 +31,7 @@ MAX_STREAMS = 100
 """Of one HTTP/2 connection."""
 
 
-class HttpFront:
+class HypercornServer:
     """Serves an app on a listening socket, which it takes over, until `stop` or cancellation."""
 
     def __init__(self, app: Asgi, config: ServerConfig, listener: socket.socket) -> None:
@@ -42,7 +42,7 @@ class HttpFront:
         self._h2c = config.h2c
         self._listener = listener
         self._context = WorkerContext(None)
-        self.crowd = Crowd(connection_limit(config))
+        self.connections = ConnectionLimit(connection_limit(config))
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._stop = anyio.Event()
         self._close_seconds = CLOSE_SECONDS
@@ -76,7 +76,7 @@ class HttpFront:
         loop = asyncio.get_running_loop()
         connection = Connection(self._app, loop, self._config, self._context, {}, reader, writer)
         connection.head_timeout, connection.h2c = self._head_timeout, self._h2c
-        if not self.crowd.enter(connection):
+        if not self.connections.enter(connection):
             writer.transport.abort()
             return
         self._connections[task] = writer
@@ -86,7 +86,7 @@ class HttpFront:
             pass  # a connection that ended while it was being closed
         finally:
             del self._connections[task]
-            self.crowd.leave(connection)
+            self.connections.leave(connection)
 
     async def _close_connections(self) -> None:
         await self._context.terminated.set()

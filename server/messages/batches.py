@@ -29,7 +29,7 @@ from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.batches.upload import create_private, new_name
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.batch_shapes import EXPIRED, canceled, name_of, result_of, shown
 from troupellm.server.storage.batches import Store
 
@@ -42,7 +42,7 @@ _GROUP_LINES, _GROUP_BYTES = 256, 2**20
 _MARK: Final = f'"code":"{EXPIRED}"'.encode()
 
 
-async def create(host: EngineHost, prefix: str, exchange: Exchange, request: MessageBatchRequest) -> None:
+async def create(host: ServerState, prefix: str, exchange: Exchange, request: MessageBatchRequest) -> None:
     """POST /v1/messages/batches."""
     batches, store = host.batches, host.batches.store
     batches.require_runner()
@@ -84,7 +84,7 @@ async def create(host: EngineHost, prefix: str, exchange: Exchange, request: Mes
     await _answer(host, prefix, exchange, batch)
 
 
-async def listing(host: EngineHost, prefix: str, exchange: Exchange, _: None) -> None:
+async def listing(host: ServerState, prefix: str, exchange: Exchange, _: None) -> None:
     """GET /v1/messages/batches."""
     query: MessageBatchesQuery = exchange.query
     if query.after_id is not None and query.before_id is not None:
@@ -101,18 +101,18 @@ async def listing(host: EngineHost, prefix: str, exchange: Exchange, _: None) ->
     await exchange.respond(200, msgspec.json.encode(body))
 
 
-async def retrieve(host: EngineHost, prefix: str, exchange: Exchange, _: None) -> None:
+async def retrieve(host: ServerState, prefix: str, exchange: Exchange, _: None) -> None:
     """GET /v1/messages/batches/{batch_id}."""
     await _answer(host, prefix, exchange, await _find(host, exchange))
 
 
-async def cancel(host: EngineHost, prefix: str, exchange: Exchange, _: None) -> None:
+async def cancel(host: ServerState, prefix: str, exchange: Exchange, _: None) -> None:
     """POST /v1/messages/batches/{batch_id}/cancel."""
     batch = await _find(host, exchange)
     await _answer(host, prefix, exchange, await host.batches.store.cancel_batch(exchange.owner, batch.id) or batch)
 
 
-async def delete(host: EngineHost, prefix: str, exchange: Exchange, _: None) -> None:
+async def delete(host: ServerState, prefix: str, exchange: Exchange, _: None) -> None:
     """DELETE /v1/messages/batches/{batch_id}, with its files."""
     batch, store = await _find(host, exchange), host.batches.store
     if batch.status not in OVER:
@@ -124,7 +124,7 @@ async def delete(host: EngineHost, prefix: str, exchange: Exchange, _: None) -> 
     await exchange.respond(200, msgspec.json.encode(MessageBatchDeleted(id=batch.id)))
 
 
-async def results(host: EngineHost, prefix: str, exchange: Exchange, _: None) -> None:
+async def results(host: ServerState, prefix: str, exchange: Exchange, _: None) -> None:
     """GET /v1/messages/batches/{batch_id}/results, piece by piece."""
     batch, store = await _find(host, exchange), host.batches.store
     if batch.status not in OVER:
@@ -165,7 +165,7 @@ def _write(path: Path, requests: Iterable[BatchedMessage], url: str) -> int:
         return size
 
 
-async def _find(host: EngineHost, exchange: Exchange) -> Batch:
+async def _find(host: ServerState, exchange: Exchange) -> Batch:
     """
     Raises:
         HttpError: 404, it is not there, or another key's.
@@ -177,11 +177,11 @@ async def _find(host: EngineHost, exchange: Exchange) -> Batch:
     return batch
 
 
-async def _answer(host: EngineHost, prefix: str, exchange: Exchange, batch: Batch) -> None:
+async def _answer(host: ServerState, prefix: str, exchange: Exchange, batch: Batch) -> None:
     await exchange.respond(200, msgspec.json.encode(await _shown(host, prefix, batch)))
 
 
-async def _shown(host: EngineHost, prefix: str, batch: Batch) -> MessageBatch:
+async def _shown(host: ServerState, prefix: str, batch: Batch) -> MessageBatch:
     store, expired = host.batches.store, 0
     if batch.status == "expired" and batch.error_file_id is not None:
         expired = await offload(_count_expired, store.content(batch.error_file_id))

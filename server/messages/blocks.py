@@ -137,14 +137,14 @@ def _add_result(made: Conversation, one: Placed) -> None:
 
 
 def _add_assistant(made: Conversation, blocks: Iterable[Placed]) -> None:
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     texts: list[str] = []
     uses: list[dict[str, Any]] = []
 
     def close() -> None:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not uses else None}
-        if any(thoughts):
-            message["reasoning_content"] = "\n".join(thoughts)
+        if any(reasoning):
+            message["reasoning_content"] = "\n".join(reasoning)
         if uses:
             message["tool_calls"] = list(uses)
         made.messages.append(message)
@@ -153,17 +153,17 @@ def _add_assistant(made: Conversation, blocks: Iterable[Placed]) -> None:
     for one in blocks:
         kind = _kind(one)
         if kind in _RESULTS:  # of a tool that another server has run within its answer
-            if thoughts or texts or uses:
+            if reasoning or texts or uses:
                 close()
-            thoughts, texts, uses, ended = [], [], [], True
+            reasoning, texts, uses, ended = [], [], [], True
             _add_result(made, one)
         elif kind == "thinking":
-            thoughts += past_texts(one.block.get("thinking")).texts
+            reasoning += past_texts(one.block.get("thinking")).texts
         elif kind in _CALLS:
             uses.append(_tool_use(one.block))
         else:
             texts += _texts(made, one)
-    if thoughts or texts or uses or not ended:
+    if reasoning or texts or uses or not ended:
         close()
 
 

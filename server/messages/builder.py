@@ -67,29 +67,29 @@ class MessageBuilder:
         return [MessageStart(message=msgspec.structs.replace(self.message, usage=usage)), Ping()]
 
     def feed(self, events: Iterable[TurnEvent]) -> list[MessageEvent]:
-        told: list[MessageEvent] = []
+        out: list[MessageEvent] = []
         for event in events:
             match event.piece:
                 case Content(text=text):
                     if text:
-                        self._require(TextBlock(text=""), told)
-                        self._more(text, TextDelta(text=text), told)
+                        self._require(TextBlock(text=""), out)
+                        self._more(text, TextDelta(text=text), out)
                 case Reasoning(text=text):
                     if text:
-                        self._require(ThinkingBlock(thinking="", signature=""), told)
-                        self._more(text, ThinkingDelta(thinking=text) if self._show_thinking else None, told)
+                        self._require(ThinkingBlock(thinking="", signature=""), out)
+                        self._more(text, ThinkingDelta(thinking=text) if self._show_thinking else None, out)
                 case CallStart(id=call_id, name=name):
-                    self._enter(ToolUseBlock(id=call_id, name=name, input={}), told)
+                    self._enter(ToolUseBlock(id=call_id, name=name, input={}), out)
                 case CallArguments(text=text):
                     if text:
-                        self._more(text, InputJsonDelta(partial_json=text), told)
+                        self._more(text, InputJsonDelta(partial_json=text), out)
                 case Finished() as finished:
                     self._finished = finished
-        return told
+        return out
 
     def finish(self, usage: Usage) -> list[MessageEvent]:
-        told: list[MessageEvent] = []
-        self._close(told)
+        out: list[MessageEvent] = []
+        self._close(out)
         reason, sequence = self._stop(usage)
         self.message = msgspec.structs.replace(
             self.message,
@@ -106,7 +106,7 @@ class MessageBuilder:
         )
         delta = StopDelta(stop_reason=reason, stop_sequence=sequence)
         edits = self.message.context_management
-        return [*told, MessageDelta(delta=delta, usage=self.message.usage, context_management=edits), MessageStop()]
+        return [*out, MessageDelta(delta=delta, usage=self.message.usage, context_management=edits), MessageStop()]
 
     def _stop(self, usage: Usage) -> tuple[StopReason, str | None]:
         finished = self._finished
@@ -120,22 +120,22 @@ class MessageBuilder:
             return "stop_sequence", finished.stop_reason
         return "end_turn", None
 
-    def _require(self, block: ContentBlock, told: list[MessageEvent]) -> None:
+    def _require(self, block: ContentBlock, out: list[MessageEvent]) -> None:
         """Go on with the open block where it is of this kind, else begin this one."""
         if type(self._open) is not type(block):
-            self._enter(block, told)
+            self._enter(block, out)
 
-    def _enter(self, block: ContentBlock, told: list[MessageEvent]) -> None:
-        self._close(told)
+    def _enter(self, block: ContentBlock, out: list[MessageEvent]) -> None:
+        self._close(out)
         self._open = block
-        told.append(ContentBlockStart(index=len(self._blocks), content_block=block))
+        out.append(ContentBlockStart(index=len(self._blocks), content_block=block))
 
-    def _more(self, text: str, delta: Any, told: list[MessageEvent]) -> None:
+    def _more(self, text: str, delta: Any, out: list[MessageEvent]) -> None:
         self._texts.append(text)
         if delta is not None:
-            told.append(ContentBlockDelta(index=len(self._blocks), delta=delta))
+            out.append(ContentBlockDelta(index=len(self._blocks), delta=delta))
 
-    def _close(self, told: list[MessageEvent]) -> None:
+    def _close(self, out: list[MessageEvent]) -> None:
         block, text, index = self._open, "".join(self._texts), len(self._blocks)
         match block:
             case None:
@@ -144,17 +144,17 @@ class MessageBuilder:
                 self._blocks.append(TextBlock(text=text))
             case ThinkingBlock():
                 signature = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-                told.append(ContentBlockDelta(index=index, delta=SignatureDelta(signature=signature)))
+                out.append(ContentBlockDelta(index=index, delta=SignatureDelta(signature=signature)))
                 self._blocks.append(ThinkingBlock(thinking=text if self._show_thinking else "", signature=signature))
             case ToolUseBlock():
                 self._blocks.append(msgspec.structs.replace(block, input=_input(text)))
-        told.append(ContentBlockStop(index=index))
+        out.append(ContentBlockStop(index=index))
         self._open, self._texts = None, []
 
 
 def _details(usage: Usage) -> MessageTokensDetails | None:
-    told = predictions([usage])
-    return MessageTokensDetails(usage.reasoning_tokens, **told) if told or usage.reasoning_tokens else None
+    details = predictions([usage])
+    return MessageTokensDetails(usage.reasoning_tokens, **details) if details or usage.reasoning_tokens else None
 
 
 def _input(arguments: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Edits that make a conversation shorter before it is rendered: `context_management` of Anthropic's API.
 
-Results of old tool calls give way to a line of text, and old thoughts are left out. The client keeps the whole
+Results of old tool calls give way to a line of text, and old reasoning is left out. The client keeps the whole
 conversation and sends it again, and a thread holds it whole.
 """
 

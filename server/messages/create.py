@@ -27,14 +27,14 @@ from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
 from troupellm.server.base.threads import offload
 from troupellm.server.host.counting import Charge, charged
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.builder import PING, MessageBuilder, encoded
 from troupellm.server.messages.context_edits import Count, Edited, edited
 from troupellm.server.messages.translate import Translated, translate
 from troupellm.server.openai.bounded import answer_within, bounded
 from troupellm.server.openai.cache_marks import marks_of_message
-from troupellm.server.openai.chat_pieces import pieces_of
-from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
+from troupellm.server.openai.chat_chunks import chunks_of
+from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare
 from troupellm.server.openai.relabel import relabelled
 from troupellm.server.openai.slow_parts import read_parts
 from troupellm.server.storage.message_threads import counted_from, hold, joined
@@ -42,7 +42,7 @@ from troupellm.server.storage.message_threads import counted_from, hold, joined
 _Request = MessagesRequest | CountTokensRequest
 
 
-async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest) -> None:
+async def create(host: ServerState, exchange: Exchange, request: MessagesRequest) -> None:
     await _marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
     with counted_from(first):
@@ -57,7 +57,7 @@ async def create(host: EngineHost, exchange: Exchange, request: MessagesRequest)
             raise relabelled(exchange, error, translated.names) from None
 
 
-async def count_tokens(host: EngineHost, exchange: Exchange, request: CountTokensRequest) -> None:
+async def count_tokens(host: ServerState, exchange: Exchange, request: CountTokensRequest) -> None:
     host.check_model(request.model)
     await _marks(exchange, request)
     request, first = await joined(host.threads, exchange, request, host.held_limits)
@@ -71,14 +71,14 @@ async def count_tokens(host: EngineHost, exchange: Exchange, request: CountToken
     await exchange.respond(200, msgspec.json.encode(body))
 
 
-async def _edited(host: EngineHost, exchange: Exchange, request: _Request, count: Count[_Request]) -> Edited:
+async def _edited(host: ServerState, exchange: Exchange, request: _Request, count: Count[_Request]) -> Edited:
     made = await edited(request, count, partial(read_parts, exchange, request.messages))
     host.skipped.report(exchange, made.skipped)
     return made
 
 
 @asynccontextmanager
-async def _counting(host: EngineHost, exchange: Exchange) -> AsyncIterator[Count[_Request]]:
+async def _counting(host: ServerState, exchange: Exchange) -> AsyncIterator[Count[_Request]]:
     """Counts the tokens of prompts. All counts inside the block are one call of the key, with the largest of them."""
     charge: Charge | None = None
 
@@ -107,17 +107,17 @@ async def _marks(exchange: Exchange, request: PromptFields, *, last: bool = Fals
     return await offload(work) if is_large(exchange) else await read_parts(exchange, request.messages, work)
 
 
-async def _translated(host: EngineHost, exchange: Exchange, request: _Request) -> Translated:
-    speaker = host.require().speaker
-    thinking = speaker.dialect.thinking
-    work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=speaker.thinks)
+async def _translated(host: ServerState, exchange: Exchange, request: _Request) -> Translated:
+    chat_format = host.require().chat_format
+    thinking = chat_format.chat_syntax.thinking
+    work = partial(translate, request, switches=thinking.switches if thinking else (), thinks=chat_format.thinks)
     translated = await offload(work) if is_large(exchange) else work()
     host.skipped.report(exchange, translated.skipped)
     return translated
 
 
 async def _answer(
-    host: EngineHost,
+    host: ServerState,
     exchange: Exchange,
     request: MessagesRequest,
     made: Edited,
@@ -138,14 +138,14 @@ async def _answer(
             await _stream(host, exchange, turn, builder, request)
             return
         given = await turn.collect()
-        builder.feed(pieces_of(given.choices[0]))
+        builder.feed(chunks_of(given.choices[0]))
         builder.finish(given.usage)
         await hold(host.threads, exchange, request, name, builder.message.content)
         await exchange.respond(200, msgspec.json.encode(builder.message))
 
 
 async def _stream(
-    host: EngineHost, exchange: Exchange, turn: Turn, builder: MessageBuilder, request: MessagesRequest
+    host: ServerState, exchange: Exchange, turn: ServedTurn, builder: MessageBuilder, request: MessagesRequest
 ) -> None:
     """From here on the app reports a failure as an event of this API."""
     await turn.opened()

@@ -12,11 +12,11 @@ from troupellm.protocol.api.message_batches import (
     MessageBatchRequest,
 )
 from troupellm.server.base.router import Route
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages import batches, create
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     return [
         Route(
             method="POST",
@@ -42,7 +42,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     ]
 
 
-def _batch_routes(host: EngineHost, prefix: str) -> list[Route]:
+def _batch_routes(host: ServerState, prefix: str) -> list[Route]:
     base, one = f"{prefix}/messages/batches", f"{prefix}/messages/batches/{{batch_id}}"
 
     def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.server.base.body_room import BodyRoom
-from troupellm.server.http.connection_limit import Crowd
+from troupellm.server.http.connection_limit import ConnectionLimit
 from troupellm.server.observe import logs
 
 logger = logging.getLogger("troupellm.server")
@@ -65,7 +65,7 @@ class StatsLine:
     def __init__(self, first: EngineSnapshot) -> None:
         self._last = first
         self._at = time.monotonic()
-        self._told_work = False
+        self._reported_work = False
 
     def line(self, snapshot: EngineSnapshot, now: float) -> tuple[str, dict[str, float]] | None:
         """Text and fields; None when there is none to tell. The first idle interval after work still gets a line."""
@@ -75,9 +75,9 @@ class StatsLine:
         prompt = snapshot.prompt_tokens_computed - last.prompt_tokens_computed
         generated = here.tokens_generated - was.tokens_generated
         working = bool(prompt or generated or here.running or here.waiting)
-        if not (working or self._told_work):
+        if not (working or self._reported_work):
             return None
-        self._told_work = working
+        self._reported_work = working
         queries, hits = here.prefix_queries - was.prefix_queries, here.prefix_hits - was.prefix_hits
         fields = {
             "prompt_tokens_per_second": round(prompt / seconds, 1),
@@ -120,9 +120,9 @@ async def log_stats(engine: Engine, interval: float) -> None:
     stats = StatsLine(engine.snapshot())
     while True:
         await anyio.sleep(interval)
-        told = stats.line(engine.snapshot(), time.monotonic())
-        if told is not None:
-            text, fields = told
+        summary = stats.line(engine.snapshot(), time.monotonic())
+        if summary is not None:
+            text, fields = summary
             logs.stats.info(text, extra={"fields": fields})
 
 
@@ -192,7 +192,7 @@ class Vitals:
     def __init__(self, lag_alarm: float, process: str = "server") -> None:
         self.lag = LoopLag(lag_alarm)
         self._process = process
-        self.crowd: Crowd | None = None
+        self.connections: ConnectionLimit | None = None
         """Of the process's listener."""
         self.bodies: BodyRoom | None = None
         """Of the process's requests."""
@@ -210,9 +210,11 @@ class Vitals:
             body_bytes=0 if self.bodies is None else self.bodies.num_bytes,
             bodies_waiting=0 if self.bodies is None else self.bodies.num_waiting,
         )
-        if self.crowd is None:
+        if self.connections is None:
             return signs
-        return msgspec.structs.replace(signs, connections=len(self.crowd), connections_dropped=self.crowd.dropped)
+        return msgspec.structs.replace(
+            signs, connections=len(self.connections), connections_dropped=self.connections.dropped
+        )
 
     def text(self, others: Mapping[str, VitalSigns] | None = None) -> bytes:
         """Prometheus' text format, together with other processes by their names."""

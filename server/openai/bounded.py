@@ -7,10 +7,10 @@ import msgspec
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.errors import ContextLengthExceeded
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 
-def bounded(host: EngineHost, chat: ChatRequest) -> ChatRequest:
+def bounded(host: ServerState, chat: ChatRequest) -> ChatRequest:
     """Without a limit that no answer can reach."""
     limit = chat.max_completion_tokens
     if limit is not None and limit >= host.require().limits.max_model_len:

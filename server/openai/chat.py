@@ -31,13 +31,13 @@ from troupellm.protocol.params.chat_events import (
 from troupellm.protocol.params.outputs import Usage
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import ChunkEncoder, open_events
-from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.chat_turn import Turn, TurnAnswer, open_turn
+from troupellm.server.host.server_state import ServerState
+from troupellm.server.openai.chat_turn import ServedTurn, TurnAnswer, open_turn
 from troupellm.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from troupellm.server.openai.streaming import continuous_usage, include_usage, usage_body
 
 
-async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> None:
+async def create(host: ServerState, exchange: Exchange, request: ChatRequest) -> None:
     name = f"chatcmpl-{request.request_id or secrets.token_hex(16)}"
     streaming = bool(request.stream)
     async with open_turn(host, exchange, request, streaming=streaming, request_id=name) as turn:
@@ -48,7 +48,7 @@ async def create(host: EngineHost, exchange: Exchange, request: ChatRequest) -> 
             await exchange.respond(200, msgspec.json.encode(answer.whole(await turn.collect())))
 
 
-async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, answer: "_Answer") -> None:
+async def _stream(host: ServerState, exchange: Exchange, turn: ServedTurn, answer: "_Answer") -> None:
     await turn.opened()
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         chunks = _Chunks(answer, turn)
@@ -65,7 +65,7 @@ async def _stream(host: EngineHost, exchange: Exchange, turn: Turn, answer: "_An
 class _Answer:
     """The fields that every chunk of one answer repeats."""
 
-    def __init__(self, host: EngineHost, request: ChatRequest, model: str, answer_id: str) -> None:
+    def __init__(self, host: ServerState, request: ChatRequest, model: str, answer_id: str) -> None:
         self.request = request
         self.model = model
         self.id = answer_id
@@ -118,7 +118,7 @@ class _Chunks:
     """Encodes the events of one stream. The first piece of each choice is its role, in the same send as its text; the
     very first has the prompt's token ids too, where they are wanted."""
 
-    def __init__(self, answer: _Answer, turn: Turn) -> None:
+    def __init__(self, answer: _Answer, turn: ServedTurn) -> None:
         self._fingerprint = answer.fingerprint
         self._include_usage = include_usage(answer.request)
         self._continuous = continuous_usage(answer.request)

@@ -7,9 +7,9 @@ from typing import Self
 
 import msgspec
 
-from troupellm.actors.client.chat_turn import Turn as ParsedTurn, TurnAnswer
+from troupellm.actors.client.chat_turn import ChatTurn, TurnAnswer
 from troupellm.actors.client.stream import Stream
-from troupellm.models.chat_parsers.served_parser import Voice
+from troupellm.models.chat_parsers.served_parser import ChatParser
 from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.config.kv_hints import CacheMark
 from troupellm.protocol.messages.input import ChatPrompt
@@ -20,7 +20,7 @@ from troupellm.protocol.params.tools import by_name
 from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.cache_marks import marks_of_chat
 from troupellm.server.openai.kv_sessions import keep_session
 from troupellm.server.openai.messages import has_long_tools, tool_use_of
@@ -30,16 +30,21 @@ from troupellm.server.openai.sessions import Session, session_of
 from troupellm.server.openai.slow_parts import has_slow_parts, read_parts
 from troupellm.server.openai.streaming import account, options
 
-__all__ = ["Turn", "TurnAnswer", "open_turn", "prepare"]
+__all__ = ["ServedTurn", "TurnAnswer", "open_turn", "prepare"]
 
 
-class Turn(ParsedTurn):
+class ServedTurn(ChatTurn):
     """A turn that keeps the books of its exchange: tokens and times for the access line, what is left of a quota."""
 
     def __init__(
-        self, exchange: Exchange, stream: Stream, params: SamplingParams, model: str, voice: Voice | None = None
+        self,
+        exchange: Exchange,
+        stream: Stream,
+        params: SamplingParams,
+        model: str,
+        chat_parser: ChatParser | None = None,
     ) -> None:
-        super().__init__(stream, params.n, voice)
+        super().__init__(stream, params.n, chat_parser)
         self._exchange = exchange
         self.params = params
         self.model = model
@@ -72,14 +77,14 @@ class Turn(ParsedTurn):
 
 @asynccontextmanager
 async def open_turn(
-    host: EngineHost,
+    host: ServerState,
     exchange: Exchange,
     request: ChatRequest,
     *,
     streaming: bool,
     request_id: str | None = None,
     marks: tuple[CacheMark, ...] | None = None,
-) -> AsyncIterator[Turn]:
+) -> AsyncIterator[ServedTurn]:
     """Check a chat request and open it in the engine; leaving the block ends it.
 
     Args:
@@ -102,7 +107,7 @@ async def open_turn(
     given = options(exchange, request)
     async with engine.stream(prompt, params, request_id=request_id, streaming=streaming, **given) as stream:
         exchange.quota = stream.quota
-        turn = Turn(exchange, stream, params, model, prepared.voice)
+        turn = ServedTurn(exchange, stream, params, model, prepared.chat_parser)
         try:
             yield turn
         finally:
@@ -115,12 +120,12 @@ class Prepared(msgspec.Struct, frozen=True):
 
     prompt: ChatPrompt
     params: SamplingParams
-    voice: Voice | None
+    chat_parser: ChatParser | None
     skipped: list[str]
     """Parts that the model does not get as they were sent; see `skipped_names`."""
 
 
-async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) -> Prepared:
+async def prepare(host: ServerState, exchange: Exchange, request: ChatRequest) -> Prepared:
     """Everything that is checked and made before the engine hears of the request.
 
     Raises:
@@ -129,22 +134,22 @@ async def prepare(host: EngineHost, exchange: Exchange, request: ChatRequest) ->
     engine = host.require()
     refuse_unsupported(request, trust_chat_template=host.config.trust_request_chat_template)
     session = session_of(exchange, request)
-    kwargs = engine.speaker.with_effort(request.chat_template_kwargs, request.reasoning_effort)
-    slow = not engine.speaker.knows_opening(kwargs)
+    kwargs = engine.chat_format.with_effort(request.chat_template_kwargs, request.reasoning_effort)
+    slow = not engine.chat_format.knows_opening(kwargs)
     if slow or has_slow_parts(exchange, request.messages) or has_long_tools(request, request.messages):
         return await offload(partial(_prepare, host, session, request))
     return _prepare(host, session, request)
 
 
-def _prepare(host: EngineHost, session: Session, request: ChatRequest) -> Prepared:
+def _prepare(host: ServerState, session: Session, request: ChatRequest) -> Prepared:
     engine = host.require()
     use = tool_use_of(request, automatic=engine.config.model.enable_auto_tool_choice)
     chat = plain_messages(request.messages)
     messages = host.volatile_lines.moved(chat.messages)
     prompt = chat_prompt(request, messages, use.tools if session.id is None else by_name(use.tools))
-    kwargs = engine.speaker.with_effort(prompt.template_kwargs, request.reasoning_effort)
+    kwargs = engine.chat_format.with_effort(prompt.template_kwargs, request.reasoning_effort)
     prompt = msgspec.structs.replace(prompt, template_kwargs=kwargs)
-    voice = engine.voice(prompt, use, show_thoughts=request.include_reasoning is not False)
+    chat_parser = engine.chat_parser(prompt, use, show_reasoning=request.include_reasoning is not False)
     params = sampling_params(request, engine)
-    params = params if voice is None else voice.applied(params)
-    return Prepared(prompt, params, voice, [*session.skipped, *chat.skipped])
+    params = params if chat_parser is None else chat_parser.applied(params)
+    return Prepared(prompt, params, chat_parser, [*session.skipped, *chat.skipped])

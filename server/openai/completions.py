@@ -19,15 +19,15 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import EventStream, open_events
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.completion_choices import ChoiceWriter, PromptEcho
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 from troupellm.server.openai.sessions import session_of
 from troupellm.server.openai.streaming import account, final_usage, include_usage, options, pump, usage_body
 
 
-async def create(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
+async def create(host: ServerState, exchange: Exchange, request: CompletionRequest) -> None:
     engine = host.require()
     model = host.check_model(request.model)
     exchange.renames = renames(request)
@@ -37,7 +37,7 @@ async def create(host: EngineHost, exchange: Exchange, request: CompletionReques
     host.skipped.report(exchange, session_of(exchange, request).skipped)
     params = sampling_params(request, engine)
     if params.thinking_token_budget is not None:
-        params = msgspec.structs.replace(params, thinking=engine.speaker.thinking)
+        params = msgspec.structs.replace(params, thinking=engine.chat_format.thinking)
     response_id, created = f"cmpl-{request.request_id or secrets.token_hex(16)}", host.now()
     writer = ChoiceWriter(request, response_id, created, model, host.fingerprint(), params, engine.tokenizer)
     if request.stream:
@@ -91,7 +91,7 @@ async def _generate_all(
 
 
 async def _stream(
-    host: EngineHost,
+    host: ServerState,
     exchange: Exchange,
     engine: ServedEngine,
     prompts: Sequence[Prompt],
@@ -110,8 +110,8 @@ async def _stream(
             stack.push_async_callback(stream.cancel)
             streams.append(stream)
         stack.callback(_abort_all, streams)  # first: each cancellation waits for the engine to let go of its own
-        # All at once: the room of a call is given back when those of it who are in have left, and over a front the
-        # first could have its whole answer before the second had asked.
+        # All at once: the room of a call is given back when those of it who are in have left, and over an API process
+        # the # first could have its whole answer before the second had asked.
         async with anyio.create_task_group() as group:
             for stream in streams:
                 group.start_soon(stream.opened)

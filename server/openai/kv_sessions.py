@@ -12,13 +12,13 @@ from troupellm.protocol.errors import InvalidRequest, TroupeError
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.router import Route
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 _KEEP_SECONDS = 1.0
 """That the engine's process may take to hear of it."""
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     one = f"{prefix}/kv/sessions/{{session_id}}"
     return [
         Route(
@@ -38,7 +38,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     ]
 
 
-async def prefetch(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def prefetch(host: ServerState, exchange: Exchange, _: None) -> None:
     """
     Raises:
         HttpError: 404, the key has no such session.
@@ -63,7 +63,7 @@ async def prefetch(host: EngineHost, exchange: Exchange, _: None) -> None:
     )
 
 
-async def drop(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def drop(host: ServerState, exchange: Exchange, _: None) -> None:
     """
     Raises:
         HttpError: 404, the key has no such session.
@@ -76,7 +76,7 @@ async def drop(host: EngineHost, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, msgspec.json.encode(admin.SessionDropped(id=session, evicted_first=answer.blocks)))
 
 
-async def keep_session(host: EngineHost, exchange: Exchange, session: str) -> None:
+async def keep_session(host: ServerState, exchange: Exchange, session: str) -> None:
     """The session's newest turn ended in tool calls. The client may have left: its results come with a new request."""
     if host.engine is None or not _leases(host.engine.config):
         return
@@ -85,7 +85,7 @@ async def keep_session(host: EngineHost, exchange: Exchange, session: str) -> No
         await host.administer("kv_keep", msgspec.json.encode(body))
 
 
-def _asked(host: EngineHost, exchange: Exchange) -> tuple[str, bytes]:
+def _asked(host: ServerState, exchange: Exchange) -> tuple[str, bytes]:
     """
     Raises:
         InvalidRequest: leases are off, so there are no sessions.

@@ -8,21 +8,21 @@ import msgspec
 from troupellm.protocol.api.model_info import ModelCard, ModelList
 from troupellm.protocol.messages.worker import WorkerReady
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.served_engine import ServedEngine
+from troupellm.server.host.server_state import ServerState
 
 
-async def listing(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def listing(host: ServerState, exchange: Exchange, _: None) -> None:
     names = host.require().model_names
     listed = ModelList(data=[_card(host, name) for name in names], first_id=names[0], last_id=names[-1])
     await exchange.respond(200, msgspec.json.encode(listed))
 
 
-async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def retrieve(host: ServerState, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, msgspec.json.encode(_card(host, host.check_model(exchange.tail))))
 
 
-def _card(host: EngineHost, name: str) -> ModelCard:
+def _card(host: ServerState, name: str) -> ModelCard:
     engine = host.require()
     context = engine.limits.max_model_len
     return ModelCard(
@@ -42,7 +42,7 @@ def _card(host: EngineHost, name: str) -> ModelCard:
 def _capabilities(engine: ServedEngine) -> dict[str, Any]:
     """The capabilities of a model here, in the form of Anthropic's API."""
     generates = engine.ready.generates
-    thinks = generates and engine.speaker.thinks
+    thinks = generates and engine.chat_format.thinks
     yes, no = {"supported": True}, {"supported": False}
     effort = {"supported": thinks}
     return {

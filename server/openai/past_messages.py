@@ -1,4 +1,4 @@
-"""Messages of a conversation as chat templates read them: contents as text, calls with their results, thoughts.
+"""Messages of a conversation as chat templates read them: contents as text, calls with their results, reasoning.
 
 A past message never makes a conversation fail: it is rendered, told as text, or left out and named. Only the newest
 turn's own faults are refused.
@@ -27,7 +27,7 @@ _SPELT_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
 """Of a surrogate pair: JSON can spell it, and no prompt can hold it."""
 _UNNAMED = "unnamed"
-_THOUGHTS = ("thinking", "reasoning")
+_REASONING = ("thinking", "reasoning")
 """Types of parts."""
 
 
@@ -119,9 +119,9 @@ class _Reader:
 
     def _answer(self, place: int, message: ChatMessage) -> None:
         given, parts = message.content, []
-        if isinstance(given, list):  # some servers give thoughts as parts of the content
-            parts = [part for part in given if _kind(part) in _THOUGHTS]
-            given = [part for part in given if _kind(part) not in _THOUGHTS]
+        if isinstance(given, list):  # some servers give reasoning as parts of the content
+            parts = [part for part in given if _kind(part) in _REASONING]
+            given = [part for part in given if _kind(part) not in _REASONING]
         content = self._content(given)
         if not content and isinstance(message.refusal, str):
             content = message.refusal
@@ -134,11 +134,11 @@ class _Reader:
             made["tool_calls"] = calls
             self._open = {call["id"]: None for call in calls}
             self._calls |= {call["id"]: call["function"]["name"] for call in calls}
-        thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
-        if isinstance(thoughts, str):
-            made["reasoning_content"] = thoughts
-        elif thoughts is not None or parts:
-            found = thoughts if thoughts is not None else [part.get(_kind(part), part.get("text")) for part in parts]
+        reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
+        if isinstance(reasoning, str):
+            made["reasoning_content"] = reasoning
+        elif reasoning is not None or parts:
+            found = reasoning if reasoning is not None else [part.get(_kind(part), part.get("text")) for part in parts]
             made["reasoning_content"] = "\n".join(past_texts(found).texts)
 
     def _plain_calls(self, place: int, message: ChatMessage) -> Iterator[dict[str, Any]]:

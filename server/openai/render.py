@@ -17,7 +17,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.counting import charged
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import prepare
 from troupellm.server.openai.parameters import completion_prompts, refuse_unsupported, renames, sampling_params
 
@@ -29,7 +29,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-async def chat(host: EngineHost, exchange: Exchange, request: ChatRequest) -> None:
+async def chat(host: ServerState, exchange: Exchange, request: ChatRequest) -> None:
     """One rendered request."""
     model = host.check_model(request.model)
     exchange.renames = renames(request)
@@ -39,7 +39,7 @@ async def chat(host: EngineHost, exchange: Exchange, request: ChatRequest) -> No
     await exchange.respond(200, await made.body(prepared.prompt))
 
 
-async def completions(host: EngineHost, exchange: Exchange, request: CompletionRequest) -> None:
+async def completions(host: ServerState, exchange: Exchange, request: CompletionRequest) -> None:
     """A list of rendered requests, one for each prompt."""
     model = host.check_model(request.model)
     exchange.renames = renames(request)
@@ -56,7 +56,7 @@ class _Made:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: ServerState,
         exchange: Exchange,
         request: ChatRequest | CompletionRequest,
         params: SamplingParams,

@@ -68,10 +68,10 @@ def usage_body(usages: Sequence[Usage], *, hide_completion: bool = False) -> Usa
     prompt = sum(usage.prompt_tokens for usage in usages)
     completion = 0 if hide_completion else sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
-    thoughts = sum(usage.reasoning_tokens for usage in usages)
+    reasoning = sum(usage.reasoning_tokens for usage in usages)
     truncated = True if any(usage.truncated for usage in usages) else UNSET
     of_prompt = PromptTokensDetails(cached, truncated, _sources(usages))
-    of_completion = CompletionTokensDetails(thoughts, **predictions(usages))
+    of_completion = CompletionTokensDetails(reasoning, **predictions(usages))
     return UsageBody(prompt, completion, prompt + completion, of_prompt, of_completion)
 
 

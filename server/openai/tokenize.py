@@ -20,7 +20,7 @@ from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
 from troupellm.server.host.counting import charged
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.messages import plain_tools
 from troupellm.server.openai.parameters import chat_prompt, refuse_unsupported
 from troupellm.server.openai.past_messages import plain_messages
@@ -29,7 +29,7 @@ INLINE_TOKENS = 4_096
 """More tokens are decoded on a thread."""
 
 
-async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeRequest) -> None:
+async def tokenize(host: ServerState, exchange: Exchange, request: TokenizeRequest) -> None:
     engine = host.require()
     if request.model is not None:
         host.check_model(request.model)
@@ -53,7 +53,7 @@ async def tokenize(host: EngineHost, exchange: Exchange, request: TokenizeReques
     await exchange.respond(200, body)
 
 
-async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRequest) -> None:
+async def detokenize(host: ServerState, exchange: Exchange, request: DetokenizeRequest) -> None:
     engine = host.require()
     if request.model is not None:
         host.check_model(request.model)
@@ -72,9 +72,9 @@ async def detokenize(host: EngineHost, exchange: Exchange, request: DetokenizeRe
     await exchange.respond(200, body)
 
 
-async def info(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def info(host: ServerState, exchange: Exchange, _: None) -> None:
     engine = host.require()
-    template = engine.speaker.template
+    template = engine.chat_format.template
     shown = TokenizerInfo(
         vocab_size=engine.limits.vocab_width,
         model_max_length=engine.limits.max_model_len,

@@ -14,7 +14,7 @@ from troupellm.protocol.api.usage import PromptTokensDetails
 from troupellm.protocol.params.outputs import Pooled
 from troupellm.server.base.exchange import JSON, Exchange
 
-PIECE_BYTES = 65_536
+CHUNK_BYTES = 65_536
 """About what is encoded and written at a time."""
 
 
@@ -49,7 +49,7 @@ async def respond_items(exchange: Exchange, envelope: PoolingEnvelope, items: It
         pending.append(data if first else b"," + data)
         first = False
         size += len(data)
-        if size >= PIECE_BYTES:
+        if size >= CHUNK_BYTES:
             if not started:
                 await exchange.start(200, JSON)
                 started = True

@@ -10,7 +10,7 @@ from troupellm.protocol.api.pooling import EmbeddingRequest
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.extras import unsupported
 from troupellm.server.pooling.answers import account, encode_vector
 from troupellm.server.pooling.inputs import naming, options, pooling_params, prompts_of
@@ -46,7 +46,7 @@ class EmbedResponse(msgspec.Struct, kw_only=True):
     meta: dict[str, Any]
 
 
-async def embed(host: EngineHost, exchange: Exchange, request: EmbedRequest) -> None:
+async def embed(host: ServerState, exchange: Exchange, request: EmbedRequest) -> None:
     """
     Raises:
         InvalidRequest: names the field.

@@ -16,11 +16,11 @@ from troupellm.protocol.api.pooling import (
     ScoreResponse,
 )
 from troupellm.server.base.router import Route
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.pooling import cohere, scoring, vectors
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     def post(path: str, handler: Any, body: Any, response: Any, summary: str) -> Route:
         return Route(
             method="POST", path=path, handler=partial(handler, host), body=body, response=response, summary=summary

@@ -24,7 +24,7 @@ from troupellm.protocol.api.pooling import (
 from troupellm.protocol.api.usage import PromptTokensDetails
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.pooling.answers import respond_items
 from troupellm.server.pooling.inputs import (
     as_texts,
@@ -40,7 +40,7 @@ from troupellm.server.pooling.inputs import (
 _PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
-async def score(host: EngineHost, exchange: Exchange, request: ScoreRequest) -> None:
+async def score(host: ServerState, exchange: Exchange, request: ScoreRequest) -> None:
     model = host.check_model(request.model)
     first, second = _pair_of(request)
     most = host.config.max_pooling_inputs
@@ -60,7 +60,7 @@ async def score(host: EngineHost, exchange: Exchange, request: ScoreRequest) -> 
     await respond_items(exchange, envelope, items)
 
 
-async def rerank(host: EngineHost, exchange: Exchange, request: RerankRequest) -> None:
+async def rerank(host: ServerState, exchange: Exchange, request: RerankRequest) -> None:
     model = host.check_model(request.model)
     check_number("documents", len(request.documents), host.config.max_pooling_inputs)
     if not request.documents:
@@ -87,7 +87,7 @@ async def rerank(host: EngineHost, exchange: Exchange, request: RerankRequest) -
 
 
 async def _scores(
-    host: EngineHost,
+    host: ServerState,
     exchange: Exchange,
     request: PoolingFields,
     answer_id: str,

@@ -24,7 +24,7 @@ from troupellm.protocol.params.pooling import PoolingTask
 from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.extras import unsupported
 from troupellm.server.pooling.answers import account, encode_vector, respond_items
 from troupellm.server.pooling.inputs import (
@@ -40,7 +40,7 @@ from troupellm.server.pooling.inputs import (
 Item = Callable[[int, Pooled], msgspec.Struct]
 
 
-async def embeddings(host: EngineHost, exchange: Exchange, request: EmbeddingRequest) -> None:
+async def embeddings(host: ServerState, exchange: Exchange, request: EmbeddingRequest) -> None:
     encode = _encoder(request)
 
     def item(index: int, pooled: Pooled) -> msgspec.Struct:
@@ -49,7 +49,7 @@ async def embeddings(host: EngineHost, exchange: Exchange, request: EmbeddingReq
     await _answer(host, exchange, request, "embd", "embed", item)
 
 
-async def pooling(host: EngineHost, exchange: Exchange, request: PoolingRequest) -> None:
+async def pooling(host: ServerState, exchange: Exchange, request: PoolingRequest) -> None:
     encode = _encoder(request)
 
     def item(index: int, pooled: Pooled) -> msgspec.Struct:
@@ -58,7 +58,7 @@ async def pooling(host: EngineHost, exchange: Exchange, request: PoolingRequest)
     await _answer(host, exchange, request, "pool", cast(PoolingTask | None, request.task), item)
 
 
-async def classify(host: EngineHost, exchange: Exchange, request: ClassifyRequest) -> None:
+async def classify(host: ServerState, exchange: Exchange, request: ClassifyRequest) -> None:
     ability = host.require().ready.pooling
     labels: Sequence[str] = ability.labels if ability else ()
 
@@ -71,7 +71,7 @@ async def classify(host: EngineHost, exchange: Exchange, request: ClassifyReques
 
 
 async def _answer(
-    host: EngineHost, exchange: Exchange, request: InputFields, kind: str, task: PoolingTask | None, item: Item
+    host: ServerState, exchange: Exchange, request: InputFields, kind: str, task: PoolingTask | None, item: Item
 ) -> None:
     engine = host.require()
     model = host.check_model(request.model)

@@ -70,8 +70,8 @@ def response_of_item(name: str) -> str | None:
 
 def error_event(number: int, answer: ErrorAnswer) -> bytes:
     """An error that ends a stream, as this API's event."""
-    told = msgspec.convert(msgspec.json.decode(answer.body)["error"], ErrorObject)
-    return encoded([ErrorEvent(sequence_number=number, code=told.code, message=told.message, param=told.param)])
+    shown = msgspec.convert(msgspec.json.decode(answer.body)["error"], ErrorObject)
+    return encoded([ErrorEvent(sequence_number=number, code=shown.code, message=shown.message, param=shown.param)])
 
 
 class ResponseBuilder:
@@ -103,28 +103,28 @@ class ResponseBuilder:
         return error_event(self._number, answer)
 
     def begin(self) -> list[ResponseEvent]:
-        told: list[ResponseEvent] = [ResponseCreated(response=self.response)]
+        out: list[ResponseEvent] = [ResponseCreated(response=self.response)]
         if self.response.background:
-            told.append(ResponseQueued(response=self.response))
+            out.append(ResponseQueued(response=self.response))
         self.response = msgspec.structs.replace(self.response, status="in_progress")
-        return self._numbered([*told, ResponseInProgress(response=self.response)])
+        return self._numbered([*out, ResponseInProgress(response=self.response)])
 
     def feed(self, events: Iterable[TurnEvent]) -> list[ResponseEvent]:
-        told: list[ResponseEvent] = []
+        out: list[ResponseEvent] = []
         for event in events:
             match event.piece:
                 case Content(text=text):
-                    self._text(text, event.logprobs, told)
+                    self._text(text, event.logprobs, out)
                 case Reasoning(text=text):
                     if text:
-                        self._reasoning(text, told)
+                        self._reasoning(text, out)
                 case CallStart(id=call_id, name=name):
-                    self._call(call_id, name, told)
+                    self._call(call_id, name, out)
                 case CallArguments(text=text):
-                    self._arguments(text, told)
+                    self._arguments(text, out)
                 case Finished(reason=reason):
                     self._reason = reason
-        return self._numbered(told)
+        return self._numbered(out)
 
     def compact(self, encrypted_content: str) -> list[ResponseEvent]:
         """The conversation was compacted, before anything of the answer."""
@@ -141,11 +141,11 @@ class ResponseBuilder:
         Args:
             now: epoch seconds.
         """
-        told: list[ResponseEvent] = []
+        out: list[ResponseEvent] = []
         cut = self._reason == "length"
         if not self._items and self._open is None:
-            self._enter(OutputMessage(id=self._new_id(OutputMessage)), told)
-        self._close(told, "incomplete" if cut else "completed")
+            self._enter(OutputMessage(id=self._new_id(OutputMessage)), out)
+        self._close(out, "incomplete" if cut else "completed")
         self.response = msgspec.structs.replace(
             self.response,
             status="incomplete" if cut else "completed",
@@ -155,58 +155,58 @@ class ResponseBuilder:
             usage=usage_of(usage),
         )
         kind = ResponseIncomplete if cut else ResponseCompleted
-        return self._numbered([*told, kind(response=self.response)])
+        return self._numbered([*out, kind(response=self.response)])
 
     def fail(self, status: int, code: str | None, message: str, param: str | None) -> list[ResponseEvent]:
         """The answer has failed; what came until then stays."""
-        told: list[ResponseEvent] = []
+        out: list[ResponseEvent] = []
         self._close([], "incomplete")
         shown = ResponseError(_failure_code(status, code), with_code(message, code))
         self.response = msgspec.structs.replace(self.response, status="failed", error=shown, output=self._items)
-        told += [ErrorEvent(code=code, message=message, param=param), ResponseFailed(response=self.response)]
-        return self._numbered(told)
+        out += [ErrorEvent(code=code, message=message, param=param), ResponseFailed(response=self.response)]
+        return self._numbered(out)
 
-    def _text(self, text: str, logprobs: tuple[TokenLogprob, ...] | None, told: list[ResponseEvent]) -> None:
+    def _text(self, text: str, logprobs: tuple[TokenLogprob, ...] | None, out: list[ResponseEvent]) -> None:
         entries = logprob_entries(logprobs or ())
         if not isinstance(self._open, OutputMessage):
             if not text:
                 self._early += entries if self._open is None else ()
                 return
             entries = self._early + entries
-            self._enter(OutputMessage(id=self._new_id(OutputMessage)), told)
+            self._enter(OutputMessage(id=self._new_id(OutputMessage)), out)
         if not text and not entries:
             return
         self._texts.append(text)
         self._logprobs += entries
-        told.append(OutputTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text, logprobs=entries))
+        out.append(OutputTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text, logprobs=entries))
 
-    def _reasoning(self, text: str, told: list[ResponseEvent]) -> None:
+    def _reasoning(self, text: str, out: list[ResponseEvent]) -> None:
         if not isinstance(self._open, ReasoningItem):
-            self._enter(ReasoningItem(id=self._new_id(ReasoningItem)), told)
+            self._enter(ReasoningItem(id=self._new_id(ReasoningItem)), out)
         self._texts.append(text)
-        told.append(ReasoningTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
+        out.append(ReasoningTextDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
 
-    def _call(self, call_id: str, name: str, told: list[ResponseEvent]) -> None:
+    def _call(self, call_id: str, name: str, out: list[ResponseEvent]) -> None:
         namespace, own = self._namespaced.get(name, (UNSET, name))
         call = FunctionCall(id=self._new_id(FunctionCall), call_id=call_id, name=own, namespace=namespace)
-        self._enter(call, told)
+        self._enter(call, out)
 
-    def _arguments(self, text: str, told: list[ResponseEvent]) -> None:
+    def _arguments(self, text: str, out: list[ResponseEvent]) -> None:
         if text:
             self._texts.append(text)
-            told.append(FunctionCallArgumentsDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
+            out.append(FunctionCallArgumentsDelta(item_id=self._open_id, output_index=len(self._items), delta=text))
 
-    def _enter(self, item: OutputItem, told: list[ResponseEvent]) -> None:
+    def _enter(self, item: OutputItem, out: list[ResponseEvent]) -> None:
         """Begin an item, after the one before it."""
-        self._close(told, "completed")
+        self._close(out, "completed")
         self._open, self._early = item, []
         index = len(self._items)
-        told.append(OutputItemAdded(output_index=index, item=item))
+        out.append(OutputItemAdded(output_index=index, item=item))
         if isinstance(item, OutputMessage | ReasoningItem):
             part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
-            told.append(ContentPartAdded(item_id=item.id, output_index=index, part=part))
+            out.append(ContentPartAdded(item_id=item.id, output_index=index, part=part))
 
-    def _close(self, told: list[ResponseEvent], status: ItemStatus) -> None:
+    def _close(self, out: list[ResponseEvent], status: ItemStatus) -> None:
         if self._open is None:
             return
         item, text, index = self._open, "".join(self._texts), len(self._items)
@@ -214,21 +214,21 @@ class ResponseBuilder:
         match item:
             case OutputMessage():
                 part = OutputText(text=text, logprobs=logprobs)
-                told.append(OutputTextDone(item_id=name, output_index=index, text=text, logprobs=logprobs))
-                told.append(ContentPartDone(item_id=name, output_index=index, part=part))
+                out.append(OutputTextDone(item_id=name, output_index=index, text=text, logprobs=logprobs))
+                out.append(ContentPartDone(item_id=name, output_index=index, part=part))
                 done: OutputItem = msgspec.structs.replace(item, content=[part], status=status)
             case ReasoningItem():
                 thought = ReasoningText(text=text)
-                told.append(ReasoningTextDone(item_id=name, output_index=index, text=text))
-                told.append(ContentPartDone(item_id=name, output_index=index, part=thought))
+                out.append(ReasoningTextDone(item_id=name, output_index=index, text=text))
+                out.append(ContentPartDone(item_id=name, output_index=index, part=thought))
                 sent = sealed(text) if self._sealing else None
                 done = msgspec.structs.replace(item, content=[thought], encrypted_content=sent, status=status)
             case FunctionCall():
-                told.append(FunctionCallArgumentsDone(item_id=name, output_index=index, name=item.name, arguments=text))
+                out.append(FunctionCallArgumentsDone(item_id=name, output_index=index, name=item.name, arguments=text))
                 done = msgspec.structs.replace(item, arguments=text, status=status)
             case CompactionItem():
                 raise AssertionError("a compaction is never open")
-        told.append(OutputItemDone(output_index=index, item=done))
+        out.append(OutputItemDone(output_index=index, item=done))
         self._items.append(done)
         self._open, self._texts, self._logprobs = None, [], []
 

@@ -14,7 +14,7 @@ from troupellm.protocol.api.tools import AllowedTools, ChosenTool, ToolChoiceBod
 from troupellm.protocol.errors import InvalidRequest, RequestFailed
 from troupellm.protocol.params.outputs import Usage
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import open_turn, prepare
 from troupellm.server.responses.sealed import MAX_SEALED_BYTES
 from troupellm.server.responses.summaries import START, said, sealed_summary
@@ -81,13 +81,13 @@ def threshold_of(request: ResponsesRequest) -> int | None:
     return found
 
 
-async def is_longer(host: EngineHost, exchange: Exchange, chat: ChatRequest, tokens: int) -> bool:
+async def is_longer(host: ServerState, exchange: Exchange, chat: ChatRequest, tokens: int) -> bool:
     """Whether the prompt of a chat has more tokens."""
     prepared = await prepare(host, exchange, chat)
     return await host.counting.number(host.require(), exchange.key, prepared.prompt) > tokens
 
 
-async def summarize(host: EngineHost, exchange: Exchange, chat: ChatRequest) -> Summary:
+async def summarize(host: ServerState, exchange: Exchange, chat: ChatRequest) -> Summary:
     """Have the model write a summary.
 
     Raises:
@@ -101,7 +101,7 @@ async def summarize(host: EngineHost, exchange: Exchange, chat: ChatRequest) -> 
     return summary_of(chat.messages, written, usage)
 
 
-async def _written(host: EngineHost, exchange: Exchange, question: ChatRequest) -> tuple[str, Usage]:
+async def _written(host: ServerState, exchange: Exchange, question: ChatRequest) -> tuple[str, Usage]:
     async with open_turn(host, exchange, question, streaming=False) as turn:
         answer = await turn.collect()
     return (answer.choices[0].content or "").strip(), answer.usage
@@ -144,9 +144,9 @@ def together(one: Usage, other: Usage) -> Usage:
     )
 
 
-def _question(host: EngineHost, chat: ChatRequest) -> ChatRequest:
+def _question(host: ServerState, chat: ChatRequest) -> ChatRequest:
     """A chat that asks for the summary, in plain text and without thinking."""
-    thinking = host.require().speaker.dialect.thinking
+    thinking = host.require().chat_format.chat_syntax.thinking
     switches = thinking.switches if thinking else ()
     most = min(MAX_SUMMARY_TOKENS, max(1, host.require().limits.max_model_len // 4))
     messages = list(chat.messages)

@@ -13,7 +13,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import declared_bytes
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.responses.builder import response_of_item
 from troupellm.server.responses.items import as_items, item_type
 from troupellm.server.storage.kept_items import after_compaction
@@ -74,7 +74,7 @@ class Conversation(msgspec.Struct, frozen=True):
         return before, own, room
 
 
-async def gather(host: EngineHost, exchange: Exchange, request: ResponsesRequest, owner: str) -> Conversation:
+async def gather(host: ServerState, exchange: Exchange, request: ResponsesRequest, owner: str) -> Conversation:
     """
     Raises:
         InvalidRequest: too much of it, or the response before it is not there or not finished.

@@ -21,7 +21,7 @@ from troupellm.server.base.body import INLINE_BYTES
 from troupellm.server.base.errors import HttpError, not_ready
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.responses.conversation import no_conversation
 from troupellm.server.responses.items import MAX_ITEMS, item_type
 from troupellm.server.responses.listing import ItemsQuery, page_of, shown
@@ -39,7 +39,7 @@ from troupellm.server.storage.responses_rows import Items, StoredResponse, read_
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 
-async def create(host: EngineHost, exchange: Exchange, request: CreateConversation) -> None:
+async def create(host: ServerState, exchange: Exchange, request: CreateConversation) -> None:
     store = _store(host)
     name = f"conv_{secrets.token_hex(16)}"
     made = ConversationObject(id=name, created_at=host.now(), metadata=request.metadata or {})
@@ -53,11 +53,11 @@ async def create(host: EngineHost, exchange: Exchange, request: CreateConversati
     await exchange.respond(200, body)
 
 
-async def retrieve(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def retrieve(host: ServerState, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, (await _find(host, exchange)).body)
 
 
-async def update(host: EngineHost, exchange: Exchange, request: UpdateConversation) -> None:
+async def update(host: ServerState, exchange: Exchange, request: UpdateConversation) -> None:
     store, name = _store(host), _name(exchange)
     body = await store.transact(
         lambda database: change_metadata(database, exchange.owner, name, request.metadata or {}, store.bounds)
@@ -67,13 +67,13 @@ async def update(host: EngineHost, exchange: Exchange, request: UpdateConversati
     await exchange.respond(200, body)
 
 
-async def delete(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def delete(host: ServerState, exchange: Exchange, _: None) -> None:
     if not await _store(host).delete(exchange.owner, _name(exchange), conversation=True):
         raise no_conversation()
     await exchange.respond(200, msgspec.json.encode(DeletedConversation(id=_name(exchange))))
 
 
-async def add_items(host: EngineHost, exchange: Exchange, request: AddItems) -> None:
+async def add_items(host: ServerState, exchange: Exchange, request: AddItems) -> None:
     store, items = _store(host), _given(request.items)
     with _bounded():
         found = await store.transact(
@@ -84,13 +84,13 @@ async def add_items(host: EngineHost, exchange: Exchange, request: AddItems) -> 
     await exchange.respond(200, msgspec.json.encode(_listed(items, has_more=False)))
 
 
-async def list_items(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def list_items(host: ServerState, exchange: Exchange, _: None) -> None:
     query: ItemsQuery = exchange.query
     page, has_more = page_of(await _items(host, exchange), query, "conversation")
     await exchange.respond(200, msgspec.json.encode(_listed(page, has_more=has_more)))
 
 
-async def retrieve_item(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def retrieve_item(host: ServerState, exchange: Exchange, _: None) -> None:
     name = exchange.path_values["item_id"]
     item = next((item for item in await _items(host, exchange) if item["id"] == name), None)
     if item is None:
@@ -98,7 +98,7 @@ async def retrieve_item(host: EngineHost, exchange: Exchange, _: None) -> None:
     await exchange.respond(200, msgspec.json.encode(item))
 
 
-async def delete_item(host: EngineHost, exchange: Exchange, _: None) -> None:
+async def delete_item(host: ServerState, exchange: Exchange, _: None) -> None:
     store, item = _store(host), exchange.path_values["item_id"]
     body, found = await store.transact(
         lambda database: remove_item(database, exchange.owner, _name(exchange), item, store.bounds)
@@ -123,7 +123,7 @@ def _bounded() -> Iterator[None]:
         raise InvalidRequest(f"items: {error}", param="items", code="request_too_large") from None
 
 
-def _store(host: EngineHost) -> ResponseStore:
+def _store(host: ServerState) -> ResponseStore:
     if not host.responses.enabled:
         raise no_store("conversation")
     return host.responses
@@ -133,7 +133,7 @@ def _name(exchange: Exchange) -> str:
     return exchange.path_values["conversation_id"]
 
 
-async def _find(host: EngineHost, exchange: Exchange) -> StoredResponse:
+async def _find(host: ServerState, exchange: Exchange) -> StoredResponse:
     name = _name(exchange)
     stored = await _store(host).transact(lambda database: read_row(database, exchange.owner, name, conversation=True))
     if stored is None:
@@ -141,7 +141,7 @@ async def _find(host: EngineHost, exchange: Exchange) -> StoredResponse:
     return stored
 
 
-async def _items(host: EngineHost, exchange: Exchange) -> Items:
+async def _items(host: ServerState, exchange: Exchange) -> Items:
     stored = await _find(host, exchange)
     read = partial(msgspec.json.decode, stored.items, type=Items)
     items: Items = read() if len(stored.items) <= INLINE_BYTES else await offload(read, limiter=host.responses.decoding)

@@ -15,10 +15,10 @@ from troupellm.server.base.errors import ClientGone, flatten
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
 from troupellm.server.host.counting import charged
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.bounded import answer_within, bounded
-from troupellm.server.openai.chat_pieces import pieces_of
-from troupellm.server.openai.chat_turn import Turn, open_turn, prepare
+from troupellm.server.openai.chat_chunks import chunks_of
+from troupellm.server.openai.chat_turn import ServedTurn, open_turn, prepare
 from troupellm.server.openai.relabel import relabelled
 from troupellm.server.responses.builder import ResponseBuilder, encoded, item_id, usage_of
 from troupellm.server.responses.compact import (
@@ -37,7 +37,7 @@ from troupellm.server.responses.prepare import Plan, make_plan
 from troupellm.server.responses.truncate import truncated
 
 
-async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
+async def create(host: ServerState, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
     request, wanted = without_trigger(request)
     threshold = threshold_of(request)
     plan = await make_plan(host, exchange, request)
@@ -63,7 +63,7 @@ async def create(host: EngineHost, jobs: Jobs, exchange: Exchange, request: Resp
         raise relabelled(exchange, error, plan.names) from None
 
 
-async def compact(host: EngineHost, exchange: Exchange, request: CompactRequest) -> None:
+async def compact(host: ServerState, exchange: Exchange, request: CompactRequest) -> None:
     """A conversation as one item, without an answer."""
     given, _ = without_trigger(request)
     plan = await make_plan(host, exchange, given)
@@ -79,22 +79,22 @@ async def compact(host: EngineHost, exchange: Exchange, request: CompactRequest)
     await exchange.respond(200, msgspec.json.encode(body))
 
 
-async def _compact(host: EngineHost, exchange: Exchange, plan: Plan, chat: ChatRequest) -> None:
+async def _compact(host: ServerState, exchange: Exchange, plan: Plan, chat: ChatRequest) -> None:
     """A response whose only item is the compaction of what came before."""
     builder = ResponseBuilder(plan.frame)
 
-    def told(summary: Summary) -> list[ResponseEvent]:
+    def summary_events(summary: Summary) -> list[ResponseEvent]:
         return builder.begin() + builder.compact(summary.sealed) + builder.finish(summary.usage, host.now())
 
     if not plan.streaming:
-        told(await summarize(host, exchange, chat))
+        summary_events(await summarize(host, exchange, chat))
         response = await keep(host, exchange, plan, builder.response)
         await exchange.respond(200, msgspec.json.encode(response))
         return
     failed: BaseException | None = None
     async with open_events(exchange, host.config.sse_keep_alive_interval) as events:
         try:
-            data = told(await summarize(host, exchange, chat))
+            data = summary_events(await summarize(host, exchange, chat))
         except (Exception, BaseExceptionGroup) as error:
             failed = flatten(error)
         else:
@@ -108,7 +108,7 @@ async def _compact(host: EngineHost, exchange: Exchange, plan: Plan, chat: ChatR
 
 
 async def _answer(
-    host: EngineHost, jobs: Jobs, exchange: Exchange, plan: Plan, summary: Summary | None, chat: ChatRequest
+    host: ServerState, jobs: Jobs, exchange: Exchange, plan: Plan, summary: Summary | None, chat: ChatRequest
 ) -> None:
     plan = msgspec.structs.replace(plan, chat=chat)
     if plan.background:
@@ -129,13 +129,13 @@ async def _refuse_in_stream(exchange: Exchange, plan: Plan, error: ContextLength
     """A conversation that is too long, as a response that has failed: after an error status Codex ends the turn, and
     after this event it compacts the conversation."""
     builder = ResponseBuilder(msgspec.structs.replace(plan.frame, store=False))
-    told = builder.begin() + failure(builder, plan, error)
+    out = builder.begin() + failure(builder, plan, error)
     exchange.failure = (error.code, error.param)
     async with open_events(exchange, 0) as events:
-        await events.finish(encoded(told), b"")
+        await events.finish(encoded(out), b"")
 
 
-async def input_tokens(host: EngineHost, exchange: Exchange, request: InputTokensRequest) -> None:
+async def input_tokens(host: ServerState, exchange: Exchange, request: InputTokensRequest) -> None:
     """How many tokens the prompt of a response has, without making one."""
     plan = await make_plan(host, exchange, request)
     try:
@@ -149,18 +149,18 @@ async def input_tokens(host: EngineHost, exchange: Exchange, request: InputToken
     await exchange.respond(200, msgspec.json.encode(InputTokens(input_tokens=tokens)))
 
 
-async def _whole(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, summary: Summary | None) -> None:
+async def _whole(host: ServerState, exchange: Exchange, plan: Plan, turn: ServedTurn, summary: Summary | None) -> None:
     given = await turn.collect()
     builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
     if summary is not None:
         builder.compact(summary.sealed)
-    builder.feed(pieces_of(given.choices[0]))
+    builder.feed(chunks_of(given.choices[0]))
     builder.finish(given.usage if summary is None else together(summary.usage, given.usage), host.now())
     response = await keep(host, exchange, plan, builder.response)
     await exchange.respond(200, msgspec.json.encode(response))
 
 
-async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, summary: Summary | None) -> None:
+async def _stream(host: ServerState, exchange: Exchange, plan: Plan, turn: ServedTurn, summary: Summary | None) -> None:
     await turn.opened()
     builder = ResponseBuilder(plan.frame, plan.namespaced, sealing=plan.sealing)
     exchange.error_event = builder.error_event
@@ -181,12 +181,12 @@ async def _stream(host: EngineHost, exchange: Exchange, plan: Plan, turn: Turn, 
                 elif data:
                     await events.send(data)
             usage = turn.usage if summary is None else together(summary.usage, turn.usage)
-            told = builder.finish(usage, host.now())
+            out = builder.finish(usage, host.now())
         except ClientGone:
             raise
         except (Exception, BaseExceptionGroup) as error:
             if not exchange.status:  # it can still be the answer
                 raise
-            told = failure(builder, plan, error)
-        told[-1] = msgspec.structs.replace(told[-1], response=await keep(host, exchange, plan, builder.response))
-        await events.finish(last + encoded(told), b"")
+            out = failure(builder, plan, error)
+        out[-1] = msgspec.structs.replace(out[-1], response=await keep(host, exchange, plan, builder.response))
+        await events.finish(last + encoded(out), b"")

@@ -8,7 +8,7 @@ from troupellm.protocol.api.response_objects import ResponseObject
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.sse import open_events
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.responses.builder import encoded, error_event
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.storage.responses_rows import StoredResponse
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 _TERMINAL = (b"event: response.completed\n", b"event: response.incomplete\n", b"event: response.failed\n")
 
 
-async def follow(host: EngineHost, jobs: Jobs, exchange: Exchange, owner: str, name: str, after: int = -1) -> None:
+async def follow(host: ServerState, jobs: Jobs, exchange: Exchange, owner: str, name: str, after: int = -1) -> None:
     """Send the events that come after number `after`, until the response has ended."""
     number, closed = after + 1, False
     exchange.error_event = lambda answer: error_event(number, answer)

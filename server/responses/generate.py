@@ -10,7 +10,7 @@ from troupellm.protocol.api.response_objects import CompactionItem, ResponseObje
 from troupellm.protocol.errors import TroupeError
 from troupellm.server.base.errors import HttpError, answer, flatten
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.relabel import relabel
 from troupellm.server.responses.builder import ResponseBuilder
 from troupellm.server.responses.conversations import identified
@@ -24,12 +24,12 @@ from troupellm.server.storage.responses_rows import Items, StoredResponse
 def failure(builder: ResponseBuilder, plan: Plan, error: BaseException) -> list[ResponseEvent]:
     """The events of an answer that has failed with any error."""
     error = flatten(error)
-    told = answer(relabel(error, plan.names) if isinstance(error, TroupeError) else error, shape="responses")
-    shown = msgspec.convert(msgspec.json.decode(told.body)["error"], ErrorObject)
-    return builder.fail(told.status, shown.code, shown.message, shown.param)
+    error_answer = answer(relabel(error, plan.names) if isinstance(error, TroupeError) else error, shape="responses")
+    shown = msgspec.convert(msgspec.json.decode(error_answer.body)["error"], ErrorObject)
+    return builder.fail(error_answer.status, shown.code, shown.message, shown.param)
 
 
-async def keep(host: EngineHost, exchange: Exchange, plan: Plan, response: ResponseObject) -> ResponseObject:
+async def keep(host: ServerState, exchange: Exchange, plan: Plan, response: ResponseObject) -> ResponseObject:
     """Add an answer to its conversation and store it, where it is to be; what comes back says whether it was."""
     store, response = host.responses, await joined(host, exchange, plan, response)
     if not response.store:
@@ -40,7 +40,7 @@ async def keep(host: EngineHost, exchange: Exchange, plan: Plan, response: Respo
     return response if kept else msgspec.structs.replace(response, store=False)
 
 
-async def joined(host: EngineHost, exchange: Exchange, plan: Plan, response: ResponseObject) -> ResponseObject:
+async def joined(host: ServerState, exchange: Exchange, plan: Plan, response: ResponseObject) -> ResponseObject:
     """Add an answer and its input to the conversation that it belongs to; a failed answer leaves it as it was.
 
     A turn that finds no room there is named in the answer's header, where the answer has not begun.

@@ -16,8 +16,8 @@ from troupellm.protocol.api.response_objects import ResponseObject
 from troupellm.protocol.errors import InvalidRequest, RequestFailed, TroupeError
 from troupellm.server.base.errors import ClientGone, HttpError, flatten, not_ready
 from troupellm.server.base.exchange import Exchange, Message
-from troupellm.server.host.engine_host import EngineHost
-from troupellm.server.openai.chat_turn import Turn, open_turn
+from troupellm.server.host.server_state import ServerState
+from troupellm.server.openai.chat_turn import ServedTurn, open_turn
 from troupellm.server.responses.builder import ResponseBuilder, encoded
 from troupellm.server.responses.generate import failure, joined, stored_form
 from troupellm.server.responses.prepare import Plan
@@ -31,7 +31,7 @@ _ENDED = "the server was shut down before this response was complete"
 
 
 class Jobs:
-    def __init__(self, host: EngineHost) -> None:
+    def __init__(self, host: ServerState) -> None:
         self._host = host
         self._jobs: dict[str, Job] = {}
 
@@ -72,7 +72,7 @@ class Jobs:
 
 
 class Job:
-    def __init__(self, host: EngineHost, exchange: Exchange, plan: Plan) -> None:
+    def __init__(self, host: ServerState, exchange: Exchange, plan: Plan) -> None:
         self.exchange = exchange
         self.admitted = anyio.Event()
         """It runs, or was refused."""
@@ -148,35 +148,35 @@ class Job:
         if not await self._store.put(self._plan.owner, stored):
             raise not_ready("there is no room to keep the response now", code="server_is_overloaded")
 
-    async def _follow(self, turn: Turn) -> None:
+    async def _follow(self, turn: ServedTurn) -> None:
         """From the turn to the store."""
         builder = ResponseBuilder(self._plan.frame, self._plan.namespaced, sealing=self._plan.sealing)
         await self._write(builder.begin(), builder.response)
         try:
             async for pieces in turn:
                 await self._log(builder.feed(pieces))
-            told = builder.finish(turn.usage, self._host.now())
+            out = builder.finish(turn.usage, self._host.now())
         except ClientGone:
             raise
         except (Exception, BaseExceptionGroup) as error:
-            told = failure(builder, self._plan, error)
+            out = failure(builder, self._plan, error)
         response = await joined(self._host, self.exchange, self._plan, builder.response)
-        told[-1] = msgspec.structs.replace(told[-1], response=response)
-        await self._write(told, response)
+        out[-1] = msgspec.structs.replace(out[-1], response=response)
+        await self._write(out, response)
         self._finished = True
 
-    async def _write(self, told: list[ResponseEvent], response: ResponseObject) -> None:
+    async def _write(self, out: list[ResponseEvent], response: ResponseObject) -> None:
         """Log events first: who reads that a response has ended finds all of them."""
-        await self._log(told)
+        await self._log(out)
         owner = self._plan.owner
         body = msgspec.json.encode(response)
         await self._patiently(lambda: self._store.update(owner, self._name, response.status, body))
         self.changed()
 
-    async def _log(self, told: list[ResponseEvent]) -> None:
-        if told and self._plan.streaming:
-            events = encoded(told)
-            await self._patiently(lambda: self._store.log(self._name, told[0].sequence_number, events))
+    async def _log(self, out: list[ResponseEvent]) -> None:
+        if out and self._plan.streaming:
+            events = encoded(out)
+            await self._patiently(lambda: self._store.log(self._name, out[0].sequence_number, events))
             self.changed()
 
     async def _patiently(self, write: Callable[[], Awaitable[object]]) -> None:

@@ -13,7 +13,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import is_large
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.relabel import Names
 from troupellm.server.responses.conversation import conversation_id, gather
 from troupellm.server.responses.items import item_type
@@ -43,7 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the oldest turns are left out of the prompt."""
 
 
-async def make_plan(host: EngineHost, exchange: Exchange, request: ResponsesRequest) -> Plan:
+async def make_plan(host: ServerState, exchange: Exchange, request: ResponsesRequest) -> Plan:
     """
     Raises:
         InvalidRequest: names the field, as this API calls it.

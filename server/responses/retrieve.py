@@ -12,7 +12,7 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import INLINE_BYTES
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.threads import offload
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.responses.follow import follow, not_found
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.listing import ItemsQuery, page_of, shown
@@ -32,7 +32,7 @@ class RetrieveQuery(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-async def retrieve(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+async def retrieve(host: ServerState, jobs: Jobs, exchange: Exchange, _: None) -> None:
     query: RetrieveQuery = exchange.query
     stored = await _find(host, exchange)
     if not query.stream:
@@ -51,7 +51,7 @@ async def retrieve(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) ->
         group.cancel_scope.cancel()
 
 
-async def delete(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+async def delete(host: ServerState, jobs: Jobs, exchange: Exchange, _: None) -> None:
     name = (await _find(host, exchange)).id
     if not await host.responses.delete(exchange.owner, name):
         raise not_found()
@@ -59,7 +59,7 @@ async def delete(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> N
     await exchange.respond(200, msgspec.json.encode(DeletedResponse(id=name)))
 
 
-async def cancel(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+async def cancel(host: ServerState, jobs: Jobs, exchange: Exchange, _: None) -> None:
     """Idempotent: a response that has ended stays as it is."""
     stored = await _find(host, exchange)
     if not stored.background:
@@ -72,7 +72,7 @@ async def cancel(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> N
     await exchange.respond(200, stored.body)
 
 
-async def input_items(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None) -> None:
+async def input_items(host: ServerState, jobs: Jobs, exchange: Exchange, _: None) -> None:
     query: ItemsQuery = exchange.query
     stored = await _find(host, exchange)
     read = partial(msgspec.json.decode, stored.items, type=Items)
@@ -87,7 +87,7 @@ async def input_items(host: EngineHost, jobs: Jobs, exchange: Exchange, _: None)
     await exchange.respond(200, msgspec.json.encode(listing))
 
 
-async def _find(host: EngineHost, exchange: Exchange) -> StoredResponse:
+async def _find(host: ServerState, exchange: Exchange) -> StoredResponse:
     """
     Raises:
         HttpError: 404, it is not there, or another key's.

@@ -21,13 +21,13 @@ from troupellm.protocol.api.response_objects import (
 )
 from troupellm.protocol.api.responses import CompactRequest, InputTokensRequest, ResponsesRequest
 from troupellm.server.base.router import Route
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.responses import conversations, create, retrieve
 from troupellm.server.responses.jobs import Jobs
 from troupellm.server.responses.listing import ItemsQuery
 
 
-def routes(host: EngineHost, prefix: str) -> list[Route]:
+def routes(host: ServerState, prefix: str) -> list[Route]:
     jobs = Jobs(host)
     base = f"{prefix}/responses"
     one = f"{base}/{{response_id}}"
@@ -81,7 +81,7 @@ def routes(host: EngineHost, prefix: str) -> list[Route]:
     ]  # fmt: skip
 
 
-def _conversation_routes(host: EngineHost, base: str) -> list[Route]:
+def _conversation_routes(host: ServerState, base: str) -> list[Route]:
     one, items = f"{base}/{{conversation_id}}", f"{base}/{{conversation_id}}/items"
 
     def route(method: str, path: str, handler: Any, summary: str, response: Any, **more: Any) -> Route:

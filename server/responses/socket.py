@@ -24,7 +24,7 @@ from troupellm.server.base.exchange import EVENTS, Exchange, Message
 from troupellm.server.base.sse import open_events
 from troupellm.server.base.threads import offload
 from troupellm.server.base.unknown_fields import UnknownFields
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import open_turn
 from troupellm.server.responses import create
 from troupellm.server.responses.builder import ResponseBuilder, encoded, usage_of
@@ -69,7 +69,7 @@ class ResponsesSocket:
 
     def __init__(
         self,
-        host: EngineHost,
+        host: ServerState,
         caller: Caller,
         receive: Callable[[], Awaitable[Message]],
         send: Send,
@@ -240,21 +240,21 @@ class ResponsesSocket:
         return f"{self._name}/{response_id}"
 
 
-async def _prewarm(host: EngineHost, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
+async def _prewarm(host: ServerState, jobs: Jobs, exchange: Exchange, request: ResponsesRequest) -> None:
     """Compute the prompt, and answer with a response that has no output."""
     plan = await make_plan(host, exchange, msgspec.structs.replace(request, store=False))
     chat = msgspec.structs.replace(plan.chat, max_completion_tokens=1, min_tokens=None)
     builder = ResponseBuilder(plan.frame)
     async with open_turn(host, exchange, chat, streaming=False) as turn:
         usage = (await turn.collect()).usage
-    told = builder.begin()
+    begun = builder.begin()
     usage = msgspec.structs.replace(usage, completion_tokens=0, reasoning_tokens=0)
     whole = msgspec.structs.replace(
         builder.response, status="completed", completed_at=host.now(), usage=usage_of(usage)
     )
     async with open_events(exchange, 0) as events:
-        done = ResponseCompleted(sequence_number=len(told), response=whole)
-        await events.finish(encoded([*told, done]), b"")
+        done = ResponseCompleted(sequence_number=len(begun), response=whole)
+        await events.finish(encoded([*begun, done]), b"")
 
 
 class _Frames:

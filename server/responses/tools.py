@@ -39,7 +39,7 @@ class _Function(msgspec.Struct, frozen=True):
         return own if self.namespace is None else flat_name(self.namespace, own)
 
 
-class _Offer(msgspec.Struct):
+class _OfferedTools(msgspec.Struct):
     """The tools of a request."""
 
     functions: list[_Function] = []
@@ -78,16 +78,16 @@ class ChosenTools(msgspec.Struct, frozen=True):
         Raises:
             InvalidRequest: a function or a namespace without a name, or a choice of tools that are not there.
         """
-        offer = _read(tools)
-        _read_further(offer, further)
-        chosen = _choice(choice, offer.functions)
-        allowed = offer.functions
+        offered_tools = _read(tools)
+        _read_further(offered_tools, further)
+        chosen = _choice(choice, offered_tools.functions)
+        allowed = offered_tools.functions
         if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-            allowed = _allowed(choice, offer.functions)
+            allowed = _allowed(choice, offered_tools.functions)
             chosen = _mode(choice.get("mode", "auto"), "tool_choice.mode", allowed)
         fields: dict[str, Any] = {}
         if allowed:
-            fields = {"tools": _told(allowed, offer.about)}
+            fields = {"tools": _chat_tools(allowed, offered_tools.about)}
             if choice is not None:  # what the request does not say, the server's settings do
                 fields["tool_choice"] = chosen
         names: list[tuple[str, str]] = []
@@ -96,59 +96,61 @@ class ChosenTools(msgspec.Struct, frozen=True):
         given = dict(choice) if isinstance(choice, Mapping) else choice or "auto"
         plain = {one.name for one in allowed if one.namespace is None}
         # Of those that are not allowed too: a model may call what it has called before.
-        inner = [(one.name, one.namespace, one.tool["name"]) for one in offer.functions if one.name not in plain]
+        inner = [
+            (one.name, one.namespace, one.tool["name"]) for one in offered_tools.functions if one.name not in plain
+        ]
         pairs = {name: (namespace, own) for name, namespace, own in inner if namespace is not None}
-        return cls(offer.kept, given, fields, names, pairs, offer.skipped)
+        return cls(offered_tools.kept, given, fields, names, pairs, offered_tools.skipped)
 
 
-def _read(tools: Sequence[Mapping[str, Any]]) -> _Offer:
-    offer = _Offer(room=MAX_TOOLS - sum(tool.get("type") == "function" for tool in tools))
+def _read(tools: Sequence[Mapping[str, Any]]) -> _OfferedTools:
+    offered_tools = _OfferedTools(room=MAX_TOOLS - sum(tool.get("type") == "function" for tool in tools))
     for position, tool in enumerate(tools):
-        _read_tool(offer, tool, f"tools[{position}]")
-    if len(offer.functions) > MAX_TOOLS:
-        message = f"tools must have at most {MAX_TOOLS} functions, got {len(offer.functions)}"
+        _read_tool(offered_tools, tool, f"tools[{position}]")
+    if len(offered_tools.functions) > MAX_TOOLS:
+        message = f"tools must have at most {MAX_TOOLS} functions, got {len(offered_tools.functions)}"
         raise InvalidRequest(message, param="tools")
-    return offer
+    return offered_tools
 
 
-def _read_tool(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
+def _read_tool(offered_tools: _OfferedTools, tool: Mapping[str, Any], here: str) -> None:
     kind = _text(tool, "type", here)
     if kind == "function":
         _check_function(tool, here)
-        offer.functions.append(_Function(here, tool))
-        offer.kept.append(dict(tool))
+        offered_tools.functions.append(_Function(here, tool))
+        offered_tools.kept.append(dict(tool))
     elif kind == "namespace":
-        _read_namespace(offer, tool, here)
+        _read_namespace(offered_tools, tool, here)
     else:
-        offer.skipped.append(kind)
+        offered_tools.skipped.append(kind)
 
 
-def _read_further(offer: _Offer, tools: Sequence[object]) -> None:
+def _read_further(offered_tools: _OfferedTools, tools: Sequence[object]) -> None:
     """Tools of the conversation: no fault of theirs makes a request fail."""
     for tool in tools:
-        own = _Offer(room=MAX_TOOLS)
+        own = _OfferedTools(room=MAX_TOOLS)
         try:
             _read_tool(own, tool if isinstance(tool, Mapping) else {}, "input")
         except InvalidRequest:
-            offer.skipped.append("definition")
+            offered_tools.skipped.append("definition")
             continue
-        offer.skipped += own.skipped
-        offer.about = own.about | offer.about
+        offered_tools.skipped += own.skipped
+        offered_tools.about = own.about | offered_tools.about
         for function in own.functions:
-            if len(offer.functions) < MAX_TOOLS and _is_right(function):
-                offer.functions.append(function)
+            if len(offered_tools.functions) < MAX_TOOLS and _is_right(function):
+                offered_tools.functions.append(function)
             else:
-                offer.skipped.append("definition")
+                offered_tools.skipped.append("definition")
 
 
 def _is_right(function: _Function) -> bool:
     try:
-        return bool(check_tools(_told([function], {})))
+        return bool(check_tools(_chat_tools([function], {})))
     except InvalidRequest:
         return False
 
 
-def _read_namespace(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
+def _read_namespace(offered_tools: _OfferedTools, tool: Mapping[str, Any], here: str) -> None:
     namespace = _text(tool, "name", here)
     description, inner = tool.get("description"), tool.get("tools")
     if not isinstance(description, str | None):
@@ -160,19 +162,19 @@ def _read_namespace(offer: _Offer, tool: Mapping[str, Any], here: str) -> None:
         place = f"{here}.tools[{position}]"
         kind = _text(one, "type", place)
         if kind != "function":
-            offer.skipped.append(kind)
+            offered_tools.skipped.append(kind)
             continue
         _check_function(one, place)
-        if offer.room <= 0 or len(flat_name(namespace, one["name"])) > MAX_NAME:
-            offer.skipped.append("namespace_function")
+        if offered_tools.room <= 0 or len(flat_name(namespace, one["name"])) > MAX_NAME:
+            offered_tools.skipped.append("namespace_function")
             continue
-        offer.room -= 1
-        offer.functions.append(_Function(place, one, namespace))
+        offered_tools.room -= 1
+        offered_tools.functions.append(_Function(place, one, namespace))
         kept.append(one)
     if kept:
-        offer.kept.append({**tool, "tools": kept})
+        offered_tools.kept.append({**tool, "tools": kept})
         if description:
-            offer.about.setdefault(namespace, description)
+            offered_tools.about.setdefault(namespace, description)
 
 
 def _check_function(tool: Mapping[str, Any], here: str) -> None:
@@ -191,14 +193,14 @@ def _text(tool: Mapping[str, Any], field: str, here: str) -> str:
     return value
 
 
-def _told(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict[str, Any]]:
+def _chat_tools(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict[str, Any]]:
     """Functions for the model. The purpose of a namespace stands in one of its functions, the first by name: in all of
     them it would take that much of the context each time."""
     names: dict[str, str] = {}
     for function in functions:
         if function.namespace is not None and function.namespace in about:
             names[function.namespace] = min(names.get(function.namespace, function.name), function.name)
-    told: list[dict[str, Any]] = []
+    made: list[dict[str, Any]] = []
     for function in functions:
         described: dict[str, Any] = {"name": function.name}
         described |= {field: value for field in _FIELDS if (value := function.tool.get(field)) is not None}
@@ -207,8 +209,8 @@ def _told(functions: Sequence[_Function], about: Mapping[str, str]) -> list[dict
             purpose = about[namespace]
             own = described.get("description", "")
             described["description"] = f"About {function.namespace}: {purpose}\n\n{own}".rstrip()
-        told.append({"type": "function", "function": described})
-    return told
+        made.append({"type": "function", "function": described})
+    return made
 
 
 def _choice(choice: str | Mapping[str, Any] | None, functions: Sequence[_Function]) -> str | dict[str, Any]:

@@ -12,7 +12,7 @@ import msgspec
 from troupellm.protocol.api.chat import ChatMessage, ChatRequest
 from troupellm.protocol.errors import ContextLengthExceeded
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.chat_turn import prepare
 
 PART_KEPT: Final = 0.6
@@ -25,7 +25,7 @@ class Truncated(msgspec.Struct, frozen=True):
     """How many of the oldest turns are left out."""
 
 
-async def truncated(host: EngineHost, exchange: Exchange, chat: ChatRequest, border: int) -> Truncated:
+async def truncated(host: ServerState, exchange: Exchange, chat: ChatRequest, border: int) -> Truncated:
     """The request without its oldest turns, if it does not fit beside the answer that it allows.
 
     System messages at the start stay. A turn goes whole, from a user's message to the next one, so no tool's result is

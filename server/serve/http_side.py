@@ -14,10 +14,10 @@ from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import App, admin_access
-from troupellm.server.host.admin_actions import Office, apply_log_level
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.admin_actions import AdminActions, apply_log_level
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.http.listener import bind, bind_unix, metrics_port
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 from troupellm.server.observe.load_log import LoadLog, terminal
 from troupellm.server.observe.vitals import Vitals
 
@@ -76,13 +76,13 @@ class LocalSide:
         Raises:
             ConfigError: an empty API key.
         """
-        self.host = EngineHost(config)
+        self.host = ServerState(config)
         self.host.loading = True
         self.host.load_log = LoadLog(terminal())
         self.host.vitals = Vitals(config.loop_lag_warning)
         app = App(self.host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
-        self._front = HttpFront(app, config, listener)
-        self.host.vitals.crowd = self._front.crowd
+        self._http = HypercornServer(app, config, listener)
+        self.host.vitals.connections = self._http.connections
         self.host.vitals.bodies = self.host.bodies
 
     @property
@@ -98,7 +98,7 @@ class LocalSide:
         async with anyio.create_task_group() as group, self.host.running():
             group.start_soon(self.host.vitals.lag.run)
             task_status.started()
-            await self._front.run()
+            await self._http.run()
             group.cancel_scope.cancel()
 
     def report(self, progress: LoadProgress) -> None:
@@ -129,7 +129,7 @@ class LocalSide:
         self.host.cut()
 
     async def stop(self, seconds: float) -> None:
-        await self._front.stop(seconds)
+        await self._http.stop(seconds)
 
 
 class MetricsPort:
@@ -143,14 +143,14 @@ class MetricsPort:
         port = metrics_port(config)
         assert port is not None
         own = msgspec.structs.replace(config, metrics="open", port=port, uds=None)
-        self._host = EngineHost(own)
+        self._host = ServerState(own)
         self._host.loading = True
         self._host.metrics = side.metrics
         listener, self.url = bind(own)
-        self._front = HttpFront(App(self._host, keys=None, scopes=("open",), guard=guard_of(own)), own, listener)
+        self._http = HypercornServer(App(self._host, keys=None, scopes=("open",), guard=guard_of(own)), own, listener)
 
     async def run(self) -> None:
-        await self._front.run()
+        await self._http.run()
 
     def report(self, progress: LoadProgress) -> None:
         """How far loading is; the server's own log tells it."""
@@ -164,7 +164,7 @@ class MetricsPort:
         self._host.refuse()
 
     async def stop(self) -> None:
-        await self._front.stop()
+        await self._http.stop()
 
 
 class AdminSocket:
@@ -176,16 +176,16 @@ class AdminSocket:
             OSError: the place is taken, or not ours.
         """
         assert config.admin_uds is not None
-        self._host = EngineHost(config)
+        self._host = ServerState(config)
         self._host.loading = True
-        self._host.administer = Office(config, self._engine, side.set_log_level).act
+        self._host.administer = AdminActions(config, self._engine, side.set_log_level).act
         app = App(self._host, keys=None, scopes=("open", "admin"))
         plain = msgspec.structs.replace(config, ssl_certfile=None, ssl_keyfile=None, ssl_ca_certs=None)
-        self._front = HttpFront(app, plain, bind_unix(config.admin_uds, config))
+        self._http = HypercornServer(app, plain, bind_unix(config.admin_uds, config))
         self._opened: Engine | None = None
 
     async def run(self) -> None:
-        await self._front.run()
+        await self._http.run()
 
     def open(self, engine: Engine) -> None:
         self._opened = self._host.engine = engine
@@ -198,4 +198,4 @@ class AdminSocket:
     async def stop(self) -> None:
         self._host.refuse()
         self._host.cut()
-        await self._front.stop()
+        await self._http.stop()

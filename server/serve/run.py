@@ -20,12 +20,12 @@ from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.server.access.auth import owners_of
 from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.access.keys import read_keys, with_tenants
-from troupellm.server.api_processes.fleet import FrontFleet
+from troupellm.server.api_processes.processes import ApiProcesses
 from troupellm.server.app.app import routes
 from troupellm.server.base.errors import flatten
 from troupellm.server.base.exit_codes import EXIT_FAILED
 from troupellm.server.batches.runner import held_folder, running_batches
-from troupellm.server.host.engine_host import STEP_TIMEOUT, EngineHost, stream_defaults
+from troupellm.server.host.server_state import STEP_TIMEOUT, ServerState, stream_defaults
 from troupellm.server.host.volatile_lines import VolatileLines
 from troupellm.server.http.connection_limit import few_descriptors
 from troupellm.server.http.listener import bind, metrics_port, unlink
@@ -89,7 +89,7 @@ async def _serve(config: ServerConfig, engine_config: EngineConfig, on_ready: On
     if (text := few_descriptors(config)) is not None:
         logger.warning(text)
     listener, url = bind(config)
-    side: HttpSide = LocalSide(config, listener) if not config.api_server_count else FrontFleet(config, listener)
+    side: HttpSide = LocalSide(config, listener) if not config.api_server_count else ApiProcesses(config, listener)
     beside: list[AdminSocket | MetricsPort] = []
     if config.admin_uds is not None:
         beside.append(AdminSocket(config, side))
@@ -133,8 +133,8 @@ async def _run_engine(
 ) -> None:
     logger.info("listening at %s, loading the model", url)
     given = msgspec.to_builtins(engine_config.stream)
-    told = [name for name, value in given.items() if value is not None]
-    stream = msgspec.structs.replace(engine_config.stream, **stream_defaults(told, config.api_server_count))
+    named = [name for name, value in given.items() if value is not None]
+    stream = msgspec.structs.replace(engine_config.stream, **stream_defaults(named, config.api_server_count))
     worker = engine_config.worker
     if worker.worker_process is None:  # a busy event loop slows a worker on a thread of the same interpreter
         worker = msgspec.structs.replace(worker, worker_process=True)
@@ -179,7 +179,7 @@ async def _batches(side: HttpSide, engine: Engine, config: ServerConfig) -> Asyn
     if config.files_dir is None:
         yield
         return
-    host = side.host if isinstance(side, LocalSide) else EngineHost(config, engine)
+    host = side.host if isinstance(side, LocalSide) else ServerState(config, engine)
     try:
         async with running_batches(engine, config, routes(host, "/v1"), host, owners_of(read_keys(config).callers)):
             yield

@@ -1,6 +1,6 @@
 """Files and batches on disk. Each is found by its id *and* its owner: another key's file does not exist.
 
-Every transaction runs on a thread, one at a time in a process; SQLite keeps processes apart, so that HTTP fronts in
+Every transaction runs on a thread, one at a time in a process; SQLite keeps processes apart, so that API processes in
 processes of their own share the folder with the process that works on the batches.
 """
 

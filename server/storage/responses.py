@@ -47,7 +47,7 @@ class ResponseStore:
         self._most_body = config.max_body_bytes
         self._log_bytes = self._bytes // max(config.max_background_responses, 1)
         self.enabled = self._entries > 0 and (self._path is not None or config.api_server_count < 2)
-        """False with several front processes and no file: each would know its own responses only."""
+        """False with several API processes and no file: each would know its own responses only."""
         self.shared = self._path is not None
         """Other processes may see, cancel and delete what this one runs."""
         self._runner = secrets.token_hex(16)

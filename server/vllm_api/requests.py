@@ -108,13 +108,13 @@ class OpenRequest:
         while (deltas := await stream.wake()) is not None:
             answer.add(deltas)
             if not stream.finished:
-                self._tell()
+                self._report()
 
     def _end(self) -> None:
         self.finished = True
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         self._news.set()
         self._on_news(self)
 

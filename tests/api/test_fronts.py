@@ -22,7 +22,7 @@ from shared_memory import lock_files, shared_segments
 from sockets import RawSocket, raw_socket
 
 from troupellm.protocol.wire.api_process import Apply, Submit
-from troupellm.server.api_processes.fleet import INTENSITY
+from troupellm.server.api_processes.processes import INTENSITY
 from troupellm.server.app.app import asgi
 
 pytestmark = pytest.mark.anyio

@@ -16,8 +16,8 @@ from troupellm.protocol.api.caller import NOBODY
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import asgi, routes
-from troupellm.server.host.engine_host import EngineHost
 from troupellm.server.host.internal_requests import Inside
+from troupellm.server.host.server_state import ServerState
 
 pytestmark = pytest.mark.anyio
 
@@ -125,7 +125,7 @@ async def test_a_line_of_a_batch_waits_for_room_whatever_balancers_are_told(tiny
         engine.stream("runs", max_tokens=4000, ignore_eos=True) as running,
     ):
         await running.opened()
-        host = EngineHost(server_config(overload_status=503), engine)
+        host = ServerState(server_config(overload_status=503), engine)
         inside = Inside(host, routes(host, "/v1"))
         body = msgspec.json.encode({"model": "tiny"} | DOORS["/v1/completions"])
         refused = await inside.post("/v1/completions", body, caller=NOBODY)

@@ -31,17 +31,17 @@ class Ways:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.swift = self.usual = 0
-        write_piece, app_send = Connection.write_piece, HTTPStream.app_send
+        write_chunk, app_send = Connection.write_chunk, HTTPStream.app_send
 
         def written(connection: Connection, data: bytes) -> None:
             self.swift += 1
-            write_piece(connection, data)
+            write_chunk(connection, data)
 
         async def sent(stream: HTTPStream, message: Any) -> None:
             self.usual += bool(message is not None and message.get("body"))
             await app_send(stream, message)
 
-        monkeypatch.setattr(Connection, "write_piece", written)
+        monkeypatch.setattr(Connection, "write_chunk", written)
         monkeypatch.setattr(HTTPStream, "app_send", sent)
 
 

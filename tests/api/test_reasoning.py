@@ -111,7 +111,7 @@ async def test_every_family_streamed_is_the_whole_answer_is_the_recorded_one(tmp
 async def test_thoughts_are_counted_switched_off_and_left_out(tmp_path):
     folder = write_echo_model(tmp_path / "echo", added=THINK, template=THINKING_TEMPLATE)
     async with echo(folder, reasoning_parser="auto") as (engine, client):
-        assert engine.speaker.dialect.thinking is not None
+        assert engine.chat_format.chat_syntax.thinking is not None
         body = asking("<think>12345</think>\n\nyes", max_tokens=100)
         answer = await whole(client, body)
         assert answer["choices"][0]["message"] == {

@@ -11,7 +11,7 @@ from troupellm.protocol.api.chat import ChatMessage, ChatRequest
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.base.body import INLINE_BYTES
 from troupellm.server.base.exchange import Exchange
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.messages.create import create
 from troupellm.server.openai.chat_turn import open_turn
 from troupellm.server.openai.messages import INLINE_PARTS
@@ -71,7 +71,7 @@ async def test_the_parts_of_a_large_chat_are_not_read_on_the_event_loop(tiny_eng
     request = ChatRequest(messages=[ChatMessage(role="user", content=parts)], max_completion_tokens=1)
     async with (
         tiny_engine() as engine,
-        open_turn(EngineHost(ServerConfig(), engine), large_exchange(), request, streaming=False) as turn,
+        open_turn(ServerState(ServerConfig(), engine), large_exchange(), request, streaming=False) as turn,
     ):
         await turn.collect()
     assert parts.threads
@@ -87,6 +87,6 @@ async def test_the_parts_of_a_large_message_are_not_read_on_the_event_loop(tiny_
         context_management=MessageContextManagement(edits=edits),
     )
     async with tiny_engine() as engine:
-        await create(EngineHost(ServerConfig(), engine), large_exchange(), request)
+        await create(ServerState(ServerConfig(), engine), large_exchange(), request)
     assert parts.threads
     assert threading.get_ident() not in parts.threads

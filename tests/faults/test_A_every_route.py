@@ -39,9 +39,9 @@ def anyio_backend():
 def test_every_route_with_a_body_has_a_sample():
     from troupellm.protocol.config.engine import ServerConfig
     from troupellm.server.app.app import App
-    from troupellm.server.host.engine_host import EngineHost
+    from troupellm.server.host.server_state import ServerState
 
-    app = App(EngineHost(ServerConfig()), scopes=("open", "api", "admin"))
+    app = App(ServerState(ServerConfig()), scopes=("open", "api", "admin"))
     assert {route.path for route in json_routes(app.routes)} == set(SAMPLES)
 
 

@@ -21,8 +21,8 @@ from serving import http_request, server_config
 from sockets import raw_socket
 from stranger_http2 import StrangerHttp2
 
-from troupellm.server.base.exchange import PIECE_BYTES
-from troupellm.server.http.http1 import MAX_TINY_PIECES, Http1
+from troupellm.server.base.exchange import CHUNK_BYTES
+from troupellm.server.http.http1 import MAX_TINY_CHUNKS, Http1
 from troupellm.server.http.http2_flood import BURST, Unsent
 
 pytestmark = pytest.mark.anyio
@@ -135,7 +135,7 @@ async def test_A5_tiny_chunks_cost_little(tiny_engine, monkeypatch):
             seen = await connection.read_all()
         await connection.close()
         assert not seen or seen.startswith(b"HTTP/1.1 400 ")
-        assert MAX_TINY_PIECES < len(looked_at) < MAX_TINY_PIECES + 100
+        assert MAX_TINY_CHUNKS < len(looked_at) < MAX_TINY_CHUNKS + 100
         # # Chunks of an ordinary client are served.
         piece = BODY[:20]
         rest = BODY[20:]
@@ -290,7 +290,7 @@ async def test_A11_http2_answers_wait_for_their_reader(tiny_engine):
     count, windows = 8, h2.settings.SettingCodes.INITIAL_WINDOW_SIZE
     async with tiny_engine() as engine, under_attack(engine, H2C) as attacked:
         whole = (await attacked.client.get("/openapi.json")).content
-        assert len(whole) > 4 * PIECE_BYTES
+        assert len(whole) > 4 * CHUNK_BYTES
         client = await StrangerHttp2.connect(attacked.served.port)
         client.connection.update_settings({windows: 0})
         numbers = [client.request(b"GET", b"/openapi.json") for _ in range(count)]
@@ -301,7 +301,7 @@ async def test_A11_http2_answers_wait_for_their_reader(tiny_engine):
             await attacked.client.get("/livez")  # a turn for tasks that could still write
             unsent = [len(found.buffer) for found in gc.get_objects() if type(found) is Unsent]
         assert len(unsent) >= count
-        assert 0 < max(unsent) < 3 * PIECE_BYTES
+        assert 0 < max(unsent) < 3 * CHUNK_BYTES
         client.connection.update_settings({windows: 2**20})
         client.connection.increment_flow_control_window(count * 2**20)
         await client.flush()

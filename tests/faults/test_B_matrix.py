@@ -29,7 +29,7 @@ from troupellm.protocol.api.chat import ChatRequest
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.app.app import routes
 from troupellm.server.base.router import Route
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 pytestmark = pytest.mark.anyio
 
@@ -112,7 +112,7 @@ Attack = tuple[str, str, Any, str, bool]
 
 
 def attackable() -> list[Route]:
-    table = routes(EngineHost(ServerConfig()), "/v1")
+    table = routes(ServerState(ServerConfig()), "/v1")
     return [route for route in table if route.method == "POST" and route.body is not None]
 
 

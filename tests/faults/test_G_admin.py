@@ -10,7 +10,7 @@ from serving import server_config
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.app.app import App
 from troupellm.server.host.admin_actions import ACTIONS
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.http.listener import bind_unix
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ WRONG = (None, "sk-user", "root-ke", "root-key2")
 
 
 def admin_routes() -> list[tuple[str, str]]:
-    app = App(EngineHost(ServerConfig()), scopes=("open", "api", "admin"))
+    app = App(ServerState(ServerConfig()), scopes=("open", "api", "admin"))
     return [(route.method, route.path) for route in app.routes if route.scope == "admin"]
 
 

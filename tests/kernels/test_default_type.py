@@ -12,7 +12,7 @@ from troupellm.kernels.linear import cpu as products, gated_linear, linear, line
 from troupellm.kernels.paged_attention import cpu as attention
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_codes, cpu_int8
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
 from troupellm.kernels.rope_kv_write.kv_write import kv_rows
 from troupellm.kernels.sampling import cpu as sampling, draw
 from troupellm.kernels.sampling.adjust import keep_bits, unpacked
@@ -25,7 +25,7 @@ BINDINGS = {
     "attention": attention.load,
     "int8 inputs": cpu_int8.row_quantizer,
     "int8 products": cpu_int8.compiled,
-    "products with codes": cpu_codes.load,
+    "products with codes": cpu_packed.load,
     "sampling": sampling.compiled,
 }
 
@@ -82,7 +82,7 @@ def test_attention() -> None:
     caches, projected = normal(2, 12, 2, 8, size), normal(25, 10 * size)
     at = plan.items[:, 3].long() - 1
     rows = kv_rows(tables[plan.items[:, 1].long(), at // 8].long() * 8 + at % 8, 2, 8)
-    layer = attention.NativeAttention(function, 6, 2, size, 0.2)
+    layer = attention.CppAttention(function, 6, 2, size, 0.2)
     got = layer.write_and_attend(projected, (caches[0], caches[1]), plan, rows, None)
     query, key, value = projected[:23].view(23, 10, size).split((6, 2, 2), dim=1)
     for cache, new in zip(caches, (key, value), strict=True):

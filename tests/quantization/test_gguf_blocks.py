@@ -12,7 +12,7 @@ from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import GgufBlocks, GgufMixture, held_bytes, merge, stays
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS, SLAB_WEIGHTS, blocks_outline, mx_of
-from troupellm.kernels.quantized_linear.packed_codes import coded
+from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 
 CPU = torch.device("cpu")
 HELD_BITS = {
@@ -56,7 +56,7 @@ def test_codes_stand_for_the_same_weights_to_the_bit(layout: str) -> None:
     """The codes that products compute with, decoded as the compiled code decodes them."""
     data = hostile_blocks(layout, 256).reshape(64, -1)
     weight = GgufBlocks(torch.from_numpy(data), layout)
-    codes = coded(weight)
+    codes = packed_weight(weight)
     assert codes is not None
     numbers = codes.codes.view(torch.int8).float()
     if codes.table is not None:

@@ -163,7 +163,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.kv_offload.loads", "        return loading.pending\n", "        return set()\n"
     ),
     "a place is given away while it is read": Mutation(
-        "actors.kv_offload.host_places", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
+        "actors.kv_offload.host_slots", "return self._blocks[key].pins > 0", "return self._blocks[key].pins > 9"
     ),
     "a load that ends late is taken for its successor's": Mutation(
         "actors.kv_offload.loads", "        if sequence.loading is not loading:\n", "        if False:\n"
@@ -177,7 +177,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.kv_offload.traffic", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
     ),
     "a block is found in host memory before it is there": Mutation(
-        "actors.kv_offload.host_places", "if block is not None and block.ready else", "if block is not None else"
+        "actors.kv_offload.host_slots", "if block is not None and block.ready else", "if block is not None else"
     ),
     "a block is found on the device though its load failed": Mutation(
         "actors.kv_offload.loads",
@@ -193,7 +193,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.kv_offload", "        if keep_host:\n", "        if True:\n"
     ),
     "what was being fetched is found though it did not come": Mutation(
-        "actors.kv_offload.host_places",
+        "actors.kv_offload.host_slots",
         "            self._drop(block)\n        elif",
         "            block.ready = True\n        elif",
     ),

@@ -50,7 +50,7 @@ def test_drafts_and_tiers_are_drawn_independently() -> None:
     kinds: Counter[tuple[bool, bool]] = Counter()
     for seed in range(400):
         pressure = draw_whole(seed).pressure
-        kinds[pressure.drafts > 0, pressure.host_places > 0] += 1
+        kinds[pressure.drafts > 0, pressure.host_slots > 0] += 1
     assert len(kinds) == 4
     assert min(kinds.values()) > 25, kinds
 

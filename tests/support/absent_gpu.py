@@ -17,8 +17,8 @@ from troupellm.models.gpu.device import CpuDevice
 from troupellm.models.gpu.graph_dispatch import Dispatcher
 from troupellm.models.gpu.host_transfer import Staging
 from troupellm.models.gpu.row_table import DeviceRows
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import Decoder
-from troupellm.models.layers.taps import Taps
 from troupellm.models.load.to_device import OnDevice
 
 VOCAB, BLOCKS, BLOCK_SIZE, LENGTH, ROWS = 300, 9, 8, 64, 4
@@ -53,7 +53,7 @@ class Absent:
     graphs: DecodeGraphs
 
 
-def absent(config: DecoderConfig, plan: GroupPlanner, taps: Taps | None = None) -> Absent:
+def absent(config: DecoderConfig, plan: GroupPlanner, aux_hidden_states: AuxHiddenStates | None = None) -> Absent:
     """taps: as of `DecodeGraphs`."""
     decoder = Decoder(config, OnDevice(RandomWeights(torch.bfloat16), META), max_model_len=LENGTH)
     cache, device = KVCache(config, BLOCKS, BLOCK_SIZE, torch.bfloat16, META), AbsentGpu()
@@ -62,7 +62,9 @@ def absent(config: DecoderConfig, plan: GroupPlanner, taps: Taps | None = None) 
         staging=Staging(device, 3), slots=8, null_page=BLOCKS - 1,
     )  # fmt: skip
     maker, codes = BatchMaker(cache, plan), token_codes(VOCAB, META)
-    graphs = DecodeGraphs(device, Dispatcher((ROWS,)), ROWS, decoder, cache, maker, rows, codes, taps=taps)
+    graphs = DecodeGraphs(
+        device, Dispatcher((ROWS,)), ROWS, decoder, cache, maker, rows, codes, aux_hidden_states=aux_hidden_states
+    )
     return Absent(decoder, cache, rows, maker, graphs)
 
 

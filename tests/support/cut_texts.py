@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import Parser
-from troupellm.models.chat_parsers.syntax import Dialect
+from troupellm.models.chat_parsers.syntax import ChatSyntax
 from troupellm.protocol.params.chat_events import assemble
 
 
@@ -24,7 +24,7 @@ class Meaning(msgspec.Struct, frozen=True):
 
 
 def read(
-    dialect: Dialect,
+    chat_syntax: ChatSyntax,
     pieces: Sequence[str],
     tools: Sequence[Mapping[str, Any]],
     *,
@@ -33,8 +33,8 @@ def read(
     start: str = "free",
 ) -> Meaning:
     parser = Parser(
-        plan_of(dialect, hidden),
-        offer=Offer(tools),
+        plan_of(chat_syntax, hidden),
+        offer=OfferedTools(tools),
         new_id=lambda number, name: f"{name}-{number}",
         start=start,  # type: ignore[arg-type]
     )
@@ -44,12 +44,12 @@ def read(
     return Meaning(message.content, message.reasoning, calls, parser.has_whole_calls)
 
 
-def read_in_all_cuts(dialect: Dialect, text: str, tools: Sequence[Mapping[str, Any]], **options: Any) -> Meaning:
+def read_in_all_cuts(chat_syntax: ChatSyntax, text: str, tools: Sequence[Mapping[str, Any]], **options: Any) -> Meaning:
     """The meaning of a text, which is the same by character and in 25 random cuts."""
-    whole = read(dialect, [text], tools, **options)
-    assert read(dialect, list(text), tools, **options) == whole
+    whole = read(chat_syntax, [text], tools, **options)
+    assert read(chat_syntax, list(text), tools, **options) == whole
     chance = random.Random(len(text))
     for _ in range(25):
         edges = [0, *sorted(chance.randrange(len(text) + 1) for _ in range(chance.randrange(1, 12))), len(text)]
-        assert read(dialect, [text[a:b] for a, b in pairwise(edges)], tools, **options) == whole
+        assert read(chat_syntax, [text[a:b] for a, b in pairwise(edges)], tools, **options) == whole
     return whole

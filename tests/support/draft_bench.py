@@ -14,9 +14,9 @@ from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_drafts import Drafts
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.cache_layout import with_cache_groups
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
-from troupellm.models.layers.taps import Taps
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.memory.drafter_needs import Target
 from troupellm.models.proposers.base import Observation, ProposalBatch, Proposer, RowDraws, Sleeper
@@ -140,7 +140,7 @@ class DraftBench:
                 if check is not None:
                     check(row, drafted[row.slot])
         parts = [(row.tokens + drafted.get(row.slot, []))[row.computed :][:chunk] for row in self.rows]
-        hidden, tapped = self._forward(parts)
+        hidden, aux = self._forward(parts)
         ends = np.cumsum([len(part) for part in parts])
         starts, counts, kept, pieces = [], [], [], []
         for row, part, end in zip(list(self.rows), parts, ends.tolist(), strict=True):
@@ -158,7 +158,7 @@ class DraftBench:
                 part = part[: len(part) - len(guesses) + accepted]
                 row.tokens += [*guesses[:accepted], drawn[accepted]]
                 self.tokens[row.slot, : len(row.tokens)] = torch.tensor(row.tokens, dtype=torch.int32)
-            pieces.append(tapped[here][: len(part)])
+            pieces.append(aux[here][: len(part)])
             counts.append(len(part))
             row.computed += len(part)
         slots = np.array([row.slot for row in self.rows], dtype=np.int64)
@@ -178,18 +178,20 @@ class DraftBench:
         ids = torch.tensor([token for part in parts for token in part])
         batch = self.paging.batch(self.blocks, slots, starts, counts, ids, positions_of(starts, counts))
         batch = replace(batch, logit_tokens=torch.arange(ids.numel()))
-        return self.decoder.forward_tapped(batch, self.cache.layers, self.proposer.taps)
+        return self.decoder.forward_with_aux(batch, self.cache.layers, self.proposer.aux_hidden_states)
 
-    def tapped(self, tokens: Sequence[int], taps: Taps | None = None) -> torch.Tensor:
-        """The features that the proposer (or `taps`) reads of the model, of a text computed separately, [tokens,
-        ...]."""
+    def aux(self, tokens: Sequence[int], aux_hidden_states: AuxHiddenStates | None = None) -> torch.Tensor:
+        """The features that the proposer (or `aux_hidden_states`) reads of the model, of a text computed separately,
+        [tokens, ...]."""
         cache = KVCache(self.decoder.config, LONGEST, BLOCK, torch.float32)
         paging = Paging(self.decoder.config, cache, torch.float32, batch_invariant=False)
         starts, counts = np.zeros(1, dtype=np.int64), np.array([len(tokens)])
         table = np.arange(LONGEST, dtype=np.int32)[None, None]
         positions = positions_of(starts, counts)
         batch = paging.batch(table, starts, starts, counts, torch.tensor(list(tokens)), positions)
-        return self.decoder.forward_tapped(batch, cache.layers, taps or self.proposer.taps)[1]
+        return self.decoder.forward_with_aux(batch, cache.layers, aux_hidden_states or self.proposer.aux_hidden_states)[
+            1
+        ]
 
 
 def crowd(bench: DraftBench, check: Callable[[Row, list[int]], None], most: int, steps: int = 10) -> list[int]:

@@ -11,7 +11,7 @@ import msgspec
 from troupellm.actors.engine.engine import Engine
 from troupellm.actors.remote.client import RemoteEngine
 from troupellm.actors.runtime.ports import LoopPort, SystemClock, SystemRandomness, ThreadPool
-from troupellm.protocol.wire.api_process import AskMetrics, FromFront, MetricsText, Status, ToFront
+from troupellm.protocol.wire.api_process import AskMetrics, FromApiProcess, MetricsText, Status, ToApiProcess
 
 
 class Wire:
@@ -56,14 +56,14 @@ class Wire:
 class FrontPair:
     def __init__(self, engine: Engine, threads: ThreadPool) -> None:
         self.engine = engine
-        self.to_front, self.from_front = Wire(ToFront), Wire(FromFront)
-        self.session = engine.front_session(self.to_front.post, self.to_front.drained)
+        self.to_front, self.from_front = Wire(ToApiProcess), Wire(FromApiProcess)
+        self.session = engine.api_process_session(self.to_front.post, self.to_front.drained)
         self.remote = RemoteEngine(
             engine.serving(),
             self.status(),
             tokenizer=engine.tokenizer,
             chat_template=engine.chat_template,
-            speaker=engine.speaker,
+            chat_format=engine.chat_format,
             post=self.from_front.post,
             on_loop=LoopPort().post,
             threads=threads,

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from troupellm.load_tests.fake_worker import FakeWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.protocol.messages.worker import StepPlan, StepResult, Ticket, WorkerReady
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan, StepResult, WorkerReady
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import GuideProgram
 
@@ -37,22 +37,22 @@ class HandDevice(FakeWorker):
         self._waited: defaultdict[int, threading.Event] = defaultdict(threading.Event)
         self._done: defaultdict[int, threading.Event] = defaultdict(threading.Event)
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         self._note(f"launch {plan.step}")
         self._launched[plan.step].set()
         return super().launch(plan)
 
-    def under_way(self, ticket: Ticket, /) -> Wait | None:
+    def under_way(self, ticket: LaunchedStep, /) -> Wait | None:
         return None if ticket.step in self.at_once else lambda: self._wait(ticket.step)
 
-    def incomplete(self, ticket: Ticket, /) -> bool:
+    def incomplete(self, ticket: LaunchedStep, /) -> bool:
         return ticket.step in self.late
 
-    def complete(self, ticket: Ticket, /) -> None:
+    def complete(self, ticket: LaunchedStep, /) -> None:
         self._note(f"complete {ticket.step}")
         self.late.discard(ticket.step)
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: LaunchedStep) -> StepResult:
         self._note(f"collect {ticket.step}")
         if ticket.step not in self.at_once:
             assert self._done[ticket.step].is_set(), "a step was collected before it was done"

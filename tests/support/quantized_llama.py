@@ -117,15 +117,15 @@ def check_tokens(model: transformers.LlamaForCausalLM, found: list[int], toleran
 
 def take_outlined(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
     """A layer's weight, which is what the headers said of it."""
-    told = stored.form.outline(stored, name)
+    cpp_plan = stored.form.outline(stored, name)
     weight = stored.linear(name, shape)
     found = weight.outlines[0] if isinstance(weight, QuantizedWeight) else None
-    if told is None or found is None:
-        assert told == found
+    if cpp_plan is None or found is None:
+        assert cpp_plan == found
         return weight
-    assert told == replace(found, offsets=told.offsets, ordered=told.ordered)
-    assert told.offsets >= found.offsets, "what only numbers show is counted"
-    assert told.ordered >= found.ordered
+    assert cpp_plan == replace(found, offsets=cpp_plan.offsets, ordered=cpp_plan.ordered)
+    assert cpp_plan.offsets >= found.offsets, "what only numbers show is counted"
+    assert cpp_plan.ordered >= found.ordered
     return weight
 
 

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 from troupellm.kernels.act_quant.reference import quantize_rows
 from troupellm.kernels.linear import PackedLinear, pack
-from troupellm.kernels.linear.cpu import NativeWeight
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_codes, cpu_int8
-from troupellm.kernels.quantized_linear.cpu_rows import ToldWeight
+from troupellm.kernels.linear.cpu import CppWeight
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
+from troupellm.kernels.quantized_linear.cpu_rows import CppRows
 from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
-from troupellm.kernels.quantized_linear.packed_codes import coded
+from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.adjust import unpacked
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
@@ -50,7 +50,7 @@ def near(found: Tensor, expected: Tensor, tolerance: float) -> None:
     assert torch.allclose(found, expected, atol=tolerance * max(1.0, most), rtol=0.0)
 
 
-Weight = tuple[NativeWeight | ToldWeight, Callable[[Tensor], Tensor], float]
+Weight = tuple[CppWeight | CppRows, Callable[[Tensor], Tensor], float]
 """A compiled product, its reference, and how far from it the result may be."""
 
 
@@ -61,7 +61,7 @@ def float_weight(random: Random) -> Weight:
     packed = pack(weight, bias)
     if outs == 1 and packed.native is None:  # oneDNN keeps some weights of one output in a layout of its own
         return float_weight(random)
-    assert isinstance(packed.native, NativeWeight)
+    assert isinstance(packed.native, CppWeight)
     packed.native.most_rows = int(random.choice([16, 64, 4096]))
     return packed.native, lambda x: functional.linear(x, weight, bias), 1e-5
 
@@ -83,11 +83,11 @@ def coded_weight(random: Random) -> Weight:
     weight: QuantizedWeight = Int4Group.quantize(plain, 32)
     if random.random() < 0.5:
         weight = Int8WeightOnly.quantize(plain)
-    codes, functions = coded(weight), cpu_codes.load()
+    codes, functions = packed_weight(weight), cpu_packed.load()
     assert codes is not None
     assert functions is not None
     bias = floats(random, outs) if random.random() < 0.5 else None
-    return cpu_codes.CodedProduct(functions, codes, weight.shape, bias), lambda x: weight.product(x, bias), 1e-4
+    return cpu_packed.PackedProduct(functions, codes, weight.shape, bias), lambda x: weight.product(x, bias), 1e-4
 
 
 def a_product(random: Random, weight: Weight) -> None:
@@ -117,8 +117,8 @@ def tanh_gelu(x: Tensor) -> Tensor:
 def decoded(random: Random, weight: Weight) -> None:
     """More rows than the compiled product takes: pieces of the weight are decoded."""
     native, reference, tolerance = weight
-    assert isinstance(native, cpu_codes.CodedProduct)
-    x = floats(random, int(random.integers(cpu_codes.MOST_ROWS + 1, MOST_ROWS + 1)), native.in_features)
+    assert isinstance(native, cpu_packed.PackedProduct)
+    x = floats(random, int(random.integers(cpu_packed.MOST_ROWS + 1, MOST_ROWS + 1)), native.in_features)
     near(native(x), reference(x), tolerance)
 
 

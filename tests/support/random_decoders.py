@@ -13,7 +13,7 @@ from troupellm.kernels import kv_quant
 from troupellm.kernels.fused_decoder import layers as decoder_layers, step as decode_step
 from troupellm.kernels.fused_decoder.layers import DecoderLayers, LayerParts
 from troupellm.kernels.paged_attention import cpu
-from troupellm.kernels.paged_attention.cpu import CELLS, NativeAttention, Turn
+from troupellm.kernels.paged_attention.cpu import CELLS, CppAttention, Rotation
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.kernels.paged_attention.tree import NO_TREE, TreeMask
@@ -125,7 +125,7 @@ def attended(random: Random) -> None:
     tokens = batch.positions.size
     query = floats(random, tokens, heads + int(random.integers(0, 2)), size)[:, :heads]
     plan = batch.plan(kv_heads, window, by_token=bool(random.random() < 0.2), tree=tree)
-    layer = NativeAttention(function, heads, kv_heads, size, size**-0.5, softcap=softcap, sinks=sinks)
+    layer = CppAttention(function, heads, kv_heads, size, size**-0.5, softcap=softcap, sinks=sinks)
     found = layer.attend(query, (caches[0], caches[1]), plan)
     rule = {"scale": size**-0.5, "softcap": softcap, "sinks": sinks}
     places, expected = reference(query, (caches[0], caches[1]), batch, window, tree, random, rule)
@@ -141,7 +141,7 @@ def written_and_attended(random: Random) -> None:
     window = int(random.integers(1, 40)) if random.random() < 0.4 else None
     tokens, half = batch.positions.size, int(random.integers(0, size // 2 + 1))
     norms = (floats(random, size), floats(random, size)) if random.random() < 0.5 else None
-    layer = NativeAttention(function, heads, kv_heads, size, size**-0.5, turn=Turn(norms, 1e-5, 2 * half))
+    layer = CppAttention(function, heads, kv_heads, size, size**-0.5, rotation=Rotation(norms, 1e-5, 2 * half))
     angles = (floats(random, tokens, 1, half), floats(random, tokens, 1, half)) if half else None
     first, second = (
         kv_quant.encode(floats(random, batch.num_blocks, kv_heads, batch.block_size, size), kind) for _ in range(2)
@@ -185,8 +185,8 @@ class Model:
         self.parts = [
             LayerParts(
                 gains(self.hidden), product(width + 2 * kv_width, self.hidden),
-                NativeAttention(function, self.heads, self.kv_heads, self.size, self.size**-0.5,
-                                turn=Turn(None, 0.0, 2 * self.half)),
+                CppAttention(function, self.heads, self.kv_heads, self.size, self.size**-0.5,
+                                rotation=Rotation(None, 0.0, 2 * self.half)),
                 int(random.integers(0, 2)), 0, product(self.hidden, width), gains(self.hidden),
                 product(2 * inner, self.hidden), product(self.hidden, inner),
                 str(random.choice(["silu", "gelu_tanh"])), 1e-5, 0.5,

@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from troupellm.server.base.exchange import PIECES, Asgi, Message, Receive, Scope, Send
+from troupellm.server.base.exchange import CHUNKS, Asgi, Message, Receive, Scope, Send
 
 FIELDS = ("messages", "input")
 """Of the bodies, which hold the conversation."""
@@ -42,7 +42,7 @@ class Recorder:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        scope["extensions"].pop(PIECES, None)  # or pieces of an answer would pass by on their own way
+        scope["extensions"].pop(CHUNKS, None)  # or pieces of an answer would pass by on their own way
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         query = scope["query_string"].decode()
         entry: dict[str, Any] = {"path": scope["path"] + (f"?{query}" if query else ""), "headers": headers}

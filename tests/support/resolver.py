@@ -27,15 +27,15 @@ def answer(line: str, renderer: Renderer) -> dict[str, object]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    told: list[LoadProgress] = []
+    cpp_plan: list[LoadProgress] = []
     outcome: dict[str, object] = {}
     try:
         config = ModelConfig(**request["config"])
         check = partial(check_before_weights, config=config, renderer=renderer) if request["checked"] else unchecked
-        outcome["path"] = str(resolve_model(config, told.append, check))
+        outcome["path"] = str(resolve_model(config, cpp_plan.append, check))
     except ModelLoadError as error:
         outcome |= {"error": error.message, "hint": error.hint}
-    return outcome | {"progress": msgspec.to_builtins(told)}
+    return outcome | {"progress": msgspec.to_builtins(cpp_plan)}
 
 
 def unchecked(folder: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from troupellm.models.batch.row_drafts import ROOT, Drafts
-from troupellm.models.layers.taps import NO_TAPS, Taps
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.proposers.base import Observation, ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
@@ -24,7 +24,7 @@ class ScriptedProposer:
 
     def __init__(
         self, truth: Mapping[Key, Sequence[int]], vocab: int, *, right: float = 0.7, branches: int = 1, seed: int = 0,
-        taps: Taps = NO_TAPS,
+        aux_hidden_states: AuxHiddenStates = NO_AUX_HIDDEN_STATES,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -32,7 +32,13 @@ class ScriptedProposer:
             right: how often a draft is.
             branches: drafts behind each one, of which one at most is right; 1 makes chains.
         """
-        self.taps, self._truth, self._vocab, self._right, self._branches = taps, truth, vocab, right, branches
+        self.aux_hidden_states, self._truth, self._vocab, self._right, self._branches = (
+            aux_hidden_states,
+            truth,
+            vocab,
+            right,
+            branches,
+        )
         self._random = random.Random(seed)
         self._rows: dict[int, list[int]] = {}
         self.observed: dict[int, list[tuple[int, int]]] = {}
@@ -94,7 +100,7 @@ class ScriptedProposer:
 class Forgetful:
     """Keeps nothing of rows."""
 
-    taps = NO_TAPS
+    aux_hidden_states = NO_AUX_HIDDEN_STATES
 
     def add_row(self, slot: int, new: Any) -> None:
         pass
@@ -177,7 +183,7 @@ class Blind(Guessing):
 
     def __init__(self, config: Any, context: Any) -> None:
         super().__init__(config, context)
-        self.taps = Taps(last=True)
+        self.aux_hidden_states = AuxHiddenStates(last=True)
 
     def observe(self, seen: Any) -> None:
         raise RuntimeError("nothing to be seen")
@@ -250,8 +256,8 @@ class SpeculativeHost:
             width, ids = entry.width, np.frombuffer(entry.token_ids, "<i4")
             for place in range(ids.size // width):
                 part = slice(4 * width * place, 4 * width * (place + 1))
-                told = (entry.position + place, entry.token_ids[part], entry.logprobs[part])
-                self.logprobs.setdefault(entry.row, []).append(told)
+                cpp_plan = (entry.position + place, entry.token_ids[part], entry.logprobs[part])
+                self.logprobs.setdefault(entry.row, []).append(cpp_plan)
         return result
 
     def run(self, tokens: int, chunk: int = 1000) -> dict[int, list[int]]:

@@ -16,9 +16,9 @@ from troupellm.server.access.host_and_origin import guard_of
 from troupellm.server.access.keys import read_keys
 from troupellm.server.app.app import App, admin_access, asgi
 from troupellm.server.base.exchange import Asgi
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.http.listener import bind
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 
 SPARE_SECONDS = 60.0
 """Another interpreter that imports torch, on a busy machine."""
@@ -27,7 +27,7 @@ SPARE_SECONDS = 60.0
 class Served:
     """A running server."""
 
-    def __init__(self, app: App, url: str, front: HttpFront) -> None:
+    def __init__(self, app: App, url: str, front: HypercornServer) -> None:
         self.app = app
         self.host = app.host
         self.url = url
@@ -76,7 +76,7 @@ def server_config(**settings: Any) -> ServerConfig:
 
 def guarded_app(engine: Any, config: ServerConfig) -> App:
     """The app as `troupellm serve` makes it: it knows which address it listens on, and looks at Host and Origin."""
-    host = EngineHost(config, engine)
+    host = ServerState(config, engine)
     return App(host, keys=read_keys(config).callers, guard=guard_of(config), **admin_access(config))
 
 
@@ -92,16 +92,16 @@ async def running_server(
 
 
 @asynccontextmanager
-async def served_by(app: Asgi, host: EngineHost, config: ServerConfig) -> AsyncIterator[str]:
+async def served_by(app: Asgi, host: ServerState, config: ServerConfig) -> AsyncIterator[str]:
     """Serve what stands before an app until the block ends; gives the URL."""
     async with _front_of(app, host, config) as (_, url):
         yield url
 
 
 @asynccontextmanager
-async def _front_of(app: Asgi, host: EngineHost, config: ServerConfig) -> AsyncIterator[tuple[HttpFront, str]]:
+async def _front_of(app: Asgi, host: ServerState, config: ServerConfig) -> AsyncIterator[tuple[HypercornServer, str]]:
     listener, url = bind(config)
-    front = HttpFront(app, config, listener)
+    front = HypercornServer(app, config, listener)
     async with anyio.create_task_group() as group, host.running():
         group.start_soon(front.run)
         try:

@@ -83,9 +83,9 @@ class TierOracle(Oracle):
         return range(block * self.block_size, (block + 1) * self.block_size)
 
 
-def tiered_ready(host_places: int, outer: tuple[str, ...] = (), **sizes: object) -> WorkerReady:
+def tiered_ready(host_slots: int, outer: tuple[str, ...] = (), **sizes: object) -> WorkerReady:
     tiers = tuple(TierInfo(name=name) for name in outer)
-    return msgspec.structs.replace(ready(**sizes), host_places=host_places, tiers=tiers)
+    return msgspec.structs.replace(ready(**sizes), host_slots=host_slots, tiers=tiers)
 
 
 class TierHarness(Harness):

@@ -2,7 +2,7 @@
 
 from troupellm.actors.engine.api_process_outgoing import FRAME_WEIGHT, PORTION, Outgoing, Sent
 from troupellm.protocol.params.outputs import Delta, TokenLogprob, TopLogprob, Usage
-from troupellm.protocol.wire.api_process import Pieces
+from troupellm.protocol.wire.api_process import Chunks
 
 
 class StubOutbox:
@@ -40,14 +40,14 @@ def test_many_logprobs_travel_in_portions_and_in_order() -> None:
     assert len(frames) > 5  # 3 MB in all
     assert frames[0].opened == (4,)
     prompts = [prompt for frame in frames for prompt in frame.prompts]
-    pieces = [piece for frame in frames for piece in frame.pieces]
+    chunks = [chunk for frame in frames for chunk in frame.chunks]
     assert tuple(got for prompt in prompts for got in prompt.entries) == (None, *entries)
     assert all(len(prompt.entries) * 21 <= PORTION for prompt in prompts)
-    assert tuple(got for piece in pieces for got in piece.logprobs) == entries
-    assert [token for piece in pieces for token in piece.token_ids] == list(range(1000))
-    assert "".join(piece.text for piece in pieces) == "text"
-    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
-    assert pieces[-1].finish_reason == "length"
+    assert tuple(got for chunk in chunks for got in chunk.logprobs) == entries
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(range(1000))
+    assert "".join(chunk.text for chunk in chunks) == "text"
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+    assert chunks[-1].finish_reason == "length"
     assert [end.request for frame in frames for end in frame.ended] == [4]
     assert frames[-1].ended
 
@@ -58,13 +58,13 @@ def test_what_a_paused_reader_has_stays_where_it_is() -> None:
     request.held = True
     outgoing.mark(request)
     frame = outgoing.collect()
-    assert frame == Pieces(opened=(1,))
+    assert frame == Chunks(opened=(1,))
     assert outgoing.collect() is None
     request.held = False
     outgoing.mark(request)
     frame = outgoing.collect()
     assert frame is not None
-    assert [piece.text for piece in frame.pieces] == ["a"]
+    assert [chunk.text for chunk in frame.chunks] == ["a"]
     assert [end.request for end in frame.ended] == [1]
 
 
@@ -88,6 +88,6 @@ def test_a_heavy_request_does_not_keep_the_others_from_the_next_frame() -> None:
     outgoing.mark(light)
     order = []
     while (frame := outgoing.collect()) is not None:
-        order += [piece.request for piece in frame.pieces]
+        order += [chunk.request for chunk in frame.chunks]
     assert sorted(order) == [1, 1, 1, 2]
     assert order.index(2) < 3

@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.actors.kv_cache.block_pool import BlockPool, in_group
 from troupellm.actors.kv_cache.events import MOST_READERS, KVEventLog
 from troupellm.actors.kv_offload.eviction import make_policy
-from troupellm.actors.kv_offload.host_places import HostTier
+from troupellm.actors.kv_offload.host_slots import HostTier
 from troupellm.actors.kv_offload.tier import TierBlock
 from troupellm.protocol.messages.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EventsLost, KVEvent
 from troupellm.protocol.messages.snapshot import KVEventsSnapshot

@@ -6,7 +6,7 @@ from oracle import stream_of, submission
 from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.kv_offload.cost import Cost, fetch_from
-from troupellm.actors.kv_offload.traffic import OUTER
+from troupellm.actors.kv_offload.transfers import OUTER
 from troupellm.protocol.config.kv_connectors import FailurePolicy
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import BlockTransfer, TierInfo, TierLookup, TierReport

@@ -5,7 +5,7 @@ from oracle import stream_of, submission
 from tier_oracle import TierHarness, tiered_ready
 
 from troupellm.actors.kv_offload.cost import fetch_from
-from troupellm.actors.kv_offload.traffic import LOADS
+from troupellm.actors.kv_offload.transfers import LOADS
 from troupellm.actors.sequences.sequence import State
 from troupellm.protocol.config.kv_offload import OffloadConfig
 from troupellm.protocol.messages.kv_transfers import STORES, TierReport

@@ -30,15 +30,15 @@ class Desk:
     def __init__(self, budget: int | None = 4) -> None:
         self.clock = FakeClock()
         self.admission = Admission(SchedulerConfig(max_num_seqs=1, max_num_queued_reqs=0), self.clock)
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
         self.ended: list[int] = []
         self.outbox = LocalOutbox(
             7,
             arrival=9.0,
-            place=self.admission.enter(Demand(sequences=1, tokens=1)),
+            slot=self.admission.enter(Demand(sequences=1, tokens=1)),
             clock=self.clock,
             budget=budget,
-            to_scheduler=self.told.append,
+            to_scheduler=self.reported.append,
             on_terminal=self.ended.append,
         )
 
@@ -63,13 +63,13 @@ def test_pieces_merge_per_sequence(desk: Desk) -> None:
 
 def test_a_slow_reader_pauses_and_resumes_at_half(desk: Desk) -> None:
     desk.push(4)
-    assert desk.told == []
+    assert desk.reported == []
     desk.push(1)
     desk.push(1)
-    assert desk.told == [ReaderPaused(7)]
+    assert desk.reported == [ReaderPaused(7)]
     assert desk.outbox.paused_since == 10.0
     desk.outbox.take()
-    assert desk.told == [ReaderPaused(7), ReaderResumed(7)]
+    assert desk.reported == [ReaderPaused(7), ReaderResumed(7)]
     assert desk.outbox.paused_since is None
 
 
@@ -77,17 +77,17 @@ def test_a_slow_reader_pauses_and_resumes_at_half(desk: Desk) -> None:
 def test_a_paused_reader_resumes_at_half_budget(desk: Desk, left: int, resumes: bool) -> None:
     desk.push(4)
     desk.push(left, index=1)
-    assert desk.told == [ReaderPaused(7)]
+    assert desk.reported == [ReaderPaused(7)]
     desk.outbox.take()
-    assert desk.told == [ReaderPaused(7), *([ReaderResumed(7)] if resumes else [])]
+    assert desk.reported == [ReaderPaused(7), *([ReaderResumed(7)] if resumes else [])]
     desk.outbox.take()
-    assert desk.told == [ReaderPaused(7), ReaderResumed(7)]
+    assert desk.reported == [ReaderPaused(7), ReaderResumed(7)]
 
 
 def test_without_a_budget_nothing_pauses() -> None:
     desk = Desk(budget=None)
     desk.push(1000)
-    assert desk.told == []
+    assert desk.reported == []
 
 
 def test_the_end_gives_the_place_back(desk: Desk) -> None:
@@ -105,11 +105,11 @@ def test_an_abort_is_repeated_until_the_scheduler_has_met_the_request(desk: Desk
     desk.outbox.opened((1, 2))
     desk.push(1)
     desk.push(1, finish_reason="abort")
-    assert desk.told == [AbortRequest(7)] * 3
+    assert desk.reported == [AbortRequest(7)] * 3
     assert desk.outbox.take() is None
     desk.outbox.fail(RequestFailed("aborted"))
     desk.outbox.abort()
-    assert desk.told == [AbortRequest(7)] * 3
+    assert desk.reported == [AbortRequest(7)] * 3
 
 
 def test_watchers_hear_of_the_end_once(desk: Desk) -> None:

@@ -8,7 +8,7 @@ import pytest
 from recorded_dialects import TOOLS
 
 from troupellm.actors.output.stop_regions import RegionText, StopRegions
-from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
+from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, chat_syntax_named
 from troupellm.models.chat_parsers.stop_scope import stop_scope
 
 OSS = ("openai", "openai_gptoss")
@@ -17,7 +17,7 @@ WEATHER = '{"name": "get_weather", "arguments": {"city": "STOP"}}'
 
 def counted(parsers: tuple[str, str], pieces: list[str], *, inside: bool) -> tuple[str, str]:
     """The text in which stop strings count, and the rest."""
-    scope = stop_scope(dialect_named(*parsers), TOOLS, inside=inside)
+    scope = stop_scope(chat_syntax_named(*parsers), TOOLS, inside=inside)
     assert scope is not None
     text = RegionText(StopRegions(scope.regions, scope.closes if inside else None))
     parts = [part for piece in pieces for part in text.split(piece)] + text.rest()
@@ -78,13 +78,13 @@ def test_stop_strings_count_in_content_only(parsers: tuple[str, str], text: str,
 
 @pytest.mark.parametrize("name", sorted({*TOOL_PARSERS, *REASONING_PARSERS}))
 def test_every_format_has_regions_that_can_be_told_apart(name: str):
-    dialect: Any = dialect_named(
+    chat_syntax: Any = chat_syntax_named(
         name if name in TOOL_PARSERS else "none", name if name in REASONING_PARSERS else "none"
     )
-    scope = stop_scope(dialect, TOOLS, inside=None)
+    scope = stop_scope(chat_syntax, TOOLS, inside=None)
     if scope is None:
-        assert dialect.thinking is None
-        assert dialect.calls is None
+        assert chat_syntax.thinking is None
+        assert chat_syntax.calls is None
         return
     region = scope.regions[0]
     parts = RegionText(StopRegions(scope.regions, None)).split(f"{'a' if region.at == 'any' else ''}{region.opens}")
@@ -93,7 +93,7 @@ def test_every_format_has_regions_that_can_be_told_apart(name: str):
 
 def test_a_name_that_is_part_of_another_one_begins_a_region():
     tools: Any = [{"function": {"name": name, "parameters": {}}} for name in ("get", "forget")]
-    scope = stop_scope(dialect_named("glm4", "qwen3"), tools, inside=False)
+    scope = stop_scope(chat_syntax_named("glm4", "qwen3"), tools, inside=False)
     assert scope is not None
     for name, text in (("get", "get\n{STOP"), ("forget", "forget\n{STOP")):
         assert RegionText(StopRegions(scope.regions, None)).split(text) == [(f"{name}\n{{", False), ("STOP", False)]

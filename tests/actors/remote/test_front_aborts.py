@@ -10,7 +10,7 @@ from front_pair import front_pair
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.params.sampling import SamplingParams
-from troupellm.protocol.wire.api_process import Abort, Admitted, Apply, Ended, Pieces, Submit
+from troupellm.protocol.wire.api_process import Abort, Admitted, Apply, Chunks, Ended, Submit
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ async def test_an_abort_that_comes_together_with_the_prompt_ends_the_request(
         told = pair.to_front.frames
 
         def ends() -> list[Ended]:
-            framed = [end for frame in told if isinstance(frame, Pieces) for end in frame.ended]
+            framed = [end for frame in told if isinstance(frame, Chunks) for end in frame.ended]
             return framed + [frame for frame in told if isinstance(frame, Ended)]
 
         demand = Demand(sequences=1, tokens=len(PROMPT))

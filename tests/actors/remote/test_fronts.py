@@ -23,7 +23,7 @@ from troupellm.protocol.messages.input import Demand, RequestGroup
 from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.sampling_checks import RepetitionDetection, ThinkingMarks
 from troupellm.protocol.quota import Quota
-from troupellm.protocol.wire.api_process import Abort, Apply, PauseReader, Pieces, ResumeReader, Submit, WireError
+from troupellm.protocol.wire.api_process import Abort, Apply, Chunks, PauseReader, ResumeReader, Submit, WireError
 
 pytestmark = pytest.mark.anyio
 
@@ -122,11 +122,11 @@ async def test_one_frame_holds_the_pieces_of_all_requests(engine_of: Any, quiet:
 
             for number in range(16):
                 group.start_soon(read, number)
-        frames = [frame for frame in pair.to_front.frames[before[0] :] if isinstance(frame, Pieces)]
+        frames = [frame for frame in pair.to_front.frames[before[0] :] if isinstance(frame, Chunks)]
         steps = engine.snapshot().scheduler.steps - before[1]
-        assert sum(len(piece.token_ids) for frame in frames for piece in frame.pieces) == 16 * 50
+        assert sum(len(chunk.token_ids) for frame in frames for chunk in frame.chunks) == 16 * 50
         assert len(frames) <= steps + 16  # each of the requests may also be opened by itself
-        assert max(len({piece.request for piece in frame.pieces}) for frame in frames) == 16
+        assert max(len({chunk.request for chunk in frame.chunks}) for frame in frames) == 16
         await quiet(engine)
 
 
@@ -245,7 +245,7 @@ async def test_pieces_merge_while_the_front_takes_nothing(engine_of: Any, until:
         async for delta in stream:
             tokens += delta.token_ids
         assert tokens == expected(PROMPT, 500)
-        assert max(len(frame.pieces) for frame in pair.to_front.frames[crossed_before:] if type(frame) is Pieces) == 1
+        assert max(len(frame.chunks) for frame in pair.to_front.frames[crossed_before:] if type(frame) is Chunks) == 1
 
 
 async def test_a_dying_front_takes_exactly_its_own_requests_along(engine_of: Any, until: Any, expected: Any) -> None:
@@ -355,7 +355,7 @@ def test_every_error_crosses_with_what_it_says() -> None:
 def test_messages_that_break_the_rules_are_refused(engine_of: Any) -> None:
     async def main() -> None:
         async with engine_of() as engine:
-            session = engine.front_session(lambda message: None, lambda: checkpoint())
+            session = engine.api_process_session(lambda message: None, lambda: checkpoint())
             apply = Apply(request=1, arrival=0.0, demand=Demand(sequences=1, tokens=1), wait=False, deadline=None)
             session.handle(apply)
             with pytest.raises(ValueError, match="twice"):

@@ -17,7 +17,7 @@ from troupellm.models.worker.main import EXIT_FAILED, Server
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import WorkerCrashed
 from troupellm.protocol.messages.sleep import StopProfile
-from troupellm.protocol.messages.worker import StepPlan, Ticket
+from troupellm.protocol.messages.worker import LaunchedStep, StepPlan
 from troupellm.protocol.params.guide import GuideProgram
 from troupellm.protocol.wire.frame_socket import FrameSocket
 from troupellm.protocol.wire.frames import FrameError, PeerGone
@@ -195,7 +195,7 @@ async def test_a_bell_is_heard_that_rings_for_a_step_which_the_next_launch_has_c
     assert steps is not None
     landed = steps.landed
 
-    def launch_and_complete(plan: StepPlan) -> Ticket:
+    def launch_and_complete(plan: StepPlan) -> LaunchedStep:
         if plan.step == 2:
             device.late.clear()
         return launch(plan)
@@ -258,7 +258,7 @@ async def test_a_device_that_breaks_ends_the_process(device: HandDevice) -> None
 async def test_what_fails_while_the_rest_of_a_step_is_launched_is_told(
     device: HandDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def complete(ticket: Ticket) -> None:
+    def complete(ticket: LaunchedStep) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(device, "complete", complete)

@@ -14,7 +14,7 @@ import torch
 from troupellm.kernels import cpp
 from troupellm.kernels.cpp import build
 from troupellm.kernels.linear import linear, pack
-from troupellm.models.load.notes import tell_compiling
+from troupellm.models.load.notes import report_compiling
 
 COMPILER = build._compiler()
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no compiler, or TROUPE_NATIVE=0")
@@ -54,15 +54,15 @@ def test_a_slow_compiler_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(build, "folders", lambda: (tmp_path / "first", tmp_path / "second"))
     monkeypatch.setattr(build, "COMPILE_SECONDS", 1.0)
     monkeypatch.delenv(build.SWITCH, raising=False)
-    told = []
-    tell_compiling(told.append, on_cpu=True)
-    assert [note.detail for note in told] == ["compiling the CPU's kernels, once on this machine"]
+    cpp_plan = []
+    report_compiling(cpp_plan.append, on_cpu=True)
+    assert [note.detail for note in cpp_plan] == ["compiling the CPU's kernels, once on this machine"]
     assert cpp.load.__wrapped__() is None
     count = len(calls.read_text()) if calls.exists() else 0
     assert not (tmp_path / "second").exists()
     assert [file.suffix for file in (tmp_path / "first").iterdir()] == [".slow"]
-    tell_compiling(told.append, on_cpu=True)
-    assert len(told) == 1
+    report_compiling(cpp_plan.append, on_cpu=True)
+    assert len(cpp_plan) == 1
     assert cpp.load.__wrapped__() is None
     assert (len(calls.read_text()) if calls.exists() else 0) == count
     monkeypatch.setattr(build, "RETRY_SECONDS", 0.0)
@@ -149,7 +149,7 @@ def of_another_machine(data: bytes) -> bytes:
 )
 def test_a_library_that_cannot_be_loaded_is_built_anew(
     damage: Callable[[bytes], bytes],
-    told: int,
+    cpp_plan: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -162,14 +162,14 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(
     whole = path.read_bytes()
     once = len(calls.read_text())
     path.write_bytes(damage(whole))
-    assert build.to_be_built() is (told == 0)
+    assert build.to_be_built() is (cpp_plan == 0)
     library = cpp.load.__wrapped__()
     assert library is not None
     library.function("nothing", "")()
     assert len(calls.read_text()) == 2 * once
     assert build.library() == (path, False)
     assert len(path.read_bytes()) == len(whole)
-    assert len(caplog.records) == told
+    assert len(caplog.records) == cpp_plan
 
 
 @needs_compiler

@@ -14,7 +14,7 @@ from torch import Tensor
 from troupellm.kernels.cpp.checks import RefusedCall
 from troupellm.kernels.fused_decoder import step as decode_step
 from troupellm.kernels.paged_attention import cpu as attention
-from troupellm.kernels.paged_attention.cpu import NativeAttention, Turn
+from troupellm.kernels.paged_attention.cpu import CppAttention, Rotation
 from troupellm.kernels.paged_attention.tree import TreeMask
 from troupellm.kernels.sampling.noise import token_codes
 
@@ -44,10 +44,10 @@ QUERY, PROJECTED = floats(random(), TOKENS, HEADS, SIZE), floats(random(), TOKEN
 ANGLES, SINKS = floats(random(), TOKENS, 1, 4), floats(random(), 3)
 
 
-def layer(turn: Turn | None = None, *, heads: int = HEADS, sinks: Tensor | None = None) -> NativeAttention:
+def layer(turn: Rotation | None = None, *, heads: int = HEADS, sinks: Tensor | None = None) -> CppAttention:
     function = attention.load()
     assert function is not None
-    return NativeAttention(function, heads, KV_HEADS, SIZE, 0.25, turn=turn, sinks=sinks)
+    return CppAttention(function, heads, KV_HEADS, SIZE, 0.25, rotation=turn, sinks=sinks)
 
 
 def attend(query: Tensor = QUERY, keys: Tensor = CACHE, values: Tensor = CACHE, batch: Batch = BATCH, **plan) -> Call:
@@ -56,7 +56,7 @@ def attend(query: Tensor = QUERY, keys: Tensor = CACHE, values: Tensor = CACHE, 
 
 def write(rows: Tensor | None = None, angles: object = (ANGLES, ANGLES), projected: Tensor = PROJECTED) -> Call:
     def call() -> object:
-        turned, places = layer(Turn(None, 0.0, 8)), BATCH.rows(KV_HEADS) if rows is None else rows
+        turned, places = layer(Rotation(None, 0.0, 8)), BATCH.rows(KV_HEADS) if rows is None else rows
         return turned.write_and_attend(projected, (CACHE, CACHE), BATCH.plan(KV_HEADS, None), places, angles)
 
     return call
@@ -114,8 +114,8 @@ ATTENTION: dict[str, tuple[Call, str]] = {
     "narrow projections": (write(projected=PROJECTED[:, 1:]), "projected must be"),
     "projections that lie apart": (
         write(projected=floats(random(), TOKENS, 200)[:, : PROJECTED.shape[1]]), "200 numbers apart, not 128"),
-    "more rotated numbers than there are": (lambda: layer(Turn(None, 0.0, 18)), "18 rotated numbers of 16"),
-    "a norm of another size": (lambda: layer(Turn((SINKS, SINKS), 0.0, 0)), "a norm of heads must be"),
+    "more rotated numbers than there are": (lambda: layer(Rotation(None, 0.0, 18)), "18 rotated numbers of 16"),
+    "a norm of another size": (lambda: layer(Rotation((SINKS, SINKS), 0.0, 0)), "a norm of heads must be"),
     "sinks of fewer heads": (lambda: layer(sinks=SINKS), "sinks must be"),
     "heads that no group has": (lambda: layer(heads=5), "5 heads over 2 KV heads"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ from troupellm.kernels.fused_moe import PackedExperts, Routing, fused_moe, pack_
 from troupellm.kernels.fused_moe.cases import CASES, CLAMPED, DEEPSEEK, DEEPSEEK_V2, Case, Inputs, make_inputs
 from troupellm.kernels.fused_moe.experts import clamped_gate
 from troupellm.kernels.fused_moe.reference import fused_moe_reference, gated_reference
-from troupellm.kernels.fused_moe.sigmoid import placeless_sigmoid
+from troupellm.kernels.fused_moe.sigmoid import batch_invariant_sigmoid
 
 
 def packed(inputs: Inputs, case: Case) -> PackedExperts:
@@ -108,7 +108,7 @@ def test_the_clamped_gate() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sigmoid_does_not_depend_on_the_place(dtype: torch.dtype) -> None:
     x = torch.randn(1200, generator=torch.Generator().manual_seed(5)).mul_(4).to(dtype)
-    together = placeless_sigmoid(x)
+    together = batch_invariant_sigmoid(x)
     torch.testing.assert_close(together, x.sigmoid())
-    assert torch.equal(together, torch.cat([placeless_sigmoid(one) for one in x.split(1)]))
-    assert torch.equal(together[3:], placeless_sigmoid(x[3:]))
+    assert torch.equal(together, torch.cat([batch_invariant_sigmoid(one) for one in x.split(1)]))
+    assert torch.equal(together[3:], batch_invariant_sigmoid(x[3:]))

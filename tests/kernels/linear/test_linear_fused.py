@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no comp
 @pytest.fixture(params=["torch", pytest.param("compiled", marks=needs_compiler)])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(linear_kernel, "native_weight", lambda *given, **named: None)
+        monkeypatch.setattr(linear_kernel, "cpp_weight", lambda *given, **named: None)
     return request.param
 
 

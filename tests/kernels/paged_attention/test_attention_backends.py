@@ -13,7 +13,7 @@ from troupellm.kernels.paged_attention import paged_attention
 from troupellm.kernels.paged_attention.backends import BACKENDS, Flex, Needs, Planner, choose
 from troupellm.kernels.paged_attention.cases import CASES, Case, all_items, make_inputs
 from troupellm.kernels.paged_attention.cpu import ROUNDED
-from troupellm.kernels.paged_attention.device_cases import give_back, poisoned_codes
+from troupellm.kernels.paged_attention.device_cases import give_back, poisoned_cache
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 from troupellm.protocol.errors import ConfigError
 
@@ -66,7 +66,7 @@ def test_caches_in_8_bits(name: str, dtype: torch.dtype) -> None:
     case = next(case for case in CASES if case.name == "mixed")
     planner = Planner(choose(needs := replace(needs_of(case), kv_dtype=dtype), name), needs)
     query, keys, values, plan = make_inputs(case, "cpu", 1)
-    keys, values = poisoned_codes(keys, dtype), poisoned_codes(values, dtype)
+    keys, values = poisoned_cache(keys, dtype), poisoned_cache(values, dtype)
     expected = paged_attention_reference(
         query, decode(keys, torch.float32), decode(values, torch.float32), plan.block_tables, all_items(case), scale=0.2
     )

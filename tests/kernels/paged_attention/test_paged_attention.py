@@ -9,7 +9,7 @@ import torch
 from troupellm.kernels.cpp import Library
 from troupellm.kernels.paged_attention import cpu, paged_attention, prepare
 from troupellm.kernels.paged_attention.cases import CASES, WIDE_CASES, Case, all_items, make_inputs, make_sinks
-from troupellm.kernels.paged_attention.device_cases import poisoned_codes
+from troupellm.kernels.paged_attention.device_cases import poisoned_cache
 from troupellm.kernels.paged_attention.plan import AttentionPlan
 from troupellm.kernels.paged_attention.reference import paged_attention_reference
 
@@ -80,7 +80,7 @@ def test_few_tokens_of_a_row_are_what_each_is_alone(
     case = Case("few", (0, 5, 29, 100, 47), (5, 1, 7, 15, 2), 6, kv_heads, 48)
     query, key_cache, value_cache, plan = make_inputs(case, "cpu", 1)
     keys, values = (
-        cache if codes == torch.float32 else poisoned_codes(cache, codes) for cache in (key_cache, value_cache)
+        cache if codes == torch.float32 else poisoned_cache(cache, codes) for cache in (key_cache, value_cache)
     )
     options = {"softcap": 0.7, "sinks": torch.randn(6, generator=torch.Generator().manual_seed(2))}
 

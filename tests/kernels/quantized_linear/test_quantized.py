@@ -16,7 +16,7 @@ from troupellm.kernels.quantized_linear import (
     Int4Group,
     Int8Channel,
     Int8WeightOnly,
-    cpu_codes,
+    cpu_packed,
     merge,
 )
 from troupellm.kernels.quantized_linear.mx import element_values
@@ -42,7 +42,7 @@ def test_parts_of_a_kind_join_and_rows_are_cut_out(name: str) -> None:
 @pytest.fixture(params=[pytest.param("compiled", marks=needs_compiler), "torch"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "torch":
-        monkeypatch.setattr(cpu_codes, "load", lambda: None)
+        monkeypatch.setattr(cpu_packed, "load", lambda: None)
     return str(request.param)
 
 

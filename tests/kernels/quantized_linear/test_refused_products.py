@@ -12,8 +12,8 @@ from torch import Tensor
 
 from troupellm.kernels.cpp.checks import RefusedCall
 from troupellm.kernels.linear import pack
-from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, cpu_codes, cpu_int8
-from troupellm.kernels.quantized_linear.packed_codes import coded
+from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, cpu_int8, cpu_packed
+from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.noise import position_keys, token_codes
 
@@ -68,10 +68,10 @@ def test_a_product_refuses(kind: str, name: str) -> None:
 
 def coded_with(**changes: object) -> Call:
     def make() -> object:
-        codes, functions = coded(Int4Group.quantize(floats(random(), OUTS, DEPTH), 16)), cpu_codes.load()
+        codes, functions = packed_weight(Int4Group.quantize(floats(random(), OUTS, DEPTH), 16)), cpu_packed.load()
         assert codes is not None
         assert functions is not None
-        return cpu_codes.CodedProduct(functions, replace(codes, **changes), (OUTS, DEPTH), None)
+        return cpu_packed.PackedProduct(functions, replace(codes, **changes), (OUTS, DEPTH), None)
 
     return make
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from troupellm.kernels.act_quant import cases as code_cases, row_codes
-from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_codes
-from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_codes
+from troupellm.kernels.act_quant import cases as code_cases, quantize_activation
+from troupellm.kernels.gated_act.gelu import gelu_mul, gelu_mul_quantized
+from troupellm.kernels.gated_act.silu import silu_mul, silu_mul_quantized
 from troupellm.kernels.grouped_linear import cases as grouped_cases, grouped_linear
-from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_codes
+from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
 from troupellm.kernels.rope_kv_write import cases as rope_cases, rope_kv_write
 from troupellm.kernels.rope_kv_write.reference import rope_kv_write_reference
 from troupellm.kernels.sampling import reference
@@ -33,7 +33,7 @@ def test_rope_and_write(case):
 def test_rows_in_eight_bits_stay_near():
     for case in code_cases.CASES:
         x = code_cases.make_inputs(case, "cpu", 2)
-        values, scale = row_codes(x, case.codes)
+        values, scale = quantize_activation(x, case.codes)
         step = 1 / 127 if case.codes == torch.int8 else 2**-3
         error = (values.float() * scale[:, None] - x.float()).abs()
         assert bool((error <= step * x.float().abs().amax(1, keepdim=True)).all())
@@ -46,13 +46,13 @@ def test_norms_and_gates_in_eight_bits():
     weight, gate_up = torch.rand(24, generator=generator), torch.randn(3, 48, generator=generator)
     other = residual.clone()
     pairs = [
-        (rms_norm_codes(x, weight, 1e-6, torch.int8), rms_norm(x, weight, 1e-6)),
-        (rms_norm_codes(x, weight, 1e-6, torch.int8, residual=residual), add_rms_norm(x, other, weight, 1e-6)),
-        (silu_mul_codes(gate_up, torch.int8), silu_mul(gate_up)),
-        (gelu_mul_codes(gate_up, torch.int8), gelu_mul(gate_up)),
+        (rms_norm_quantized(x, weight, 1e-6, torch.int8), rms_norm(x, weight, 1e-6)),
+        (rms_norm_quantized(x, weight, 1e-6, torch.int8, residual=residual), add_rms_norm(x, other, weight, 1e-6)),
+        (silu_mul_quantized(gate_up, torch.int8), silu_mul(gate_up)),
+        (gelu_mul_quantized(gate_up, torch.int8), gelu_mul(gate_up)),
     ]
     for (values, scale), plain in pairs:
-        expected, expected_scale = row_codes(plain, torch.int8)
+        expected, expected_scale = quantize_activation(plain, torch.int8)
         assert torch.equal(values, expected)
         assert torch.equal(scale, expected_scale)
     assert torch.equal(residual, other)

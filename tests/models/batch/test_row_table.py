@@ -56,11 +56,11 @@ def test_a_plan_that_does_not_fit_is_refused_by_name(table: RowTable) -> None:
 
 
 def test_the_table_knows_whether_any_prompt_is_described(table: RowTable) -> None:
-    assert not table.describes
+    assert not table.wants_prompt_logprobs
     table.add(new_row(2, 0, prompt_logprobs=1))
     table.set_sampling(1, SamplingState(prompt_logprobs=0))
-    assert table.describes
+    assert table.wants_prompt_logprobs
     table.drop(2)
-    assert table.describes
+    assert table.wants_prompt_logprobs
     table.set_sampling(1, SamplingState())
-    assert not table.describes
+    assert not table.wants_prompt_logprobs

@@ -8,7 +8,7 @@ import pytest
 from cut_texts import Meaning, read_in_all_cuts
 from recorded_dialects import TOOLS
 
-from troupellm.models.chat_parsers.catalog import dialect_named
+from troupellm.models.chat_parsers.catalog import chat_syntax_named
 
 LIGHT: dict[str, Any] = {
     "name": "light",
@@ -291,9 +291,9 @@ ALL = {
     ids=[f"{k}-{i}" for k, r in ALL.items() for i in range(len(r))],
 )
 def test_a_text_means_the_same_in_every_cut(text: Text):
-    dialect = dialect_named(*text.parsers)
+    chat_syntax = chat_syntax_named(*text.parsers)
     found = read_in_all_cuts(
-        dialect, text.text, OFFERED, start=text.start, cut=text.cut, hidden=frozenset(text.special)
+        chat_syntax, text.text, OFFERED, start=text.start, cut=text.cut, hidden=frozenset(text.special)
     )
     calls = [
         (name, arguments if isinstance(wanted, str) else json.loads(arguments))

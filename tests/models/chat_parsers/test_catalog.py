@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from troupellm.models.chat_parsers import catalog
-from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, choose, dialect_named
+from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, chat_syntax_named, choose
 from troupellm.models.chat_parsers.forced_calls import calls_guide
 from troupellm.models.chat_parsers.hermes import HERMES
 from troupellm.protocol.errors import ConfigError
@@ -45,7 +45,7 @@ from troupellm.protocol.params.tools import tool_use
 )
 def test_a_template_tells_its_dialect(kind: str, template: str, names: tuple[str, str]):
     assert choose("auto", "auto", kind, template) == names
-    dialect_named(*names)
+    chat_syntax_named(*names)
 
 
 def test_a_name_given_wins_over_the_template():
@@ -57,7 +57,7 @@ def test_a_name_given_wins_over_the_template():
 )
 def test_a_name_that_nobody_has_is_refused_with_those_there_are(tools: str, reasoning: str, field: str):
     with pytest.raises(ConfigError, match="must be one of auto, none, ") as caught:
-        dialect_named(tools, reasoning)
+        chat_syntax_named(tools, reasoning)
     assert caught.value.param == field
 
 
@@ -75,18 +75,18 @@ class _Entry:
 def test_plug_ins_are_found_by_their_names(monkeypatch: pytest.MonkeyPatch):
     entries = [_Entry("mine", HERMES), _Entry("broken", RuntimeError("oh")), _Entry("wrong", 3)]
     monkeypatch.setattr(catalog, "entry_points", lambda group: entries if group == "troupellm.dialects" else [])
-    assert dialect_named("mine", "none").calls is HERMES
+    assert chat_syntax_named("mine", "none").calls is HERMES
     with pytest.raises(ConfigError, match="plug-in broken cannot be loaded"):
-        dialect_named("broken", "none")
+        chat_syntax_named("broken", "none")
     with pytest.raises(ConfigError, match="mine"):
-        dialect_named("wrong", "none")
+        chat_syntax_named("wrong", "none")
     assert importlib.metadata.entry_points(group="troupellm.dialects") is not None
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_PARSERS))
 def test_every_syntax_can_be_forced(name: str):
     tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}]
-    guide = calls_guide(dialect_named(name, "none"), tool_use(tools, "required"), after="")
+    guide = calls_guide(chat_syntax_named(name, "none"), tool_use(tools, "required"), after="")
     assert guide is not None
     assert guide.kind == "structural_tag"
 
@@ -94,7 +94,7 @@ def test_every_syntax_can_be_forced(name: str):
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
 def test_every_reasoning_parser_goes_with_every_tool_parser(name: str):
     for tools in TOOL_PARSERS:
-        dialect_named(tools, name)
+        chat_syntax_named(tools, name)
 
 
 def test_the_documents_name_every_parser():

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from recorded_dialects import TOOLS
 
-from troupellm.models.chat_parsers.catalog import dialect_named
+from troupellm.models.chat_parsers.catalog import chat_syntax_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import NO_LIMIT, Parser
 from troupellm.models.chat_parsers.values import value_text
 from troupellm.protocol.params.chat_events import assemble
@@ -19,8 +19,8 @@ HEAD = "<|channel|>commentary to=functions.get_weather<|message|>"
 
 def parser_of(tools: str, *, forced: bool = False, most_calls: int = NO_LIMIT) -> Parser:
     return Parser(
-        plan_of(dialect_named(tools, "none")),
-        offer=Offer(TOOLS),
+        plan_of(chat_syntax_named(tools, "none")),
+        offered_tools=OfferedTools(TOOLS),
         new_id=lambda number, name: f"functions.{name}:{number}",
         forced=forced,
         most_calls=most_calls,

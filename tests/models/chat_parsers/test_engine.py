@@ -9,16 +9,16 @@ from hypothesis import given, settings, strategies as st
 from recorded_dialects import CASES, TOOLS, Case, plain_calls
 from written_formats import DISTINCT_PARSERS, FORMATS
 
-from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, dialect_named
+from troupellm.models.chat_parsers.catalog import REASONING_PARSERS, TOOL_PARSERS, chat_syntax_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import Parser
-from troupellm.models.chat_parsers.syntax import Dialect, marks_of
+from troupellm.models.chat_parsers.syntax import ChatSyntax, marks_of
 from troupellm.models.chat_parsers.text_stream import MOST_HELD
 from troupellm.protocol.params.chat_events import CallStart, ParsedPiece, assemble as join
 from troupellm.protocol.params.outputs import ToolCall
 
-OFFER = Offer(TOOLS)
+OFFER = OfferedTools(TOOLS)
 ALIASES = {"holo2", "minimax_m2_append_think"}
 """Of other parsers of thoughts, or without any."""
 
@@ -37,18 +37,18 @@ NO_TEXT = [r"\ud800", r"\"", "1e999", "NaN"]
 WORDS = [*MARKS, *NO_TEXT, " ", "\n", "{", "}", "[", "]", '"', ",", ":", "x", "é"]
 
 
-def parser_of(dialect: Dialect, start: str = "free", hidden: frozenset[str] = frozenset()) -> Parser:
-    with_calls = dialect.calls is not None or dialect.channels is not None
+def parser_of(chat_syntax: ChatSyntax, start: str = "free", hidden: frozenset[str] = frozenset()) -> Parser:
+    with_calls = chat_syntax.calls is not None or chat_syntax.channels is not None
     return Parser(
-        plan_of(dialect, hidden), offer=OFFER, new_id=lambda number, name: f"{name}-{number}", start=start,  # type: ignore[arg-type]
+        plan_of(chat_syntax, hidden), offered_tools=OFFER, new_id=lambda number, name: f"{name}-{number}", start=start,  # type: ignore[arg-type]
         with_calls=with_calls,
     )  # fmt: skip
 
 
 def run(
-    dialect: Dialect, pieces: Sequence[str], start: str = "free", hidden: frozenset[str] = frozenset()
+    chat_syntax: ChatSyntax, pieces: Sequence[str], start: str = "free", hidden: frozenset[str] = frozenset()
 ) -> tuple[list[ParsedPiece], object]:
-    parser = parser_of(dialect, start, hidden)
+    parser = parser_of(chat_syntax, start, hidden)
     found = [piece for text in pieces for piece in parser.feed(text)]
     before = parser.state
     return found + parser.finish(), (before, parser.state)
@@ -67,8 +67,8 @@ def test_every_parser_has_a_recorded_text_by_its_name():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recorded_text_means_what_it_says(case: Case):
-    dialect = dialect_named(case.tool_parser, case.reasoning_parser)
-    content, reasoning, calls = assemble(run(dialect, [case.text], case.start)[0])
+    chat_syntax = chat_syntax_named(case.tool_parser, case.reasoning_parser)
+    content, reasoning, calls = assemble(run(chat_syntax, [case.text], case.start)[0])
     assert plain_calls(calls, case.calls) == list(case.calls)
     assert (content, reasoning) == (case.content, case.reasoning)
     assert not case.ids or tuple(call.id for call in calls) == case.ids
@@ -76,18 +76,18 @@ def test_recorded_text_means_what_it_says(case: Case):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_recorded_text_in_single_characters_is_the_same(case: Case):
-    dialect = dialect_named(case.tool_parser, case.reasoning_parser)
-    whole, states = run(dialect, [case.text], case.start)
-    pieces, other = run(dialect, list(case.text), case.start)
+    chat_syntax = chat_syntax_named(case.tool_parser, case.reasoning_parser)
+    whole, states = run(chat_syntax, [case.text], case.start)
+    pieces, other = run(chat_syntax, list(case.text), case.start)
     assert (assemble(pieces), other) == (assemble(whole), states)
 
 
 @given(case=st.sampled_from(CASES), places=st.lists(st.integers(0, 10_000), max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
-    dialect = dialect_named(case.tool_parser, case.reasoning_parser)
-    whole, states = run(dialect, [case.text], case.start)
-    pieces, other = run(dialect, cut(case.text, places), case.start)
+    chat_syntax = chat_syntax_named(case.tool_parser, case.reasoning_parser)
+    whole, states = run(chat_syntax, [case.text], case.start)
+    pieces, other = run(chat_syntax, cut(case.text, places), case.start)
     assert (assemble(pieces), other) == (assemble(whole), states)
 
 
@@ -104,11 +104,11 @@ def test_any_cut_of_a_recorded_text_is_the_same(case: Case, places: list[int]):
 def test_any_text_in_any_cut_is_the_same(
     pair: tuple[str, str], words: list[str], places: list[int], start: str, special: bool
 ):
-    dialect = dialect_named(*pair)
-    hidden = frozenset(mark for mark in marks_of(dialect) if special and mark[0] in "<[")
+    chat_syntax = chat_syntax_named(*pair)
+    hidden = frozenset(mark for mark in marks_of(chat_syntax) if special and mark[0] in "<[")
     text = "".join(words)
-    whole, states = run(dialect, [text], start, hidden)
-    pieces, other = run(dialect, cut(text, places), start, hidden)
+    whole, states = run(chat_syntax, [text], start, hidden)
+    pieces, other = run(chat_syntax, cut(text, places), start, hidden)
     assert (assemble(pieces), other) == (assemble(whole), states)
     assert all(msgspec.json.encode(piece) for piece in whole)
     numbers = [piece.call for piece in whole if isinstance(piece, CallStart)]
@@ -118,7 +118,7 @@ def test_any_text_in_any_cut_is_the_same(
 @pytest.mark.parametrize("case", [case for case in CASES if case.calls], ids=lambda case: case.name)
 def test_no_part_of_a_mark_is_shown_before_a_call(case: Case):
     """The text shown up to the first call is a beginning of the content, at every character."""
-    parser = parser_of(dialect_named(case.tool_parser, case.reasoning_parser), case.start)
+    parser = parser_of(chat_syntax_named(case.tool_parser, case.reasoning_parser), case.start)
     shown = ""
     for character in case.text:
         content, _, calls = assemble(parser.feed(character))
@@ -137,22 +137,22 @@ def test_no_part_of_a_mark_is_shown_before_a_call(case: Case):
 )  # fmt: skip
 def test_no_text_is_lost_where_nothing_is_called(name: str, text: str):
     """Held text is bounded, and comes out again; nothing raises."""
-    dialect = dialect_named(name, "none")
-    parser = parser_of(dialect)
+    chat_syntax = chat_syntax_named(name, "none")
+    parser = parser_of(chat_syntax)
     pieces: list[ParsedPiece] = []
     for start in range(0, len(text), 1000):
         pieces += parser.feed(text[start : start + 1000])
         assert len(parser.state[1]) <= MOST_HELD + 2000
     content, _, calls = assemble(pieces + parser.finish())
-    if not calls and dialect.channels is None:
+    if not calls and chat_syntax.channels is None:
         assert content == text
 
 
 def test_special_marks_never_show():
-    dialect = dialect_named("granite", "none")
+    chat_syntax = chat_syntax_named("granite", "none")
     hidden = frozenset({"<|tool_call|>"})
     for text in ("a <|tool_call|> b", "<|tool_call|>[{", "<|tool_call|>"):
-        parser = parser_of(dialect, hidden=hidden)
+        parser = parser_of(chat_syntax, hidden=hidden)
         content, _, calls = assemble(parser.feed(text) + parser.finish())
         assert "tool_call" not in (content or "")
         assert not calls
@@ -160,23 +160,23 @@ def test_special_marks_never_show():
 
 @pytest.mark.parametrize("name", sorted(REASONING_PARSERS))
 def test_thoughts_are_told_from_answers_by_every_parser(name: str):
-    dialect = dialect_named("none", name)
-    found = dialect.thinking
+    chat_syntax = chat_syntax_named("none", name)
+    found = chat_syntax.thinking
     if found is not None:
         text = f"{found.opens[0]}a{found.closes[0]}b"
     elif name in ALIASES:
         text = "<think>a</think>b"
-        assert assemble(run(dialect, list(text))[0])[:2] == (text, None)
+        assert assemble(run(chat_syntax, list(text))[0])[:2] == (text, None)
         return
     else:
         text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
-    assert assemble(run(dialect, list(text))[0])[:2] == ("b", "a")
+    assert assemble(run(chat_syntax, list(text))[0])[:2] == ("b", "a")
 
 
 def test_only_the_first_call_is_shown_where_one_is_wanted():
     text = '<tool_call>{"name": "now"}</tool_call><tool_call>{"name": "send", "arguments": {"text": "x"}}</tool_call>!'
-    plan = plan_of(dialect_named("hermes", "none"))
-    parser = Parser(plan, offer=OFFER, new_id=lambda number, name: "id", most_calls=1)
+    plan = plan_of(chat_syntax_named("hermes", "none"))
+    parser = Parser(plan, offered_tools=OFFER, new_id=lambda number, name: "id", most_calls=1)
     content, _, calls = assemble(parser.feed(text) + parser.finish())
     assert [call.name for call in calls] == ["now"]
     assert content == "!"
@@ -184,5 +184,5 @@ def test_only_the_first_call_is_shown_where_one_is_wanted():
 
 def test_no_answer_has_more_calls_than_anybody_handles():
     text = '<tool_call>{"name": "now"}</tool_call>' * 200
-    _, _, calls = assemble(run(dialect_named("hermes", "none"), [text])[0])
+    _, _, calls = assemble(run(chat_syntax_named("hermes", "none"), [text])[0])
     assert len(calls) == 128

@@ -6,10 +6,10 @@ import pytest
 from idle_schemas import from_makers
 from written_formats import DISTINCT_PARSERS
 
-from troupellm.models.chat_parsers.catalog import dialect_named
+from troupellm.models.chat_parsers.catalog import chat_syntax_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
 from troupellm.models.chat_parsers.forced_calls import calls_guide, calls_or, may_think
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.hub.source import BUILTIN_FOLDER
 from troupellm.models.structured_outputs.backend import GuideError
@@ -48,10 +48,10 @@ def fits(backend, tokenizer, guide: GuideSpec, text: str) -> bool:
 
 def written(name: str, call: str, arguments: str) -> str:
     """One call as a family's grammar has it."""
-    dialect = dialect_named(name, "none")
-    if dialect.channels is not None:
-        return dialect.channels.call.replace("{name}", call).replace("{arguments}", arguments)
-    found = dialect.calls
+    chat_syntax = chat_syntax_named(name, "none")
+    if chat_syntax.channels is not None:
+        return chat_syntax.channels.call.replace("{name}", call).replace("{arguments}", arguments)
+    found = chat_syntax.calls
     assert found is not None
     form = found.written
     body = f'{{"{found.name_keys[0]}": "{call}", "{found.argument_keys[0]}": {arguments}}}'
@@ -66,8 +66,8 @@ def written(name: str, call: str, arguments: str) -> str:
 
 @pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_a_required_call_is_all_there_can_be(name: str, backend, tokenizer):
-    dialect = dialect_named(name, "none")
-    guide = calls_guide(dialect, tool_use(TOOLS, "required"), after="", thoughts=False)
+    chat_syntax = chat_syntax_named(name, "none")
+    guide = calls_guide(chat_syntax, tool_use(TOOLS, "required"), after="", reasoning=False)
     for call, arguments, good in [
         ("count", '{"n": 3}', True),
         ("stop", "{}", True),
@@ -78,7 +78,7 @@ def test_a_required_call_is_all_there_can_be(name: str, backend, tokenizer):
         text = written(name, call, arguments)
         assert fits(backend, tokenizer, guide, text) is good, text
         if good:
-            parser = Parser(plan_of(dialect), offer=Offer(TOOLS), new_id=lambda number, name: "x")
+            parser = Parser(plan_of(chat_syntax), offered_tools=OfferedTools(TOOLS), new_id=lambda number, name: "x")
             message = assemble(parser.feed(text) + parser.finish())
             assert message.content is None
             (found,) = message.tool_calls
@@ -89,7 +89,7 @@ def test_a_required_call_is_all_there_can_be(name: str, backend, tokenizer):
 
 @pytest.mark.parametrize("name", DISTINCT_PARSERS)
 def test_a_strict_tool_is_called_well_or_not_at_all(name: str, backend, tokenizer):
-    guide = calls_guide(dialect_named(name, "none"), tool_use(TOOLS), after="")
+    guide = calls_guide(chat_syntax_named(name, "none"), tool_use(TOOLS), after="")
     if name in ("glm4", "openai"):  # where text cannot be told from a call, or has marks of its own
         assert guide is None
         return
@@ -118,7 +118,7 @@ OWNED = '{"id": 3, "file": "x", "owner": {"name": "ann", "tags": [1, 1]}}'
 )
 def test_strict_tools_as_makers_of_schemas_write_them(maker, arguments, wrong, backend, tokenizer):
     tools = [{"function": {"name": "order", "parameters": dict(from_makers())[maker], "strict": True}}]
-    guide = calls_guide(dialect_named("hermes", "none"), tool_use(tools, "required"), after="", thoughts=False)
+    guide = calls_guide(chat_syntax_named("hermes", "none"), tool_use(tools, "required"), after="", reasoning=False)
     assert fits(backend, tokenizer, guide, written("hermes", "order", arguments))
     assert not fits(backend, tokenizer, guide, written("hermes", "order", wrong))
 
@@ -126,7 +126,9 @@ def test_strict_tools_as_makers_of_schemas_write_them(maker, arguments, wrong, b
 def test_a_free_answer_with_tags_or_a_call(backend, tokenizer):
     tag = {"type": "tag", "begin": "<x>", "content": {"type": "regex", "pattern": "[0-9]+"}, "end": "</x>"}
     source = json.dumps({"format": {"type": "triggered_tags", "triggers": ["<x>"], "tags": [tag]}})
-    either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), GuideSpec(kind="structural_tag", source=source))
+    either = calls_or(
+        chat_syntax_named("hermes", "none"), tool_use(TOOLS), GuideSpec(kind="structural_tag", source=source)
+    )
     assert fits(backend, tokenizer, either, "See <x>1</x> there")
     assert not fits(backend, tokenizer, either, "See <x>a</x> there")
     assert fits(backend, tokenizer, either, written("hermes", "count", '{"n": 3}'))
@@ -135,7 +137,7 @@ def test_a_free_answer_with_tags_or_a_call(backend, tokenizer):
 def test_an_older_tag_beside_tools_is_refused_by_name():
     old = GuideSpec(kind="structural_tag", source='{"structures": [], "triggers": ["<"]}', field="response_format")
     with pytest.raises(InvalidRequest) as refused:
-        calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), old)
+        calls_or(chat_syntax_named("hermes", "none"), tool_use(TOOLS), old)
     assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_parameter")
 
 
@@ -147,7 +149,7 @@ def test_an_answer_of_some_form_or_a_call(backend, tokenizer):
         GuideSpec(kind="grammar", source='start: "[1, " /2/ "]"'),
         GuideSpec(kind="structural_tag", source='{"format": {"type": "const_string", "value": "[1, 2]"}}'),
     ):
-        either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), guide)
+        either = calls_or(chat_syntax_named("hermes", "none"), tool_use(TOOLS), guide)
         assert fits(backend, tokenizer, either, "[1, 2]")
         assert fits(backend, tokenizer, either, written("hermes", "count", '{"n": 3}'))
         assert not fits(backend, tokenizer, either, written("hermes", "count", '{"n": true}'))
@@ -189,7 +191,7 @@ def test_words_to_choose_from_are_texts_and_not_patterns(backend, tokenizer):
 @pytest.mark.parametrize("name", ["hermes", "kimi_k2", "mistral"])
 def test_a_call_that_must_come_perhaps_behind_thoughts(name, backend, tokenizer):
     use, marks = tool_use(TOOLS, "required"), [("<think>", "</think>")]
-    guide = calls_guide(dialect_named(name, "none"), use, after="", marks=marks)
+    guide = calls_guide(chat_syntax_named(name, "none"), use, after="", marks=marks)
     call = written(name, "count", '{"n": 3}')
     assert fits(backend, tokenizer, guide, call)
     assert fits(backend, tokenizer, guide, f"<think>Hm.</think>{call}")
@@ -212,7 +214,7 @@ def test_a_call_that_must_come_perhaps_behind_thoughts(name, backend, tokenizer)
 )
 def test_what_is_wrong_with_a_schema_is_said_without_the_grammar_around_it(parameters, said, backend):
     tools = [*TOOLS, {"function": {"name": "bad", "parameters": parameters, "strict": True}}]
-    guide = calls_guide(dialect_named("hermes", "none"), tool_use(tools, "required"), after="")
+    guide = calls_guide(chat_syntax_named("hermes", "none"), tool_use(tools, "required"), after="")
     with pytest.raises(GuideError) as refused:
         backend.compile(program_text(guide, "llguidance", 64, backend.special_tokens))
     assert str(refused.value) == said
@@ -221,14 +223,14 @@ def test_what_is_wrong_with_a_schema_is_said_without_the_grammar_around_it(param
 def test_unique_items_are_left_to_the_model_unless_the_tool_is_strict(backend, tokenizer):
     pair = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 2}
     parameters = {"type": "object", "properties": {"a": pair, "never": {"not": {}}}, "required": ["a"]}
-    dialect = dialect_named("hermes", "none")
+    chat_syntax = chat_syntax_named("hermes", "none")
     guide = calls_guide(
-        dialect, tool_use([{"function": {"name": "f", "parameters": parameters}}], "required"), after=""
+        chat_syntax, tool_use([{"function": {"name": "f", "parameters": parameters}}], "required"), after=""
     )
     for arguments, good in (('{"a": [1, 2]}', True), ('{"a": [1]}', False), ('{"a": [1, 2], "never": 1}', False)):
         assert fits(backend, tokenizer, guide, written("hermes", "f", arguments)) is good, arguments
     strict = {"function": {"name": "f", "parameters": parameters, "strict": True}}
-    guide = calls_guide(dialect, tool_use([strict], "required"), after="")
+    guide = calls_guide(chat_syntax, tool_use([strict], "required"), after="")
     with pytest.raises(GuideError, match="uniqueItems"):
         backend.compile(program_text(guide, "llguidance", 64, backend.special_tokens))
 
@@ -241,7 +243,7 @@ def test_a_declared_property_fits_the_pattern_of_its_name_too(backend, tokenizer
         "additionalProperties": False,
     }
     guide = calls_guide(
-        dialect_named("hermes", "none"),
+        chat_syntax_named("hermes", "none"),
         tool_use([{"function": {"name": "f", "parameters": parameters}}], "required"),
         after="",
     )
@@ -260,7 +262,7 @@ def test_a_declared_property_fits_the_pattern_of_its_name_too(backend, tokenizer
 def test_thousands_of_words_or_a_call(backend, tokenizer):
     words = [f"a rather long word, number {number:05d}" for number in range(6000)]
     guide = GuideSpec(kind="choice", source=json.dumps(words))
-    either = calls_or(dialect_named("hermes", "none"), tool_use(TOOLS), guide)
+    either = calls_or(chat_syntax_named("hermes", "none"), tool_use(TOOLS), guide)
     assert len(either.source) < 1.2 * len(guide.source)
     assert fits(backend, tokenizer, either, words[4321])
     assert not fits(backend, tokenizer, either, words[4321][:-1])

@@ -9,7 +9,7 @@ from cut_texts import read_in_all_cuts
 from recorded_dialects import TOOLS
 from written_formats import FORMATS, Format
 
-from troupellm.models.chat_parsers.catalog import AUTO, TOOL_PARSERS, choose, dialect_named
+from troupellm.models.chat_parsers.catalog import AUTO, TOOL_PARSERS, chat_syntax_named, choose
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.chat_template.template_process import TemplateProcesses
 
@@ -48,8 +48,8 @@ def test_a_rendered_call_is_read_back(shape: str, processes: TemplateProcesses):
     whole = template.render([*ASK, turn, *behind], tools=[SEND], add_generation_prompt=False)
     shared = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
     text = whole[shared : whole.rindex("done")]
-    dialect = dialect_named(*names)
-    found = read_in_all_cuts(dialect, text, TOOLS, start="answer" if dialect.channels is None else "free")
+    chat_syntax = chat_syntax_named(*names)
+    found = read_in_all_cuts(chat_syntax, text, TOOLS, start="answer" if chat_syntax.channels is None else "free")
     assert [(name, json.loads(arguments)) for name, arguments in found.calls][:1] == [("send", {"text": "a 'b' <c>"})]
     assert found.whole
 
@@ -61,8 +61,8 @@ def test_a_template_that_renders_such_calls_has_a_parser_that_reads_them(written
     calls = written.calls([("get_weather", {"city": "Paris"})])
     template = f"{thinks}{''.join(written.wraps)}{calls}"
     kinds = {"hunyuan_a13b": "hunyuan", "hy_v4": "hy_v4", "ling3": "bailing_moe", "minicpm5": "minicpm"}
-    chosen, thoughts = choose(AUTO, AUTO, kinds.get(written.parser, ""), template)
+    chosen, reasoning = choose(AUTO, AUTO, kinds.get(written.parser, ""), template)
     assert chosen in TOOL_PARSERS
-    found = read_in_all_cuts(dialect_named(chosen, thoughts, written.suffix), calls, TOOLS, start="free")
-    if thoughts not in ("minimax_m2", "step3"):  # whose answers begin with thoughts
+    found = read_in_all_cuts(chat_syntax_named(chosen, reasoning, written.suffix), calls, TOOLS, start="free")
+    if reasoning not in ("minimax_m2", "step3"):  # whose answers begin with thoughts
         assert [name for name, _ in found.calls] == ["get_weather"]

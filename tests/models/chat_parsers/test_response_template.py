@@ -9,9 +9,9 @@ from cut_texts import read_in_all_cuts
 from recorded_dialects import TOOLS
 from tiny_model import write_tiny_model
 
-from troupellm.models.chat_parsers.catalog import HF, dialect_named
+from troupellm.models.chat_parsers.catalog import HF, chat_syntax_named
 from troupellm.models.chat_parsers.response_template import compiled
-from troupellm.models.chat_parsers.served_parser import speaker_of
+from troupellm.models.chat_parsers.served_parser import chat_format_of
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import ModelConfig
@@ -85,7 +85,7 @@ def spec_of(fields: dict[str, Any]) -> dict[str, Any]:
 def test_answers_are_read_as_the_template_says(
     fields: dict[str, Any], text: str, content: str | None, reasoning: str | None
 ):
-    found = read_in_all_cuts(dialect_named(HF, HF, own=compiled(spec_of(fields))), text, TOOLS)
+    found = read_in_all_cuts(chat_syntax_named(HF, HF, own=compiled(spec_of(fields))), text, TOOLS)
     assert [(name, json.loads(arguments)) for name, arguments in found.calls] == [PARIS]
     assert (found.content, found.reasoning) == (content, reasoning)
 
@@ -109,7 +109,7 @@ def test_a_template_that_is_not_made_of_marks_is_refused(fields: dict[str, Any],
 
 def test_a_tokenizer_without_a_template_has_no_such_parser():
     with pytest.raises(ConfigError, match="no response_template"):
-        dialect_named(HF, "none")
+        chat_syntax_named(HF, "none")
 
 
 @pytest.mark.parametrize("names", [{"tool_call_parser": "hf", "reasoning_parser": "hf"}, {}])
@@ -118,11 +118,11 @@ def test_a_model_folder_brings_its_template(tmp_path: Path, names: dict[str, str
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
     path.write_text(json.dumps(settings | {"response_template": spec_of(SMOL)}), encoding="utf-8")
-    speaker = speaker_of(
+    chat_format = chat_format_of(
         ModelConfig(model=str(folder), **names), Tokenizer.load(folder), ChatTemplate.load(folder, None), folder
     )
-    assert speaker.dialect.calls is not None
-    assert speaker.dialect.thinking is not None
+    assert chat_format.chat_syntax.calls is not None
+    assert chat_format.chat_syntax.thinking is not None
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_a_template_that_cannot_be_used_stops_only_those_that_ask_for_it(
     settings = json.loads(path.read_text("utf-8"))
     path.write_text(json.dumps(settings | {"response_template": spec_of(fields)}), encoding="utf-8")
     tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder, None)
-    assert speaker_of(ModelConfig(model=str(folder)), tokenizer, template, folder).dialect.calls is None
+    assert chat_format_of(ModelConfig(model=str(folder)), tokenizer, template, folder).chat_syntax.calls is None
     assert caplog.text.count("response_template is not used") == 1
     with pytest.raises(ConfigError):
-        speaker_of(ModelConfig(model=str(folder), tool_call_parser=HF), tokenizer, template, folder)
+        chat_format_of(ModelConfig(model=str(folder), tool_call_parser=HF), tokenizer, template, folder)
 
 
 def test_marks_with_a_suffix_are_found_in_the_vocabulary(tmp_path: Path):
@@ -152,7 +152,7 @@ def test_marks_with_a_suffix_are_found_in_the_vocabulary(tmp_path: Path):
     settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
     path.write_text(json.dumps(settings | {"token_suffix": ":open"}), encoding="utf-8")
     names = {"tool_call_parser": "hy_v3", "reasoning_parser": "hy_v3"}
-    speaker = speaker_of(
+    chat_format = chat_format_of(
         ModelConfig(model=str(folder), **names), Tokenizer.load(folder), ChatTemplate.load(folder, None), folder
     )
-    assert speaker.dialect.thinking.opens == ("<think:open>",)
+    assert chat_format.chat_syntax.thinking.opens == ("<think:open>",)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from troupellm.models.chat_parsers.json_text import MOST_NESTED, JsonScanner
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.python_literals import to_json
 from troupellm.models.chat_parsers.values import value_text
 
@@ -118,7 +118,7 @@ TOOL = {
     ],
 )
 def test_a_value_without_quotes_is_what_its_schema_says(key: str, text: str, value: object):
-    assert json.loads(value_text(text, Offer([TOOL]).types("f", key))) == value
+    assert json.loads(value_text(text, OfferedTools([TOOL]).types("f", key))) == value
 
 
 @given(value=VALUES, tail=st.sampled_from(["", " ", ",", "}", "]", "\n</tool_call>", ' {"a": 1}']))

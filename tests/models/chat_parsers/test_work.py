@@ -10,9 +10,9 @@ from recorded_dialects import TOOLS
 from written_formats import DISTINCT_PARSERS
 
 from troupellm.models.chat_parsers import python_calls
-from troupellm.models.chat_parsers.catalog import dialect_named
+from troupellm.models.chat_parsers.catalog import chat_syntax_named
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.until_marker import MOST_SPACES
 
@@ -48,8 +48,8 @@ def nasty(name: str) -> str:
 
 
 def parser_of(name: str) -> Parser:
-    plan = plan_of(dialect_named(name, "none"))
-    return Parser(plan, offer=Offer(TOOLS), new_id=lambda number, function: f"{function}-{number}")
+    plan = plan_of(chat_syntax_named(name, "none"))
+    return Parser(plan, offered_tools=OfferedTools(TOOLS), new_id=lambda number, function: f"{function}-{number}")
 
 
 def read(parser: Parser, text: str, size: int) -> int:

@@ -14,7 +14,7 @@ from tests.support.plan_script import plain
 from troupellm.models.gpu.device import CpuDevice, CpuEvent, Event, Graph
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN
 from troupellm.protocol.errors import GraphCaptureError
 
 

@@ -15,9 +15,9 @@ from troupellm.kernels.sampling.adjust import penalize, tally, unpacked
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.gpu.device import CpuDevice
 from troupellm.models.gpu.logprobs import NOTHING
-from troupellm.models.gpu.penalties import PenaltyColumns, penalize_rows
+from troupellm.models.gpu.penalties import PenaltyTensors, penalize_rows
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.gpu.sampling_columns import ELSEWHERE, SamplingColumns, kind_of
+from troupellm.models.gpu.sampling_tensors import ELSEWHERE, SamplingTensors, kind_of
 from troupellm.models.sampling.row_options import RowOptions
 from troupellm.protocol.messages.worker import RowChange, SamplingState, StepPlan
 
@@ -76,7 +76,7 @@ def test_a_row_with_penalties_whose_logits_are_no_numbers_fails_alone(llama: Pai
     """A penalty would make a finite number of an infinite one."""
     logits = torch.zeros(3, 40)
     logits[1, 5], logits[2, 6] = torch.inf, torch.nan
-    columns = PenaltyColumns()
+    columns = PenaltyTensors()
     for slot in range(3):
         columns.put(slot, options(repetition_penalty=1.5))
     there = torch.from_numpy(columns.of(np.arange(3), np.array([8, 8, 8])))
@@ -149,7 +149,7 @@ def options(**state: Any) -> RowOptions:
 )
 def test_what_more_is_asked_about_tokens_is_computed_elsewhere(state: dict[str, Any]) -> None:
     assert kind_of(options(**state)) == ELSEWHERE
-    columns = SamplingColumns()
+    columns = SamplingTensors()
     columns.put(0, options(**state))
     assert columns.told[0] == NOTHING
 
@@ -166,7 +166,7 @@ def test_what_is_said_is_counted() -> None:
 
 
 def test_columns_hold_what_penalties_are_told() -> None:
-    columns = PenaltyColumns()
+    columns = PenaltyTensors()
     columns.put(20, options(presence_penalty=0.5))
     columns.put(3, options())
     embedded = RowOptions(SamplingState(repetition_penalty=0.0), torch.zeros(7, dtype=torch.int32), 40, known=False)
@@ -183,7 +183,7 @@ def test_columns_hold_what_penalties_are_told() -> None:
 
 def test_penalties_of_a_step_are_those_of_each_row() -> None:
     generator = torch.Generator().manual_seed(1)
-    logits, columns = torch.randn(3, 40, generator=generator), PenaltyColumns()
+    logits, columns = torch.randn(3, 40, generator=generator), PenaltyTensors()
     for slot in range(3):
         columns.put(slot, options(repetition_penalty=1.5, frequency_penalty=0.25 * (slot == 2)))
     columns.put(1, options())

@@ -29,16 +29,16 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A GPU's products on a CPU; how many rows each of them has put into eight bits by itself."""
     rows: list[int] = []
 
-    def of_codes(self: EightBitProduct, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    def of_quantized(self: EightBitProduct, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         weight = self.values.double() * self.scale.double()[:, None]
         return (codes.double() * scale.double()[:, None] @ weight.t()).to(dtype)
 
-    def counted(x: Tensor, dtype: torch.dtype, made: Any = act_quant.row_codes) -> tuple[Tensor, Tensor]:
+    def counted(x: Tensor, dtype: torch.dtype, made: Any = act_quant.quantize_activation) -> tuple[Tensor, Tensor]:
         rows.append(x.shape[0])
         return made(x, dtype)
 
-    monkeypatch.setattr(EightBitProduct, "of_codes", of_codes)
-    monkeypatch.setattr(act_quant, "row_codes", counted)
+    monkeypatch.setattr(EightBitProduct, "of_quantized", of_quantized)
+    monkeypatch.setattr(act_quant, "quantize_activation", counted)
     monkeypatch.setattr(
         linear, "fast_product",
         lambda weight, bias: EightBitProduct(weight.values, weight.scale, bias, batch_invariant=False),
@@ -70,7 +70,7 @@ def test_the_same_numbers_without_a_launch_of_their_own(
     few = len(coded)
     coded.clear()
     for part in (attention, feed_forward):
-        monkeypatch.setattr(part, "code_type", lambda packed: None)
+        monkeypatch.setattr(part, "activation_dtype", lambda packed: None)
     apart = said(config)
     assert together.logprobs == apart.logprobs
     assert together == apart
@@ -79,4 +79,4 @@ def test_the_same_numbers_without_a_launch_of_their_own(
 
 
 def test_products_that_take_no_codes_are_given_none() -> None:
-    assert linear.code_type(linear.pack(torch.randn(4, 6))) is None
+    assert linear.activation_dtype(linear.pack(torch.randn(4, 6))) is None

@@ -80,22 +80,22 @@ def test_any_number_of_assigned_slots() -> None:
 
 def test_products_of_any_number_of_rows() -> None:
     """One for each number of rows of a tile; of codes also with sums in pieces and without."""
-    from troupellm.kernels.quantized_linear.packed_codes import Coded
-    from troupellm.kernels.quantized_linear.triton_linear import coded_linear, eight_bit_product
+    from troupellm.kernels.quantized_linear.packed_weights import PackedWeight
+    from troupellm.kernels.quantized_linear.triton_linear import eight_bit_product, packed_linear
 
     with absent_gpu() as launches:
         int8 = torch.int8
-        weight = Coded(numbers(640, 512, dtype=torch.uint8), "int8", numbers(640, 4, dtype=torch.float32))
+        weight = PackedWeight(numbers(640, 512, dtype=torch.uint8), "int8", numbers(640, 4, dtype=torch.float32))
         for rows in range(1, 513):
             scale = numbers(rows, dtype=torch.float32)
             eight_bit_product(
                 numbers(rows, 512, dtype=int8), scale, numbers(640, 512, dtype=int8),
                 numbers(640, dtype=torch.float32), None, torch.bfloat16,
             )  # fmt: skip
-            coded_linear(numbers(rows, 512, dtype=torch.bfloat16), weight, None)
+            packed_linear(numbers(rows, 512, dtype=torch.bfloat16), weight, None)
     found = {name: len(each) for name, each in keys(launches).items()}
     assert found["eight_bit_kernel"] == 4
-    assert found["coded_kernel"] <= 8
+    assert found["packed_kernel"] <= 8
     assert found["sum_kernel"] == 1
 
 
@@ -125,7 +125,7 @@ Serve = Callable[[str], tuple[CudaRunner, list[Launch], EngineConfig]]
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """A model's runner that was warmed up, and what that has launched."""
-    monkeypatch.setattr("troupellm.kernels.quantized_linear.packed_codes.Coded.base", 0)
+    monkeypatch.setattr("troupellm.kernels.quantized_linear.packed_weights.PackedWeight.base", 0)
     opened = list[Any]()
 
     def made(name: str) -> tuple[CudaRunner, list[Launch], EngineConfig]:

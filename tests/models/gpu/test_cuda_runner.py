@@ -15,7 +15,7 @@ from troupellm.models.batch.row_drafts import DraftError, Drafts
 from troupellm.models.batch.row_table import PlanError
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.proposers.base import ProposalBatch
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
@@ -238,7 +238,7 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
         (tuple(prompts[row]), options[row].get("seed", 0), 0): alone.tokens[row][len(prompts[row]) :]
         for row in range(4)
     }
-    proposer = ScriptedProposer(truth, vocab, right=right, taps=Taps(last=True))
+    proposer = ScriptedProposer(truth, vocab, right=right, aux_hidden_states=AuxHiddenStates(last=True))
     runner = device_runner(llama, sizes, speculation=speculation(proposer, vocab, most=5))
     replayed = []
     verify = runner.graphs.verify
@@ -254,7 +254,7 @@ def test_rows_with_drafts_say_what_they_say_without(llama: Pair, right: float, s
     written = runner.cache.storage.isnan().flatten(3).logical_not().any(-1).any(0).any(0).nonzero()
     pads = {NUM_BLOCKS} if sizes else set()
     assert set(written.flatten().tolist()) - runner.rows.held_blocks() == pads
-    growing = ScriptedProposer(truth, vocab, right=right, branches=2, taps=Taps(last=True))
+    growing = ScriptedProposer(truth, vocab, right=right, branches=2, aux_hidden_states=AuxHiddenStates(last=True))
     grown = host(device_runner(llama, sizes, speculation=speculation(growing, vocab)), 5)
     for row, prompt in enumerate(prompts):
         assert grown.tokens[row][: len(prompt) + 20] == alone.tokens[row][: len(prompt) + 20]
@@ -269,7 +269,7 @@ def test_rows_of_a_window_with_as_many_drafts_each(tmp_path: Path, family: str) 
     vocab, texts = pair.config.vocab_size, []
     runner: ModelRunner
     for on_device in (False, True):
-        given = speculation(Steady({}, vocab, taps=Taps(layers=(0,))), vocab, most=3)
+        given = speculation(Steady({}, vocab, aux_hidden_states=AuxHiddenStates(layers=(0,))), vocab, most=3)
         if on_device:
             runner = device_runner(pair, (4,), speculation=given)
         else:

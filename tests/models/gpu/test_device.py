@@ -11,7 +11,7 @@ import torch
 from troupellm.models.gpu import device
 from troupellm.models.gpu.device import CudaDevice, empty_cache
 from troupellm.models.kv_offload.gpu_mover import CudaMover
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 
 
 class Recorded:
@@ -87,7 +87,7 @@ def test_no_block_is_moved_on_the_stream_of_a_capture(monkeypatch: pytest.Monkey
     cuda = Recorded(monkeypatch)
     CudaDevice().capture(lambda: None)
     cache: Any = SimpleNamespace(storages=[], storage=SimpleNamespace(device=torch.device("cuda", 0)))
-    mover = CudaMover(cache, HostArena(1, 1))
+    mover = CudaMover(cache, HostBuffer(1, 1))
     assert ("on", mover._stream) not in cuda.calls
 
 

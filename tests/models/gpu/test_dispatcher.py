@@ -3,7 +3,7 @@
 import pytest
 
 from troupellm.models.gpu.graph_dispatch import BatchDescriptor, Dispatcher, GraphKey, default_sizes
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN, GREEDY
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN, GREEDY
 
 
 def decode(requests: int) -> BatchDescriptor:

@@ -69,7 +69,7 @@ def test_what_has_tiles_of_its_own_is_not_cut(
     quantize: Callable[[Tensor], Any], products: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same for any number of rows, in one launch."""
-    monkeypatch.setattr("troupellm.kernels.quantized_linear.packed_codes.Coded.base", 0)
+    monkeypatch.setattr("troupellm.kernels.quantized_linear.packed_weights.PackedWeight.base", 0)
     weight, blocks = quantize(torch.randn(96, 256)), set[int]()
     for rows in (1, 40, 200):
         with absent_gpu(answer=False) as launches, batch_invariant():

@@ -57,8 +57,8 @@ def test_what_graphs_write_to_is_planned(home: Path, method: str) -> None:
     graphs, angles = runner.graphs, runner.decoder.angle_table
     assert angles is not None
     assert graphs._logits.shape[0] == (8 if not method else 32)
-    assert (graphs._tapped.nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
-    kept = sum(part.nbytes for part in (graphs._logits, graphs._tapped, graphs.columns, angles))
+    assert (graphs._aux_layers.nbytes > 0) == (method in ("eagle", "eagle3", "medusa"))
+    kept = sum(part.nbytes for part in (graphs._logits, graphs._aux_layers, graphs.columns, angles))
     drawing = 0 if method else 8 * row_bytes(runner.decoder.config.vocab_size)
     assert planned - eager == kept + drawing
 

@@ -11,13 +11,13 @@ from troupellm.kernels.sampling.noise import token_codes
 from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.models.gpu.batch import triton_planner
 from troupellm.models.gpu.graph_dispatch import GraphKey
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN, WIDTH, choose
-from troupellm.models.layers.taps import Taps
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN, WIDTH, choose
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 
 QWEN3 = msgspec.structs.replace(PLAIN, qk_norm="head")
 GREEDY, DRAWING, CUTTING = GraphKey(ROWS), GraphKey(ROWS, kind=DRAWN), GraphKey(ROWS, kind=CUT)
 VERIFYING = GraphKey(1, queries=ROWS)
-TAPS = Taps(last=True)
+TAPS = AuxHiddenStates(last=True)
 
 
 def launched(config: DecoderConfig, pairs: int, key: GraphKey) -> list[str]:

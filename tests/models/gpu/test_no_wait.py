@@ -11,8 +11,8 @@ from troupellm.models.gpu.batch import DeviceSpans
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.logprobs import pairs
 from troupellm.models.gpu.penalties import FACTORS, penalize_rows
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN, GREEDY, WIDTH, choose
-from troupellm.models.layers.taps import Taps
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN, GREEDY, WIDTH, choose
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 
 
 @pytest.fixture(params=[PLAIN, VARIED], ids=["plain", "varied"])
@@ -29,8 +29,10 @@ def test_a_decode_step(config: DecoderConfig, kind: int) -> None:
 
 
 def test_a_step_that_verifies(config: DecoderConfig) -> None:
-    taps = Taps(last=True)
-    absent(config, plan_tensors, taps).graphs.verified(GraphKey(1, queries=ROWS), numbers(WIDTH, 1), taps)
+    aux_hidden_states = AuxHiddenStates(last=True)
+    absent(config, plan_tensors, aux_hidden_states).graphs.verified(
+        GraphKey(1, queries=ROWS), numbers(WIDTH, 1), aux_hidden_states
+    )
 
 
 def test_a_mixed_step(config: DecoderConfig) -> None:

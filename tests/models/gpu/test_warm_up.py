@@ -14,7 +14,7 @@ from troupellm.models.gpu import placement, warm_up
 from troupellm.models.gpu.cuda_graphs import DecodeGraphs
 from troupellm.models.gpu.graph_dispatch import Dispatcher, GraphKey
 from troupellm.models.gpu.runner import CudaRunner
-from troupellm.models.gpu.sampling_columns import CUT, DRAWN
+from troupellm.models.gpu.sampling_tensors import CUT, DRAWN
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, StepPlan, WorkerReady

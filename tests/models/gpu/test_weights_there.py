@@ -13,7 +13,7 @@ from troupellm.kernels.fused_moe.stacked import stack
 from troupellm.kernels.linear import linear, pack
 from troupellm.kernels.quantized_linear import Fp8, GgufBlocks, GgufMixture, Int4Group, Mx, QuantizedWeight, merge
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS
-from troupellm.kernels.quantized_linear.packed_codes import Coded
+from troupellm.kernels.quantized_linear.packed_weights import PackedWeight
 from troupellm.models.load.to_device import moved
 
 pytest.importorskip("triton")
@@ -30,7 +30,7 @@ ALL: dict[str, QuantizedWeight] = {
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of four bits lie on the host, which is not asked here either."""
-    monkeypatch.setattr(Coded, "base", 0)
+    monkeypatch.setattr(PackedWeight, "base", 0)
 
 
 def there(*tensors: Tensor) -> bool:

@@ -11,10 +11,10 @@ import pytest
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, content, key
 from troupellm.models.kv_connectors import plugin
 from troupellm.models.kv_connectors.plugin import PlugInStore
-from troupellm.models.kv_connectors.sealed_block import Seal
+from troupellm.models.kv_connectors.sealed_block import BlockSignature
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss, StoreUse
 
-SEAL = Seal(SECRET, FINGERPRINT, BLOCK)
+SEAL = BlockSignature(SECRET, FINGERPRINT, BLOCK)
 
 
 class Kept(BlockStore):
@@ -86,11 +86,11 @@ def test_blocks_leave_sealed_and_come_back_as_they_were(store: PlugInStore, kept
 
 
 def of_another_secret(frames: dict[bytes, bytes]) -> bytes:
-    return Seal(b"j" * 32, FINGERPRINT, BLOCK).header(key(0), content(0)) + content(0)
+    return BlockSignature(b"j" * 32, FINGERPRINT, BLOCK).header(key(0), content(0)) + content(0)
 
 
 def of_another_model(frames: dict[bytes, bytes]) -> bytes:
-    return Seal(SECRET, b"n" * 32, BLOCK).header(key(0), content(0)) + content(0)
+    return BlockSignature(SECRET, b"n" * 32, BLOCK).header(key(0), content(0)) + content(0)
 
 
 def damaged(frames: dict[bytes, bytes]) -> bytes:

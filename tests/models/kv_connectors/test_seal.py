@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, Seal
+from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES, BlockSignature
 from troupellm.models.kv_offload.store import StoreCorrupt
 
 DATA = bytes(range(256)) * 2
-SEAL = Seal(b"k" * 32, b"f" * 32, len(DATA))
+SEAL = BlockSignature(b"k" * 32, b"f" * 32, len(DATA))
 
 
 def test_what_was_sealed_is_accepted() -> None:
@@ -31,11 +31,11 @@ def test_every_changed_bit_shows() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Seal(b"j" * 32, b"f" * 32, len(DATA)),  # another secret
-        Seal(b"k" * 32, b"g" * 32, len(DATA)),  # another model
+        BlockSignature(b"j" * 32, b"f" * 32, len(DATA)),  # another secret
+        BlockSignature(b"k" * 32, b"g" * 32, len(DATA)),  # another model
     ],
 )
-def test_strangers_seals_are_refused(other: Seal) -> None:
+def test_strangers_seals_are_refused(other: BlockSignature) -> None:
     with pytest.raises(StoreCorrupt):
         SEAL.check(b"key", other.header(b"key", DATA), DATA)
 
@@ -58,4 +58,4 @@ def test_wrong_sizes_are_the_callers_fault() -> None:
     with pytest.raises(ValueError, match="block"):
         SEAL.header(b"key", DATA[1:])
     with pytest.raises(ValueError, match="fingerprint"):
-        Seal(b"k" * 32, b"f" * 31, 16)
+        BlockSignature(b"k" * 32, b"f" * 31, 16)

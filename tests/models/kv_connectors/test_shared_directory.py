@@ -336,13 +336,13 @@ def test_what_is_put_while_another_engine_resets_is_forgotten(
 ) -> None:
     one, other = connect(NAME, {"path": str(tmp_path)}), connect(NAME, {"path": str(tmp_path)})
     one.probe()
-    header = one._seal.header
+    header = one._signature.header
 
     def late(*what: object) -> bytes:
         other.reset()
         return header(*what)
 
-    monkeypatch.setattr(one._seal, "header", late)
+    monkeypatch.setattr(one._signature, "header", late)
     one.put(key(0), memoryview(content(0)))
     assert one.contains([key(0)]) == other.contains([key(0)]) == 0
 

@@ -12,13 +12,13 @@ import pytest
 from tests.models.kv_connectors.conftest import BLOCK, FINGERPRINT, SECRET, Open, content, key
 from troupellm.models.hub.secret import derived_key
 from troupellm.models.kv_connectors import tcp_wire
-from troupellm.models.kv_connectors.sealed_block import Seal
+from troupellm.models.kv_connectors.sealed_block import BlockSignature
 from troupellm.models.kv_connectors.tcp_peer import NAME, TcpPeer
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
 
 HANDSHAKE = derived_key(SECRET, f"{NAME} handshake")
-SEAL = Seal(derived_key(SECRET, "sealed KV blocks"), FINGERPRINT, BLOCK)
+SEAL = BlockSignature(derived_key(SECRET, "sealed KV blocks"), FINGERPRINT, BLOCK)
 Answer = Callable[[socket.socket, int, list[bytes]], None]
 
 
@@ -204,7 +204,7 @@ def test_a_lie_about_what_it_has_is_an_error(connect: Open, impostor: Callable[.
     [
         SEAL.header(key(1), content(1)) + content(1),  # another block
         SEAL.header(key(0), content(0)) + content(1),  # another content
-        Seal(b"x" * 32, FINGERPRINT, BLOCK).header(key(0), content(0)) + content(0),  # forged
+        BlockSignature(b"x" * 32, FINGERPRINT, BLOCK).header(key(0), content(0)) + content(0),  # forged
         bytes(SEAL.frame_bytes),
     ],
 )

@@ -111,8 +111,8 @@ def test_a_connection_that_ends_meanwhile_costs_another_question(consumer: TcpPe
 
 
 def test_a_block_that_has_gone_meanwhile_is_a_miss_and_the_next_ones_come(consumer: TcpPeer, producer: TcpPeer) -> None:
-    assert producer._shelf is not None
-    del producer._shelf._blocks[key(2)]
+    assert producer._served is not None
+    del producer._served._blocks[key(2)]
     assert read(consumer, 1) == content(1)
     with pytest.raises(StoreMiss):
         read(consumer, 2)

@@ -50,14 +50,14 @@ def test_a_peer_that_was_away_is_reset_before_it_is_asked(
 def test_what_is_being_put_while_the_shelf_is_cleared_is_forgotten(
     producer: TcpPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf = producer._shelf
-    assert shelf is not None
-    header = shelf._seal.header
+    block_lru = producer._served
+    assert block_lru is not None
+    header = block_lru._signature.header
 
     def late(*what: Any) -> bytes:
-        shelf.clear()
+        block_lru.clear()
         return header(*what)
 
-    monkeypatch.setattr(shelf._seal, "header", late)
+    monkeypatch.setattr(block_lru._signature, "header", late)
     producer.put(key(20), memoryview(content(20)))
     assert producer.use().blocks == 0

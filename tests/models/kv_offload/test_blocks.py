@@ -12,7 +12,7 @@ from troupellm.models.config.decoder_config import DecoderConfig, MlaConfig
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.models.kv_offload.block_copy import MemoryMover, Move, block_views, bytes_of_block
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 from troupellm.models.memory.plan import block_bytes
 
 BLOCKS, SIZE = 9, 4
@@ -56,8 +56,8 @@ def test_a_block_comes_back_whole(plain: DecoderConfig, kind: str, dtype: torch.
     cache = filled(config, dtype, drafter)
     size = block_bytes(config, SIZE, dtype) + (0 if drafter is None else block_bytes(drafter, SIZE, dtype))
     assert bytes_of_block(cache) == size
-    arena = HostArena(4, size)
-    mover = MemoryMover(cache, arena)
+    host_buffer = HostBuffer(4, size)
+    mover = MemoryMover(cache, host_buffer)
     before = [everything(cache, block) for block in range(BLOCKS)]
     assert any(not torch.equal(one, other) for one, other in zip(before[2], before[6], strict=True))
     mover.begin_stores([2, 6])
@@ -73,7 +73,7 @@ def test_a_block_comes_back_whole(plain: DecoderConfig, kind: str, dtype: torch.
 
 def test_a_failed_store_holds_nobody_up(plain: DecoderConfig) -> None:
     cache = filled(plain, torch.float32, None)
-    mover = MemoryMover(cache, HostArena(2, bytes_of_block(cache)))
+    mover = MemoryMover(cache, HostBuffer(2, bytes_of_block(cache)))
     mover.begin_stores([1, 2, 1])
     with pytest.raises(IndexError):
         mover.store(None, [Move(0, 1, 0), Move(1, 2, 7), Move(2, 1, 1)])
@@ -82,11 +82,11 @@ def test_a_failed_store_holds_nobody_up(plain: DecoderConfig) -> None:
 
 
 def test_the_arena_gives_its_memory_back(tmp_path: Path) -> None:
-    arena = HostArena(3, 100)
-    arena[1][:] = 7
-    assert arena.tensor(1).tolist() == [7] * 100
-    arena.release()
+    host_buffer = HostBuffer(3, 100)
+    host_buffer[1][:] = 7
+    assert host_buffer.tensor(1).tolist() == [7] * 100
+    host_buffer.release()
     with pytest.raises(IndexError):
-        arena[1]
-    arena.reserve()
-    assert arena[2].shape == (100,)
+        host_buffer[1]
+    host_buffer.reserve()
+    assert host_buffer[2].shape == (100,)

@@ -13,7 +13,7 @@ from troupellm.models.families.registry import describe_decoder
 from troupellm.models.kv_offload import gpu_mover
 from troupellm.models.kv_offload.block_copy import Move, block_views, bytes_of_block
 from troupellm.models.kv_offload.gpu_mover import MOST_BLOCKS, PIECE, CudaMover
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 from troupellm.models.kv_offload.host_tier import BATCH
 from troupellm.protocol.messages.kv_transfers import STORES
 
@@ -46,8 +46,8 @@ def cache(tmp_path: Path) -> KVCache:
 
 def test_blocks_come_back_whole_and_copies_on_the_device_go_as_they_are_stored(cuda: None, cache: KVCache) -> None:
     size = bytes_of_block(cache)
-    arena = HostArena(STORES, size)
-    mover = CudaMover(cache, arena)
+    host_buffer = HostBuffer(STORES, size)
+    mover = CudaMover(cache, host_buffer)
     blocks = list(range(STORES, 0, -1))
     begun = mover.begin_stores(blocks)
     assert held(begun) == STORES * size
@@ -77,7 +77,7 @@ def test_a_gather_leaves_nothing_beside_what_it_gives(
         return found
 
     monkeypatch.setattr(torch.Tensor, "index_select", watched)
-    begun = CudaMover(cache, HostArena(1, 1)).begin_stores(range(PIECE + 1))
+    begun = CudaMover(cache, HostBuffer(1, 1)).begin_stores(range(PIECE + 1))
     assert made == held(begun) == (PIECE + 1) * bytes_of_block(cache)
 
 
@@ -98,8 +98,8 @@ def test_what_was_begun_is_done_before_a_failure_is_told(
     def note() -> None:
         waits.append(len(copies))
 
-    arena = HostArena(2, bytes_of_block(cache))
-    mover = CudaMover(cache, arena)
+    host_buffer = HostBuffer(2, bytes_of_block(cache))
+    mover = CudaMover(cache, host_buffer)
     begun = mover.begin_stores([1, 2])
     monkeypatch.setattr(torch.Tensor, "copy_", failing)
     monkeypatch.setattr(torch.cuda.Event(), "synchronize", note)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from troupellm.models.kv_offload import pinning
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 from troupellm.protocol.errors import ConfigError
 
 
@@ -53,36 +53,36 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def test_exactly_what_is_asked_for_is_pinned_until_it_is_given_back(cuda: Recorded) -> None:
-    arena = HostArena(3, 100, pinned=True)
-    assert cuda.pinned == {arena.tensor(0).data_ptr(): 300}
-    arena[1][:] = 7
-    arena.release()
+    host_buffer = HostBuffer(3, 100, pinned=True)
+    assert cuda.pinned == {host_buffer.tensor(0).data_ptr(): 300}
+    host_buffer[1][:] = 7
+    host_buffer.release()
     assert not cuda.pinned
-    arena.release()
-    arena.reserve()
-    assert cuda.pinned == {arena.tensor(0).data_ptr(): 300}
-    del arena  # as an owner that cannot use it does
+    host_buffer.release()
+    host_buffer.reserve()
+    assert cuda.pinned == {host_buffer.tensor(0).data_ptr(): 300}
+    del host_buffer  # as an owner that cannot use it does
     assert not cuda.pinned
 
 
 def test_a_processor_pins_nothing(cuda: Recorded) -> None:
-    HostArena(3, 100).release()
+    HostBuffer(3, 100).release()
     assert not cuda.pinned
 
 
 def test_memory_that_cannot_be_pinned_is_refused(cuda: Recorded) -> None:
     cuda.code = 2
     with pytest.raises(ConfigError, match=r"300 bytes of memory cannot be pinned \(CUDA error 2\)") as caught:
-        HostArena(3, 100, pinned=True)
+        HostBuffer(3, 100, pinned=True)
     assert caught.value.param == "kv_offloading_size"
     assert not cuda.pinned
     cuda.launch(1.0)  # does not fail
 
 
 def test_memory_that_stays_pinned_goes_to_nobody_else(cuda: Recorded, caplog: pytest.LogCaptureFixture) -> None:
-    arena = HostArena(3, 100, pinned=True)
+    host_buffer = HostBuffer(3, 100, pinned=True)
     cuda.code = 700
-    arena.release()
+    host_buffer.release()
     assert [memory.nbytes for memory in pinning._STUCK] == [300]
     assert "300 bytes of memory stay taken" in caplog.text
     cuda.launch(1.0)  # does not fail

@@ -10,7 +10,7 @@ from transfers import Driver, move
 
 from troupellm.models.kv_offload import operations, store_tier
 from troupellm.models.kv_offload.block_copy import BlockMover
-from troupellm.models.kv_offload.host_memory import HostArena
+from troupellm.models.kv_offload.host_memory import HostBuffer
 from troupellm.models.kv_offload.store import BlockStore, StoreCorrupt, StoreError, StoreMiss
 from troupellm.models.kv_offload.transfers import TransferEngine
 
@@ -22,9 +22,9 @@ class ArrayMover(BlockMover):
 
     is_storing = False
 
-    def __init__(self, arena: HostArena) -> None:
+    def __init__(self, host_buffer: HostBuffer) -> None:
         self.blocks = np.zeros((BLOCKS, SIZE), np.uint8)
-        self._arena = arena
+        self._host_buffer = host_buffer
         self.broken = False
 
     def begin_stores(self, blocks: Sequence[int]) -> dict[int, np.ndarray]:
@@ -34,7 +34,7 @@ class ArrayMover(BlockMover):
         if self.broken:
             raise RuntimeError("copies fail")
         for each in moves:
-            self._arena[each.place][:] = begun[each.block]
+            self._host_buffer[each.place][:] = begun[each.block]
 
     def forget(self, block: int) -> None:
         """Nothing is kept."""
@@ -44,7 +44,7 @@ class ArrayMover(BlockMover):
 
     def load(self, moves: Sequence[object]) -> None:
         for each in moves:
-            self.blocks[each.block] = self._arena[each.place]
+            self.blocks[each.block] = self._host_buffer[each.place]
 
 
 class DictStore(BlockStore):
@@ -88,12 +88,12 @@ class DictStore(BlockStore):
 
 class Bench:
     def __init__(self) -> None:
-        self.arena = HostArena(PLACES, SIZE)
-        self.mover, self.store = ArrayMover(self.arena), DictStore()
-        self.engine = TransferEngine(self.mover, self.arena, [self.store], num_blocks=BLOCKS, timeout=60.0)
+        self.host_buffer = HostBuffer(PLACES, SIZE)
+        self.mover, self.store = ArrayMover(self.host_buffer), DictStore()
+        self.engine = TransferEngine(self.mover, self.host_buffer, [self.store], num_blocks=BLOCKS, timeout=60.0)
         self.driver = Driver(self.engine)
         for place in range(PLACES):  # it may be memory that another arena has left
-            self.arena[place][:] = 0
+            self.host_buffer[place][:] = 0
 
     def hurry(self, timeout: float = 0.0) -> None:
         """From here on, and in what is under way, every operation of the store is late; or none is."""
@@ -184,7 +184,7 @@ def test_an_error_disables_the_tier_until_a_probe_goes_well(
     bench.store.trouble = lambda: None
     bench.driver.wait_for_report(1, disabled=False)
     bench.driver.ok(move("fetch", place=1, key=b"k", tier=1))
-    assert set(bench.arena[1].tolist()) == {7}
+    assert set(bench.host_buffer[1].tolist()) == {7}
 
 
 def test_a_corrupt_block_is_a_miss_and_no_error(bench: Bench) -> None:
@@ -194,15 +194,15 @@ def test_a_corrupt_block_is_a_miss_and_no_error(bench: Bench) -> None:
         raise StoreCorrupt("wrong checksum")
 
     bench.store.trouble = lie
-    before = bench.arena[1].copy()
+    before = bench.host_buffer[1].copy()
     assert bench.driver.error(move("fetch", place=1, key=b"k", tier=1)) == "corrupt"
-    assert (bench.arena[1] == before).all()
+    assert (bench.host_buffer[1] == before).all()
     assert (bench.driver.tiers[1].corrupt, bench.driver.tiers[1].disabled) == (1, "")
 
 
 def test_a_place_that_was_damaged_is_not_spread(bench: Bench) -> None:
     bench.keep(b"k", 7)
-    bench.arena[0][5] = 8
+    bench.host_buffer[0][5] = 8
     assert bench.driver.error(move("spill", place=0, key=b"l", tier=1)) == "corrupt"
     assert b"l" not in bench.store.kept
 
@@ -301,7 +301,7 @@ def test_cancelled_transfers_are_answered_once(bench: Bench) -> None:
     bench.store.trouble = lambda: None
     gate.set()
     bench.driver.ok(move("fetch", place=2, key=b"k", tier=1))
-    assert set(bench.arena[1].tolist()) != {7}
+    assert set(bench.host_buffer[1].tolist()) != {7}
 
 
 def test_what_a_plan_begins_and_gives_up_at_once_is_given_up(bench: Bench) -> None:
@@ -338,8 +338,8 @@ def test_a_store_that_does_not_begin_well_is_tried_again() -> None:
         raise StoreError("another engine uses this folder")
 
     store.trouble = fail
-    arena = HostArena(PLACES, SIZE)
-    engine = TransferEngine(ArrayMover(arena), arena, [store], num_blocks=BLOCKS, timeout=60.0)
+    host_buffer = HostBuffer(PLACES, SIZE)
+    engine = TransferEngine(ArrayMover(host_buffer), host_buffer, [store], num_blocks=BLOCKS, timeout=60.0)
     driver = Driver(engine)
     assert driver.wait_for_report(1, disabled=True).disabled == "another engine uses this folder"
     store.trouble = lambda: None
@@ -372,7 +372,7 @@ def test_resting_answers_everything(bench: Bench) -> None:
     bench.driver.step(*asked)
     inside.wait()
     bench.engine.rest()
-    bench.engine.attach(lambda arena: bench.mover)
+    bench.engine.attach(lambda host_buffer: bench.mover)
     bench.driver.step()
     assert {bench.driver.done[each.transfer].error for each in asked} == {"cancelled"}
     gate.set()

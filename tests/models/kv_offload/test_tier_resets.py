@@ -105,7 +105,7 @@ def test_a_reset_that_was_carried_out_is_owed_no_more(bench: Bench) -> None:
     bench.driver.wait_for_report(1, disabled=False)
     bench.keep(b"k", 7)
     bench.engine.rest()
-    bench.engine.attach(lambda arena: bench.mover)
+    bench.engine.attach(lambda host_buffer: bench.mover)
     bench.store.trouble = broken
     assert bench.driver.error(move("spill", place=0, key=b"l", tier=1)) == "unreachable"
     bench.store.trouble = lambda: None

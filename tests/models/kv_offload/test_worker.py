@@ -64,7 +64,7 @@ def forget(worker: ModelWorker, row: int) -> None:
 @pytest.mark.parametrize("cache", ["auto", "int8", "fp8"])
 def test_what_comes_back_is_what_left(folder: Path, cache: str, poison: str) -> None:
     worker, ready = load(folder, kv_cache_dtype=cache, poison_memory=poison, enable_prefix_caching=poison == "off")
-    assert ready.host_places == 2**20 // bytes_of_block(worker.runner.cache)
+    assert ready.host_slots == 2**20 // bytes_of_block(worker.runner.cache)
     assert ready.tiers == ()
     driver, before = Driver(worker), tuple(range(6))
     expected = generate(worker, 0, before)
@@ -128,7 +128,7 @@ def test_a_damaged_place_is_not_loaded(folder: Path) -> None:
     driver = Driver(worker)
     generate(worker, 0, tuple(range(6)))
     driver.ok(move("store", block=0, place=3))
-    worker._moves._arena[3][17] ^= 4
+    worker._moves._host_buffer[3][17] ^= 4
     storage = worker.runner.cache.storage.view(torch.uint8)
     before = storage.clone()
     assert driver.error(move("load", block=9, place=3)) == "corrupt"
@@ -147,7 +147,7 @@ def test_the_host_tier_outlives_a_light_sleep_only(folder: Path) -> None:
     driver.ok(*(move("load", block=6 + index, place=index) for index in range(FULL)))
     assert generate(worker, 1, tuple(range(6, 12)), start=len(PROMPT) - 1) == expected
     worker.command(SleepWorker(EMPTY), lambda progress: None)
-    assert worker._moves._arena._memory is None
+    assert worker._moves._host_buffer._memory is None
     worker.command(WakeWorker(), lambda progress: None)
     expected = generate(worker, 2, tuple(range(6)))
     driver.ok(*(move("store", block=block, place=block) for block in range(FULL)))
@@ -202,7 +202,7 @@ def test_numbers_are_used_once_at_a_time(folder: Path) -> None:
 
 def test_without_host_memory_transfers_are_refused(folder: Path) -> None:
     worker, ready = load(folder, kv_offloading_size=None)
-    assert ready.host_places == 0
+    assert ready.host_slots == 0
     with pytest.raises(PlanError, match="no tier to move blocks to"):
         Driver(worker).step(move("store", block=0))
     worker.close()

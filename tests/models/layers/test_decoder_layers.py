@@ -14,9 +14,9 @@ from troupellm.kernels.fused_decoder.layers import DecoderLayers
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.checkpoint.safetensors import Checkpoint
 from troupellm.models.checkpoint.weight_names import decoder_weights
+from troupellm.models.layers.aux_hidden_states import NO_AUX_HIDDEN_STATES, AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.layers.taps import NO_TAPS, Taps
 from troupellm.models.quantization.on_load import QuantizeOnLoad
 from troupellm.models.runner.runner import ModelRunner
 
@@ -44,7 +44,7 @@ def read(pair: Pair, bits: str) -> Decoder:
 
 
 def hidden_states(
-    decoder: Decoder, kind: torch.dtype, *, together: bool, taps: Taps = NO_TAPS
+    decoder: Decoder, kind: torch.dtype, *, together: bool, aux_hidden_states: AuxHiddenStates = NO_AUX_HIDDEN_STATES
 ) -> tuple[list[torch.Tensor], int]:
     """Of some prompts in pieces, with answers, and what is shown of them; and how many of the steps were one call."""
     calls, layers = 0, decoder.together
@@ -64,8 +64,8 @@ def hidden_states(
     forward = decoder.forward
 
     def recorded(batch: ForwardBatch, caches: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        if taps.wanted:
-            hidden, shown = decoder.forward_tapped(batch, caches, taps)
+        if aux_hidden_states.wanted:
+            hidden, shown = decoder.forward_with_aux(batch, caches, aux_hidden_states)
         else:
             hidden = shown = forward(batch, caches)
         seen.append(shown.clone())
@@ -105,12 +105,12 @@ def test_one_call_gives_what_many_give(family: str, bits: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("bits", ["float32", "int8"])
 def test_what_leaves_the_last_layer_is_shown_of_all_tokens(bits: str, tmp_path: Path) -> None:
-    decoder, last = read(Pair(tmp_path, FAMILIES["llama_biases"]()), bits), Taps(last=True)
-    alone, _ = hidden_states(decoder, torch.float32, together=False, taps=last)
-    found, calls = hidden_states(decoder, torch.float32, together=True, taps=last)
+    decoder, last = read(Pair(tmp_path, FAMILIES["llama_biases"]()), bits), AuxHiddenStates(last=True)
+    alone, _ = hidden_states(decoder, torch.float32, together=False, aux_hidden_states=last)
+    found, calls = hidden_states(decoder, torch.float32, together=True, aux_hidden_states=last)
     assert calls == len(found) == len(alone)
     assert all(torch.equal(got, expected) for got, expected in zip(found, alone, strict=True))
-    _, calls = hidden_states(decoder, torch.float32, together=True, taps=Taps(layers=(0,)))
+    _, calls = hidden_states(decoder, torch.float32, together=True, aux_hidden_states=AuxHiddenStates(layers=(0,)))
     assert calls == 0, "what is in between is not seen from outside"
 
 

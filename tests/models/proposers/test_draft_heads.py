@@ -46,7 +46,7 @@ def test_eagle(target: Path, tmp_path: Path, layers: int, bias: bool) -> None:
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        features = decoder.normed(bench.tapped(row.tokens[:-1]))
+        features = decoder.normed(bench.aux(row.tokens[:-1]))
 
         def step(states: torch.Tensor, tokens: list[int]) -> torch.Tensor:
             return plain_heads.eagle(weights, decoder.embedding, states, tokens, layers)
@@ -66,7 +66,7 @@ def test_eagle3(target: Path, tmp_path: Path) -> None:
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        vectors = bench.tapped(row.tokens[:-1]) @ weights["fc.weight"].T
+        vectors = bench.aux(row.tokens[:-1]) @ weights["fc.weight"].T
 
         def step(states: torch.Tensor, tokens: list[int]) -> torch.Tensor:
             return plain_heads.eagle3(weights, bench.decoder.embedding, states, tokens)
@@ -92,7 +92,7 @@ def test_medusa(target: Path, tmp_path: Path, outputs: bool) -> None:
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        feature = bench.decoder.normed(bench.tapped(row.tokens[:-1])[-1:])
+        feature = bench.decoder.normed(bench.aux(row.tokens[:-1])[-1:])
         for head, draft in enumerate(drafts):
             found = plain_heads.medusa(weights, head, 2, feature)
             scores = found @ weights[f"{head}.2.weight"].T if outputs else bench.decoder.scores(found)

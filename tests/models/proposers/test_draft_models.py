@@ -9,7 +9,7 @@ from draft_bench import DraftBench, Row, crowd, read_target
 from tiny_model import write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.memory.plan import block_bytes
 from troupellm.protocol.config.speculation import SpeculativeConfig
 from troupellm.protocol.errors import ModelLoadError
@@ -36,7 +36,7 @@ def test_drafts_are_what_the_draft_model_writes(folders: tuple[Path, Path]) -> N
         tokens = list(row.tokens)
         for draft in drafts:
             with torch.inference_mode():
-                scores = small.decoder.logits(small.tapped(tokens, Taps(last=True))[-1:])
+                scores = small.decoder.logits(small.aux(tokens, AuxHiddenStates(last=True))[-1:])
             assert draft == int(scores.argmax())
             tokens.append(draft)
 

@@ -12,7 +12,7 @@ from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, stream_key, token_codes
 from troupellm.models.batch.row_drafts import ROOT, Drafts
-from troupellm.models.layers.taps import Taps
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.proposers.draft_trees import Trees
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
@@ -78,7 +78,7 @@ def test_medusa_draws_trees(target: Path, tmp_path: Path) -> None:
     config = SpeculativeConfig(method="medusa", model=str(folder), tree_widths=(2, 4, 3))
     bench, texts, drafts = proposals(target, config, [9, 5])
     with torch.inference_mode():
-        feature = bench.decoder.normed(bench.tapped(texts[0][:-1])[-1:])
+        feature = bench.decoder.normed(bench.aux(texts[0][:-1])[-1:])
         shares = [
             (plain_heads.medusa(weights, head, 1, feature) @ weights[f"{head}.1.weight"].T)[0].log_softmax(-1)
             for head in range(3)
@@ -104,7 +104,7 @@ def test_eagle_goes_on_from_every_node(target: Path, tmp_path: Path) -> None:
     @torch.inference_mode()
     def shares(path: tuple[int, ...]) -> torch.Tensor:
         """Of what follows the text and a path behind it, by the head alone."""
-        tokens, states = list(text), bench.decoder.normed(bench.tapped(text[:-1]))
+        tokens, states = list(text), bench.decoder.normed(bench.aux(text[:-1]))
         for token in path:
             found = plain_heads.eagle(weights, bench.decoder.embedding, states, tokens[1:], 1)
             tokens, states = [*tokens, token], torch.cat((states, found[-1:]))
@@ -137,7 +137,7 @@ def test_drafts_are_drawn_as_the_model_draws(target: Path) -> None:
     for slot, text in enumerate(texts):
         for draft in drafts.token_ids[slot, : int(drafts.counts[slot])].tolist():
             with torch.inference_mode():
-                scores = bench.decoder.logits(bench.tapped(text, Taps(last=True))[-1:])[0]
+                scores = bench.decoder.logits(bench.aux(text, AuxHiddenStates(last=True))[-1:])[0]
             key = position_keys(torch.tensor([stream_key(11, slot)]), torch.tensor([len(text)]))
             assert draft == int((scores / 1.3 - log_exponential(codes, key)[0]).argmax())
             text.append(draft)

@@ -30,7 +30,7 @@ def test_a_model_drafts_with_its_own_layer(model: tuple[Path, Any, dict[str, tor
 
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
-        tokens, states = list(row.tokens), normed(bench.tapped(row.tokens[:-1]), body.norm.weight)
+        tokens, states = list(row.tokens), normed(bench.aux(row.tokens[:-1]), body.norm.weight)
         for draft in drafts:
             embedded = normed(body.embed_tokens(torch.tensor(tokens[1:])), more["enorm.weight"])
             x = torch.cat((embedded, normed(states, more["hnorm.weight"])), -1) @ more["eh_proj.weight"].T

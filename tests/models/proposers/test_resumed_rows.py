@@ -15,7 +15,7 @@ from plain_heads import CONFIG, CONFIG3, DRAFT_VOCABULARY, eagle3_weights, eagle
 from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.batch.row_drafts import ROOT
-from troupellm.models.proposers.paged_gaps import Gaps
+from troupellm.models.proposers.paged_missing_kv import MissingKV
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
@@ -57,7 +57,7 @@ def eagle3(target: Path, folder: Path) -> tuple[DraftBench, States, Step, States
         found[:, ids] = plain_heads.normed(states, weights["norm.weight"]) @ weights["lm_head.weight"].T
         return found
 
-    return bench, lambda tapped: tapped @ weights["fc.weight"].T, step, score
+    return bench, lambda aux: aux @ weights["fc.weight"].T, step, score
 
 
 def text(count: int) -> list[int]:
@@ -82,7 +82,7 @@ def test_rows_draft_from_what_was_seen_before_and_after(
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
         places = [*before.get(row.slot, []), *range(begin.get(row.slot, 0), len(row.tokens) - 1)]
-        states = states_of(bench.tapped(row.tokens[:-1]))[places]
+        states = states_of(bench.aux(row.tokens[:-1]))[places]
         tokens = [row.tokens[place + 1] for place in places]
         assert len(drafts) == MOST
         for draft in drafts:
@@ -139,7 +139,7 @@ def test_shared_blocks_count_where_somebody_was_followed_who_wrote_them(
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
         places = [*(place for part in before for place in part), *range(24, len(row.tokens) - 1)]
-        states = states_of(bench.tapped(row.tokens[:-1]))[places]
+        states = states_of(bench.aux(row.tokens[:-1]))[places]
         tokens = [row.tokens[place + 1] for place in places]
         assert len(drafts) == MOST
         for draft in drafts:
@@ -182,7 +182,7 @@ def test_places_that_nobody_wrote_are_not_read_by_those_who_share_them(
     @torch.inference_mode()
     def check(row: Row, drafts: list[int]) -> None:
         places = [*range(before), *range(begin, len(row.tokens) - 1)]
-        states = states_of(bench.tapped(row.tokens[:-1]))[places]
+        states = states_of(bench.aux(row.tokens[:-1]))[places]
         tokens = [row.tokens[place + 1] for place in places]
         assert len(drafts) == MOST
         for draft in drafts:
@@ -208,7 +208,7 @@ def test_where_blocks_are_kept_for_a_window_who_goes_on_behind_a_bare_copy_begin
 ) -> None:
     bench, *_ = eagle(target, tmp_path / "head")
     assert isinstance(bench.proposer, PagedProposer)
-    gaps = bench.proposer._paging.gaps = Gaps(BLOCK, whole=False)
+    gaps = bench.proposer._paging.gaps = MissingKV(BLOCK, whole=False)
     words = text(50)
     first = bench.add(0, words[:30], range(40))
     for _ in range(4):
@@ -250,7 +250,7 @@ def likeliest(
     widths: tuple[int, ...],
 ) -> set[tuple[int, ...]]:  # fmt: skip
     """Paths of a tree that the head grows by itself, from entries at some positions of a row."""
-    first = states_of(bench.tapped(row.tokens[:-1]))[places]
+    first = states_of(bench.aux(row.tokens[:-1]))[places]
 
     def shares(path: tuple[int, ...]) -> torch.Tensor:
         states, at, tokens = first, list(places), [row.tokens[place + 1] for place in places]
@@ -272,7 +272,7 @@ def likeliest(
 
 
 def test_blocks_between_are_passed_over() -> None:
-    gaps, slots = Gaps(4, whole=True), np.array([1, 0])
+    gaps, slots = MissingKV(4, whole=True), np.array([1, 0])
     for slot in (0, 1):
         gaps.close(slot)
     assert not gaps.some
@@ -290,7 +290,7 @@ def test_blocks_between_are_passed_over() -> None:
 
 
 def test_where_blocks_are_kept_for_a_window_rows_begin_anew_with_a_block() -> None:
-    gaps, slots = Gaps(4, whole=False), np.zeros(1, dtype=np.int64)
+    gaps, slots = MissingKV(4, whole=False), np.zeros(1, dtype=np.int64)
     gaps.close(0)
     assert gaps.may_open(np.array([7, 8])).tolist() == [False, True]
     gaps.open(slots, np.array([6]), np.array([8]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from troupellm.models.layers.attention import KVPair
 from troupellm.models.layers.forward_batch import ForwardBatch
-from troupellm.models.proposers import paged_marks
+from troupellm.models.proposers import paged_drafter_blocks
 from troupellm.models.proposers.paged_proposer import PagedProposer
 from troupellm.protocol.config.speculation import SpeculativeConfig
 
@@ -106,7 +106,7 @@ def test_of_many_blocks_without_entries_the_last_ones_are_read(
 ) -> None:
     """The step waits for it. Earlier tokens are passed over, and so are those that were read already."""
     write(bench, (False,) * 3)
-    monkeypatch.setattr(paged_marks, "MOST_READ", 2 * BLOCK)
+    monkeypatch.setattr(paged_drafter_blocks, "MOST_READ", 2 * BLOCK)
     read = reads(bench, monkeypatch)
     assert len(kept(bench, 1, WORDS[:16], [0, 1, 2, 3])) == 4
     assert min(read) == 8
@@ -118,9 +118,9 @@ def test_of_many_blocks_without_entries_the_last_ones_are_read(
 
 
 def test_where_blocks_are_read_again_and_what_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paged_marks, "MOST_READ", 4 * 16 * 3)  # three blocks of each row that lacks any
+    monkeypatch.setattr(paged_drafter_blocks, "MOST_READ", 4 * 16 * 3)  # three blocks of each row that lacks any
     lead, trail, whole = np.array([9, 6, 0, 2, 0]), np.array([0, 9, 9, 6, 8]), np.array([9, 9, 9, 9, 9])
-    begin, behind = paged_marks.reread(lead, trail, whole, 16)
+    begin, behind = paged_drafter_blocks.reread(lead, trail, whole, 16)
     assert begin.tolist() == [9, 6, 6, 9, 6]
     assert behind.tolist() == [9, 6, 6, 6, 6]
 

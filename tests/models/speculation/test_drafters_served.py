@@ -35,9 +35,11 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     found: Kept = []
     finish = Speculator.finish
 
-    def watched(self: Speculator, trial: Any, judged: Any, *rest: Any) -> None:
-        found.extend((len(drafts), judged[row].accepted) for row, drafts in trial.drafts.items() if row in judged)
-        finish(self, trial, judged, *rest)
+    def watched(self: Speculator, verify_batch: Any, verdict: Any, *rest: Any) -> None:
+        found.extend(
+            (len(drafts), verdict[row].accepted) for row, drafts in verify_batch.drafts.items() if row in verdict
+        )
+        finish(self, verify_batch, verdict, *rest)
 
     monkeypatch.setattr(Speculator, "finish", watched)
     return found
@@ -254,14 +256,14 @@ class Naps(Dozes):
 async def test_a_conversation_that_began_while_its_drafter_slept_is_drafted_for_like_any_other(
     home: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    naps, target = Naps(), home / "target"
-    monkeypatch.setattr(drafter, "_length", lambda *_: naps)
+    short_sleep, target = Naps(), home / "target"
+    monkeypatch.setattr(drafter, "_length", lambda *_: short_sleep)
     wanted = {"method": "draft_model", "model": str(target), "num_speculative_tokens": 3}
     asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0, "ignore_eos": True}
     async with troupellm.Engine(target, speculative_config=wanted, **(SETTINGS | ROOMY)) as engine:
         first = await engine.generate(prompts()[1], **asked)
         assert not kept
-        naps.asleep_now = False
+        short_sleep.asleep_now = False
         again = await engine.generate([*prompts()[1], *first.token_ids, 5, 6, 7], **asked)
     assert again.usage.cached_tokens > 64
     assert sum(drafted for drafted, _ in kept) > 15

@@ -80,9 +80,9 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> Proposals:
     found: Proposals = []
     finish = Speculator.finish
 
-    def watched(self: Speculator, trial: Any, judged: Any) -> None:
-        found.extend((judged[row].accepted, drafts.parents is not None) for row, drafts in trial.drafts.items())
-        finish(self, trial, judged)
+    def watched(self: Speculator, verify_batch: Any, verdict: Any) -> None:
+        found.extend((verdict[row].accepted, drafts.parents is not None) for row, drafts in verify_batch.drafts.items())
+        finish(self, verify_batch, verdict)
 
     monkeypatch.setattr(Speculator, "finish", watched)
     return found

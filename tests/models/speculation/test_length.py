@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from troupellm.models.speculation.cost_curve import AskingCosts, CostCurve, StepCosts
+from troupellm.models.speculation.cost_curve import CostCurve, ProposalCosts, StepCosts
 from troupellm.models.speculation.draft_length import DraftLength
 
 Cost = Callable[[int, int], float]
@@ -191,7 +191,7 @@ def test_steps_of_more_rows_have_their_own_curve_and_begin_with_the_nearest() ->
 
 
 def test_what_asking_costs_is_known_for_depths_between_and_beyond() -> None:
-    costs = AskingCosts()
+    costs = ProposalCosts()
     assert costs.seconds(1, np.array([3])).tolist() == [0.0]
     for _ in range(3):
         costs.learn(1, 2, 1.0)

@@ -12,8 +12,8 @@ from tiny_model import LOGITS_WIDTH, write_tiny_model
 
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_drafts import DraftError, Drafts, RowDrafts, read_drafts
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import Decoder
-from troupellm.models.layers.taps import Taps
 from troupellm.models.proposers.base import Proposer
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import Speculator
@@ -122,7 +122,11 @@ def test_a_proposer_sees_what_was_kept_and_nothing_else(parts: tuple[Decoder, KV
     sums = []
     for branches, right in ((1, 0.0), (2, 0.7)):
         proposer = ScriptedProposer(
-            truth_of(plain), LOGITS_WIDTH, right=right, branches=branches, taps=Taps(last=True, layers=(0,))
+            truth_of(plain),
+            LOGITS_WIDTH,
+            right=right,
+            branches=branches,
+            aux_hidden_states=AuxHiddenStates(last=True, layers=(0,)),
         )
         runner = make(parts, proposer)
         host = SpeculativeHost(runner, 5)
@@ -262,8 +266,8 @@ class Dozing(ScriptedProposer):
 def test_steps_in_which_nobody_drafts_change_no_token(
     parts: tuple[Decoder, KVCache], plain: SpeculativeHost, branches: int
 ) -> None:
-    length, taps = Pattern(), Taps(last=True)
-    proposer = Dozing(truth_of(plain), LOGITS_WIDTH, right=0.8, branches=branches, taps=taps)
+    length, aux_hidden_states = Pattern(), AuxHiddenStates(last=True)
+    proposer = Dozing(truth_of(plain), LOGITS_WIDTH, right=0.8, branches=branches, aux_hidden_states=aux_hidden_states)
     host = SpeculativeHost(make(parts, proposer, length=length), 4 * branches)
     fill(host, list(OPTIONS))
     found = host.run(TOKENS, chunk=5)

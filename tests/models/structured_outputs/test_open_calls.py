@@ -3,13 +3,13 @@
 import pytest
 
 from troupellm.models.chat_parsers.forced_calls import calls_or
-from troupellm.models.chat_parsers.syntax import Channels, Dialect
+from troupellm.models.chat_parsers.syntax import Channels, ChatSyntax
 from troupellm.models.structured_outputs.open_calls import BEGINNING, OpenCalls
 from troupellm.protocol.params.guide import GuideSpec
 from troupellm.protocol.params.tools import NO_TOOLS
 
 CHANNELS = Channels()
-EARLY = calls_or(Dialect(channels=CHANNELS), NO_TOOLS, GuideSpec(kind="json_object")).early_end
+EARLY = calls_or(ChatSyntax(channels=CHANNELS), NO_TOOLS, GuideSpec(kind="json_object")).early_end
 THOUGHT = "<|channel|>analysis<|message|>I call to=functions.now.<|end|>"
 CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
 

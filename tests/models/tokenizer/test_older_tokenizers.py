@@ -21,7 +21,7 @@ from troupellm.protocol.errors import ModelLoadError
 CASES = json.loads(STORED.read_text())
 BY_SENTENCEPIECE = "<s>a</s>"
 """A text that sentencepiece alone does not find special tokens in; transformers and llama.cpp do."""
-PIECES = CASES["LlamaTokenizer"]["files"]["tokenizer.model"]
+CHUNKS = CASES["LlamaTokenizer"]["files"]["tokenizer.model"]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -109,7 +109,7 @@ def test_wrong_files_are_refused(tmp_path: Path, files: dict[str, Any], message:
 
 
 def test_a_cut_sentencepiece_model_is_refused_or_smaller() -> None:
-    data = base64.b64decode(PIECES)
+    data = base64.b64decode(CHUNKS)
     refused = 0
     for length in range(1, len(data), 211):
         try:

@@ -67,7 +67,7 @@ BYTES: dict[str, Files] = {
 }
 LLAMA = {"tokenizer_class": "LlamaTokenizer"}
 NAMES = listed(0, *(entry(text, normalized=True) for text in ("<unk>", "<s>", "</s>")))
-PIECES: dict[str, Files] = {
+CHUNKS: dict[str, Files] = {
     "LlamaTokenizer": config(**LLAMA),
     "LlamaTokenizerFast": config(tokenizer_class="LlamaTokenizerFast", legacy=False),
     "LlamaTokenizer, legacy": config(**LLAMA, legacy=True),
@@ -105,7 +105,7 @@ def test_byte_level_files(tmp_path: Path, files: Files) -> None:
     check(text_models.byte_level(tmp_path), files)
 
 
-@pytest.mark.parametrize("files", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("files", CHUNKS.values(), ids=CHUNKS)
 def test_files_of_pieces(tmp_path: Path, files: Files) -> None:
     check(text_models.byte_fallback(tmp_path), files)
 

@@ -18,8 +18,8 @@ from serving import server_config
 
 from troupellm.actors.runtime.supervise import Child, Supervisor
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.server.api_processes import fleet as fleets, member as members
-from troupellm.server.api_processes.fleet import FrontFleet, FrontsFailed
+from troupellm.server.api_processes import api_process as members, fleet as fleets
+from troupellm.server.api_processes.processes import ApiProcesses, ApiProcessesFailed
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import CLOSE_SECONDS
 
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def running_fleet(config: ServerConfig) -> AsyncIterator[tuple[FrontFleet, str]]:
+async def running_fleet(config: ServerConfig) -> AsyncIterator[tuple[ApiProcesses, str]]:
     listener, url = bind(config)
-    fleet = FrontFleet(config, listener)
+    fleet = ApiProcesses(config, listener)
     async with anyio.create_task_group() as group:
         await group.start(fleet.run)
         try:
@@ -39,8 +39,8 @@ async def running_fleet(config: ServerConfig) -> AsyncIterator[tuple[FrontFleet,
                 await fleet.stop(CLOSE_SECONDS)
 
 
-def pids_of(fleet: FrontFleet) -> set[int]:
-    return {member.pid for member in fleet._members.values() if member.pid is not None}
+def pids_of(fleet: ApiProcesses) -> set[int]:
+    return {api_process.pid for api_process in fleet._api_processes.values() if api_process.pid is not None}
 
 
 async def until(holds: Callable[[], object], timeout: float = 20.0) -> None:
@@ -59,7 +59,7 @@ async def test_a_front_that_hangs_is_replaced(tiny_engine: Any, monkeypatch: pyt
         os.kill(hung, signal.SIGSTOP)
         await until(lambda: hung not in pids_of(fleet))
         assert not psutil.pid_exists(hung)
-        await until(lambda: all(member.ready for member in fleet._members.values()))
+        await until(lambda: all(api_process.ready for api_process in fleet._api_processes.values()))
         async with httpx.AsyncClient(base_url=url, trust_env=False, verify=NO_TLS) as client:
             request = {"model": "tiny", "prompt": "x", "max_tokens": 2, "ignore_eos": True}
             answer = await client.post("/v1/completions", json=request)
@@ -84,7 +84,12 @@ async def test_fronts_outlive_their_engine_for_as_long_as_they_must(tiny_engine:
             assert (await client.post("/v1/completions", json={"model": "tiny", "prompt": "x"})).status_code == 503
         victim = min(children)
         os.kill(victim, signal.SIGKILL)  # another one starts and has nothing to serve either
-        await until(lambda: victim not in pids_of(fleet) and all(member.linked for member in fleet._members.values()))
+        await until(
+            lambda: (
+                victim not in pids_of(fleet)
+                and all(api_process.linked for api_process in fleet._api_processes.values())
+            )
+        )
         assert len(pids_of(fleet) & children) == 1
 
 
@@ -144,9 +149,9 @@ async def test_fronts_that_cannot_start_fail_the_opening(tiny_engine: Any, monke
     monkeypatch.setattr(members, "MODULE", "troupellm.server.api_processes.no_such_module")
     config = server_config(api_server_count=2)
     async with tiny_engine() as engine, running_fleet(config) as (fleet, _):
-        with pytest.raises(FrontsFailed, match="exit code 1"):
+        with pytest.raises(ApiProcessesFailed, match="exit code 1"):
             await fleet.open(engine)
-        assert isinstance(await fleet.failure(), FrontsFailed)
+        assert isinstance(await fleet.failure(), ApiProcessesFailed)
         restarts = fleet._supervisor.restarts
         assert max(restarts.values()) == fleets.INTENSITY.restarts
 
@@ -173,7 +178,7 @@ class MortalFront:
         self._clock.time += self._seconds
         if self._lives:
             self._lives.pop()
-            raise members.FrontDied("it has not been heard of")
+            raise members.ApiProcessDied("it has not been heard of")
 
 
 def supervised(clock: FakeClock, seconds: float, lives: int) -> Supervisor:
@@ -191,7 +196,7 @@ DEAF_SECONDS = members.DEAF_REPORTS * members.STATUS_SECONDS
 @pytest.mark.parametrize("seconds", [0.0, members.GREETING_SECONDS, DEAF_SECONDS, START_SECONDS + DEAF_SECONDS])
 async def test_a_front_that_always_hangs_takes_the_server_down_within_minutes(seconds: float) -> None:
     clock = FakeClock()
-    with pytest.raises(members.FrontDied, match="heard of"):
+    with pytest.raises(members.ApiProcessDied, match="heard of"):
         await supervised(clock, seconds, 1000).run()
     assert clock.time <= 600.0
 

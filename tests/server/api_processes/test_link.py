@@ -7,7 +7,14 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from troupellm.protocol.wire.api_process import Abort, Admitted, FromFront, FrontReady, MetricsText, ToFront
+from troupellm.protocol.wire.api_process import (
+    Abort,
+    Admitted,
+    ApiProcessReady,
+    FromApiProcess,
+    MetricsText,
+    ToApiProcess,
+)
 from troupellm.server.api_processes import link as links
 from troupellm.server.api_processes.link import FrameError, Link, PeerGone, open_link
 
@@ -17,7 +24,7 @@ pytestmark = pytest.mark.anyio
 async def pair(version: str = "1") -> tuple[Link[Any, Any], Link[Any, Any]]:
     """The parent's end and the front's."""
     ours, theirs = socket.socketpair()
-    return await open_link(ours, FromFront, "1"), await open_link(theirs, ToFront, version)
+    return await open_link(ours, FromApiProcess, "1"), await open_link(theirs, ToApiProcess, version)
 
 
 async def test_messages_come_in_order_both_ways() -> None:
@@ -37,20 +44,20 @@ async def test_messages_come_in_order_both_ways() -> None:
 
 async def test_what_was_posted_before_the_end_arrives() -> None:
     parent, front = await pair()
-    front.post(FrontReady())
+    front.post(ApiProcessReady())
     await front.aclose()
-    assert await parent.receive() == FrontReady()
+    assert await parent.receive() == ApiProcessReady()
     await parent.aclose()
 
 
 async def test_being_cancelled_over_the_opening_of_a_link_is_no_failed_opening() -> None:
     """The cancelled task has a link, and closes it."""
     ours, theirs = socket.socketpair()
-    front: Link[Any, Any] = await open_link(theirs, ToFront, "1")
+    front: Link[Any, Any] = await open_link(theirs, ToApiProcess, "1")
     parent: Link[Any, Any] | None = None
     with anyio.CancelScope() as scope:
         scope.cancel()
-        parent = await open_link(ours, FromFront, "1")
+        parent = await open_link(ours, FromApiProcess, "1")
         await anyio.sleep_forever()
     assert scope.cancelled_caught
     assert parent is not None
@@ -115,7 +122,7 @@ async def test_a_lost_peer_leaves_nobody_drained_for_ever_but_who_is_cancelled()
 )
 async def test_a_peer_that_is_not_ours_is_refused(said: bytes) -> None:
     ours, theirs = socket.socketpair()
-    parent: Link[Any, Any] = await open_link(ours, FromFront, "1")
+    parent: Link[Any, Any] = await open_link(ours, FromApiProcess, "1")
     with theirs:
         theirs.sendall(said)
         with pytest.raises(FrameError):

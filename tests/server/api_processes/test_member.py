@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from troupellm.protocol.wire.api_process import AskAdmin, CancelAdmin
-from troupellm.server.api_processes.member import Member
+from troupellm.server.api_processes.process import ApiProcess
 
 pytestmark = pytest.mark.anyio
 
@@ -23,10 +23,10 @@ class Desk:
 
 
 async def test_what_is_taken_back_before_it_has_begun_does_not_go_on() -> None:
-    member = Member(cast(Any, Desk()), 0, cast(Any, None))
+    api_process = ApiProcess(cast(Any, Desk()), 0, cast(Any, None))
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:  # which ends when the action has ended
-            member._group = group
-            member._on_message(AskAdmin(query=1, action="pause", arguments=b"{}"))
-            member._on_message(CancelAdmin(1))
-    assert not member._asked
+            api_process._group = group
+            api_process._on_message(AskAdmin(query=1, action="pause", arguments=b"{}"))
+            api_process._on_message(CancelAdmin(1))
+    assert not api_process._asked

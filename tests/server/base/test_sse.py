@@ -5,7 +5,7 @@ import pytest
 
 from troupellm.protocol.errors import RequestFailed
 from troupellm.server.base.errors import ClientGone, answer, not_ready
-from troupellm.server.base.exchange import PIECES, SWIFT_SENDS
+from troupellm.server.base.exchange import CHUNKS, SWIFT_SENDS
 from troupellm.server.base.sse import DONE, KEEP_ALIVE, ChunkEncoder, EventStream, event, open_events
 
 pytestmark = pytest.mark.anyio
@@ -260,14 +260,14 @@ class Tap:
 
 
 @pytest.fixture
-async def tapped(make_exchange):
+async def aux(make_exchange):
     wire, tap = SlowWire(), Tap()
-    exchange = make_exchange(wire, write_timeout=5.0, extensions={PIECES: Slot(wire)})
+    exchange = make_exchange(wire, write_timeout=5.0, extensions={CHUNKS: Slot(wire)})
     return exchange, wire, tap
 
 
-async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(tapped):
-    exchange, wire, tap = tapped
+async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(aux):
+    exchange, wire, tap = aux
     brought = []
 
     async def first(events):
@@ -286,8 +286,8 @@ async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(tapped):
     assert [message.get("body") for message in wire.messages] == [None, b"first", b"old"]
 
 
-async def test_pieces_are_written_as_they_come_until_the_events_are_left(tapped):
-    exchange, wire, tap = tapped
+async def test_pieces_are_written_as_they_come_until_the_events_are_left(aux):
+    exchange, wire, tap = aux
     wire.taken.set()
     async with open_events(exchange, 0) as events:
         events.write_at_once(tap, b"".join)
@@ -300,8 +300,8 @@ async def test_pieces_are_written_as_they_come_until_the_events_are_left(tapped)
 
 
 @pytest.mark.parametrize("name", ["gone", "finished"])
-async def test_nothing_is_written_to_who_has_left_or_after_the_end(tapped, name):
-    exchange, wire, tap = tapped
+async def test_nothing_is_written_to_who_has_left_or_after_the_end(aux, name):
+    exchange, wire, tap = aux
     wire.taken.set()
     async with open_events(exchange, 0) as events:
         events.write_at_once(tap, b"".join)

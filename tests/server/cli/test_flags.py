@@ -15,7 +15,7 @@ from troupellm.protocol.vllm.further_flags import REFUSED
 from troupellm.server.cli.flags import add_config_flags, config_flags, load_configs, translate
 from troupellm.server.cli.main import main
 from troupellm.server.cli.unknown_flags import unknown
-from troupellm.server.host.engine_host import STREAM_DEFAULTS, stream_defaults
+from troupellm.server.host.server_state import STREAM_DEFAULTS, stream_defaults
 
 
 def parse(*argv: str, environment: dict[str, str] | None = None) -> tuple[EngineConfig, ServerConfig]:

@@ -15,7 +15,7 @@ from serving import eventually
 
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.server.http.listener import bind
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 
 pytestmark = pytest.mark.anyio
 
@@ -34,26 +34,26 @@ def http2_request() -> bytes:
 
 
 @asynccontextmanager
-async def served(app: App) -> AsyncIterator[tuple[HttpFront, int]]:
+async def served(app: App) -> AsyncIterator[tuple[HypercornServer, int]]:
     """Idle connections are kept for ever."""
     config = ServerConfig(port=0, disable_access_log=True, keep_alive_timeout=0, write_timeout=0, h2c=True)
     listener, url = bind(config)
-    front = HttpFront(app, config, listener)
+    front = HypercornServer(app, config, listener)
     async with anyio.create_task_group() as group:
         group.start_soon(front.run)
         yield front, int(url.rpartition(":")[2])
         await front.stop(0.0)
 
 
-async def leave(front: HttpFront, port: int, request: bytes, begun: anyio.Event) -> None:
+async def leave(front: HypercornServer, port: int, request: bytes, begun: anyio.Event) -> None:
     """Send a request, reset the connection once the app has `begun`, and see the server forget it."""
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.sendall(request)
         with anyio.fail_after(10):
             await begun.wait()
-        assert len(front.crowd) == 1
+        assert len(front.connections) == 1
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    await eventually(lambda: len(front.crowd) == 0)
+    await eventually(lambda: len(front.connections) == 0)
 
 
 async def left(receive: Any) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypercorn.protocol.http_stream import HTTPStream
 
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.server.base.exchange import PIECES
+from troupellm.server.base.exchange import CHUNKS
 from troupellm.server.http.listener import bind
-from troupellm.server.http.server import HttpFront
+from troupellm.server.http.server import HypercornServer
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +24,7 @@ START = {"type": "http.response.start", "status": 200, "headers": [(b"content-ty
 async def served(app: App) -> AsyncIterator[int]:
     config = ServerConfig(port=0, disable_access_log=True)
     listener, url = bind(config)
-    front = HttpFront(app, config, listener)
+    front = HypercornServer(app, config, listener)
     async with anyio.create_task_group() as group:
         group.start_soon(front.run)
         yield int(url.rpartition(":")[2])
@@ -124,7 +124,7 @@ async def test_an_app_may_write_pieces_itself_while_its_client_takes_them(usual:
     many = b"x" * (1 << 22)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        pieces = scope["extensions"][PIECES]
+        pieces = scope["extensions"][CHUNKS]
         seen["before"] = pieces.ready()
         await send(START)
         seen["begun"] = pieces.ready()

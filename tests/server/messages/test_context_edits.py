@@ -19,14 +19,14 @@ def thought(text: str) -> dict:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
-def talk(calls: int, thoughts: bool = True) -> list[dict]:
+def talk(calls: int, reasoning: bool = True) -> list[dict]:
     """A turn of the user for each two calls; call i is of tool f or g."""
     messages = []
     for number in range(calls):
         if number % 2 == 0:
             messages.append({"role": "user", "content": f"ask {number}"})
         use = {"type": "tool_use", "id": f"t{number}", "name": "fg"[number % 2], "input": {"a": number}}
-        messages.append({"role": "assistant", "content": [*([thought("hm")] if thoughts else []), use]})
+        messages.append({"role": "assistant", "content": [*([thought("hm")] if reasoning else []), use]})
         result = {"type": "tool_result", "tool_use_id": f"t{number}", "content": "x" * 100}
         messages.append({"role": "user", "content": [result]})
     return messages
@@ -54,7 +54,7 @@ def results(made: Edited) -> list[str]:
     return ["-" if block["content"] == CLEARED else "+" for block in blocks if block["type"] == "tool_result"]
 
 
-def thoughts(made: Edited) -> str:
+def reasoning(made: Edited) -> str:
     """Which messages of the assistant have thoughts."""
     answers = [message.content for message in made.request.messages if message.role == "assistant"]
     return "".join("+" if any(block["type"] == "thinking" for block in answer) else "-" for answer in answers)
@@ -83,7 +83,7 @@ async def test_results_of_old_calls_are_cleared(fields: dict, left: str) -> None
 
 
 async def test_a_result_belongs_to_the_newest_call_before_it_with_its_id() -> None:
-    messages = talk(4, thoughts=False)
+    messages = talk(4, reasoning=False)
     for message in messages:
         for block in message["content"] if isinstance(message["content"], list) else []:
             block["id" if block["type"] == "tool_use" else "tool_use_id"] = "call_0"
@@ -94,7 +94,7 @@ async def test_a_result_belongs_to_the_newest_call_before_it_with_its_id() -> No
 
 @pytest.mark.parametrize("name", [["x"], {}, 7, None])
 async def test_a_result_whose_id_is_no_text_stays(name: object) -> None:
-    messages = talk(4, thoughts=False)
+    messages = talk(4, reasoning=False)
     messages[1]["content"][0]["id"] = messages[2]["content"][0]["tool_use_id"] = name
     made = await edit(messages, {"type": TOOLS} | SOON | {"keep": {"type": "tool_uses", "value": 1}})
     assert "".join(results(made)) == "+--+"
@@ -120,7 +120,7 @@ async def test_arguments_of_cleared_calls_stay_unless_they_are_to_go(inputs: obj
 )
 async def test_thoughts_of_old_turns_are_cleared(keep: object, left: str) -> None:
     made = await edit(talk(6), {"type": THINKING, "keep": keep})
-    assert thoughts(made) == left
+    assert reasoning(made) == left
     assert [entry.cleared_thinking_turns for entry in made.applied] == ([left.count("-") // 2] if "-" in left else [])
 
 

@@ -11,7 +11,7 @@ from troupellm.protocol.config.engine import EngineConfig, ServerConfig
 from troupellm.protocol.config.kv_hints import DropSession, LeaseConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest
 from troupellm.server.base.errors import answer
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openai.kv_sessions import drop, keep_session, prefetch
 
 pytestmark = pytest.mark.anyio
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.anyio
 EXCHANGE: Any = SimpleNamespace(key="one", path_values={"session_id": "s"})
 
 
-def host_with(fraction: float, asked: list[str]) -> EngineHost:
+def host_with(fraction: float, asked: list[str]) -> ServerState:
     """A host that writes down which actions are asked of its engine."""
     config = EngineConfig(leases=LeaseConfig(kv_lease_fraction=fraction))
     engine: Any = SimpleNamespace(state="ready", config=config)
-    host = EngineHost(ServerConfig(), engine)
+    host = ServerState(ServerConfig(), engine)
 
     async def administer(action: str, _: bytes) -> bytes:
         asked.append(action)

@@ -21,8 +21,8 @@ def short(message):
     content = message["content"]
     text = content if isinstance(content, str) else [part["text"] for part in content]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    thoughts = message.get("reasoning_content")
-    return (message["role"], text, *([calls] if calls else []), *([f"({thoughts})"] if thoughts else []))
+    reasoning = message.get("reasoning_content")
+    return (message["role"], text, *([calls] if calls else []), *([f"({reasoning})"] if reasoning else []))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from jsonschema import Draft202012Validator
 from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.messages.kv_events import BlocksStored
 from troupellm.server.app.app import App
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 from troupellm.server.openapi.document import document
 
 
 @pytest.fixture(scope="module")
 def app() -> App:
-    return App(EngineHost(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
+    return App(ServerState(ServerConfig(admin_api_key=("admin",))), scopes=("open", "api", "admin"))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import anyio
 from simulator.model import chat_template
 from simulator.ports import SimPool, SimRandomness
 from simulator.wire import Wire
-from troupellm.actors.engine.api_process_session import FrontSession
+from troupellm.actors.engine.api_process_session import ApiProcessSession
 from troupellm.actors.remote.client import RemoteEngine
 from troupellm.protocol.errors import EngineStopped
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
@@ -22,11 +22,11 @@ from troupellm.protocol.wire.api_process import (
     AskAdmin,
     AskMetrics,
     CancelAdmin,
-    FromFront,
+    FromApiProcess,
     MetricsText,
     Serving,
     Status,
-    ToFront,
+    ToApiProcess,
 )
 from troupellm.protocol.wire.frames import FrameError
 
@@ -42,7 +42,7 @@ _STATUS = Status(
     draining=False,
     in_flight_elsewhere=0,
 )  # fmt: skip
-_NO_SPEAKER: Any = None
+_NO_CHAT_FORMAT: Any = None
 """No request is a chat here."""
 _ECHO = b"what the operator asks"
 _METRICS = b"what the scraper reads"
@@ -59,9 +59,9 @@ class SimFront:
         config, injector = world.scenario.config, world.injector
         self._world = world
         self._random = random
-        self._to_front = Wire(ToFront, random, injector, world.fail)
-        self._to_engine = Wire(FromFront, random, injector, world.fail)
-        self.session = FrontSession(
+        self._to_front = Wire(ToApiProcess, random, injector, world.fail)
+        self._to_engine = Wire(FromApiProcess, random, injector, world.fail)
+        self.session = ApiProcessSession(
             world.system, world.clock, config.stream, post=self._to_front.post, drained=self._to_front.drained
         )
         self.remote = RemoteEngine(
@@ -71,7 +71,7 @@ class SimFront:
             _STATUS,
             tokenizer=world.language.tokenizer,
             chat_template=chat_template(),
-            speaker=_NO_SPEAKER,
+            chat_format=_NO_CHAT_FORMAT,
             post=self._to_engine.post,
             on_loop=lambda call: call(),
             threads=SimPool(random, injector),

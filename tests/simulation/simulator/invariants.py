@@ -11,7 +11,7 @@ from typing import Any
 from troupellm.actors.admission.admission import Admission
 from troupellm.actors.kv_offload.fetches import Ask
 from troupellm.actors.kv_offload.loads import Loading
-from troupellm.actors.kv_offload.traffic import LOOKUPS
+from troupellm.actors.kv_offload.transfers import LOOKUPS
 from troupellm.actors.output.outbox import LocalOutbox
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.scheduler.core import SchedulerCore
@@ -41,7 +41,7 @@ def _check_tiers(core: SchedulerCore) -> list[str]:
     offload, wrong = core._offload, []
     if offload is None:
         return []
-    host, traffic = offload._host, offload._traffic
+    host, traffic = offload._host, offload._transfers
     if not 0 <= host.num_used <= host.num_places:
         wrong.append(f"1: {host.num_used} of {host.num_places} places of host memory are used")
     tiers = range(1 + len(core._ready.tiers))

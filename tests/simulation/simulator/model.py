@@ -22,9 +22,9 @@ from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.params.sampling import SamplingParams
 
 EOS = 0
-PIECES = ("</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "the", "Ã", "©", "zz")
+CHUNKS = ("</s>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "the", "Ã", "©", "zz")
 """By token id, as byte-level tokenizers spell them: the space, and the halves of an accented letter, look odd."""
-WIDTH = len(PIECES) + 2
+WIDTH = len(CHUNKS) + 2
 """Of the logits, which are padded."""
 FIRST_TEXT_TOKEN = 1
 _RESTS = 3
@@ -105,10 +105,10 @@ def hashed_tokens(prompt: Sequence[int], params: SamplingParams, fork: int, coun
 
 @cache
 def oracle_language() -> Language:
-    backend = Backend(models.BPE(vocab={piece: number for number, piece in enumerate(PIECES)}, merges=[]))
+    backend = Backend(models.BPE(vocab={piece: number for number, piece in enumerate(CHUNKS)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(PIECES[EOS], special=True)])
+    backend.add_special_tokens([AddedToken(CHUNKS[EOS], special=True)])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         backend.save(str(folder / "tokenizer.json"))

@@ -10,7 +10,7 @@ import msgspec
 from simulator.extras import draw_extended
 from simulator.faults import HOST, HOST_FAULTS, OUTER_FAULTS, Fault
 from simulator.hinted import HINTED_SHARE, hinted
-from simulator.model import FIRST_TEXT_TOKEN, PIECES
+from simulator.model import CHUNKS, FIRST_TEXT_TOKEN
 from simulator.workload import Ask, Scenario, prompt_of
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.config.kv_offload import OffloadConfig
@@ -66,7 +66,7 @@ def tiered(scenario: Scenario, random: Random) -> Scenario:
     pressure = msgspec.structs.replace(
         old,
         num_blocks=random.choice((tight, tight, tight + 4, old.num_blocks)),
-        host_places=random.choice((2, 4, 6, 16)) * len(old.windows),
+        host_slots=random.choice((2, 4, 6, 16)) * len(old.windows),
         outer=outer,
         transfer_speed=random.choice((1.0, 0.7, 0.3)),
     )
@@ -98,7 +98,7 @@ def _again(random: Random, ask: Ask, context: int) -> Ask:
     if random.random() < 0.2:
         return ask
     prefix = random.choice(_LONG_PREFIXES)[: random.choice((8, context // 2, context // 2))]
-    tail = random.choices(range(FIRST_TEXT_TOKEN, len(PIECES)), k=random.choice((1, 1, 2, 5)))
+    tail = random.choices(range(FIRST_TEXT_TOKEN, len(CHUNKS)), k=random.choice((1, 1, 2, 5)))
     start = ask.start if random.random() < 0.5 else random.uniform(0.0, 2.0)
     return msgspec.structs.replace(ask, prompt=prompt_of(prefix, tail), salt=b"", start=start)
 

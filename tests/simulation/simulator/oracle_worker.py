@@ -36,7 +36,7 @@ _RUBBISH = -1
 """In place of a cache group."""
 
 
-class Ticket(msgspec.Struct, frozen=True):
+class LaunchedStep(msgspec.Struct, frozen=True):
     step: int
     result: StepResult
 
@@ -109,10 +109,10 @@ class OracleWorker:
     def close(self) -> None:
         self.rows.clear()
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: LaunchedStep) -> StepResult:
         return ticket.result
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         if len(set(plan.rows)) != len(plan.rows):
             self._report(f"step {plan.step} names a row twice")
         if self.tiers is not None:
@@ -158,13 +158,13 @@ class OracleWorker:
             ),
         )
 
-    def _ticket(self, plan: StepPlan, result: StepResult) -> Ticket:
+    def _ticket(self, plan: StepPlan, result: StepResult) -> LaunchedStep:
         """With what has become of transfers."""
         if self.tiers is None:
-            return Ticket(plan.step, result)
+            return LaunchedStep(plan.step, result)
         answers = self._checked(self.tiers.answer_all) or ((), (), ())
         result = msgspec.structs.replace(result, transfers=answers[0], found=answers[1], tiers=answers[2])
-        return Ticket(plan.step, result)
+        return LaunchedStep(plan.step, result)
 
     def _begin_transfers(self, plan: StepPlan) -> None:
         assert self.tiers is not None

@@ -23,7 +23,15 @@ from troupellm.protocol.messages.sleep import (
     WorkerCommand,
     WorkerReport,
 )
-from troupellm.protocol.messages.worker import ProgressSink, RowError, StepPlan, StepResult, Ticket, Worker, WorkerReady
+from troupellm.protocol.messages.worker import (
+    LaunchedStep,
+    ProgressSink,
+    RowError,
+    StepPlan,
+    StepResult,
+    Worker,
+    WorkerReady,
+)
 from troupellm.protocol.messages.worker_abilities import Wait
 from troupellm.protocol.params.guide import GuideProgram, GuideSpec
 
@@ -191,8 +199,8 @@ class FaultyWorker:
         """
         self._worker = worker
         self._ahead = ahead
-        self._launched: list[Ticket] = []
-        self._complete: Ticket | None = None
+        self._launched: list[LaunchedStep] = []
+        self._complete: LaunchedStep | None = None
         self._random = random
         self._injector = injector
         self._blame_row = blame_row
@@ -226,7 +234,7 @@ class FaultyWorker:
             raise RuntimeError("a sleeping worker was told to do something else")
         return WorkerReport(ready=None if self.missing else worker._ready)
 
-    def launch(self, plan: StepPlan) -> Ticket:
+    def launch(self, plan: StepPlan) -> LaunchedStep:
         if self.missing:
             raise RuntimeError("a plan came to a sleeping worker")
         if self._injector.strike("worker", "death"):
@@ -245,18 +253,18 @@ class FaultyWorker:
         self._launched.append(ticket)
         return ticket
 
-    def under_way(self, ticket: Ticket) -> Wait | None:
+    def under_way(self, ticket: LaunchedStep) -> Wait | None:
         return (lambda: None) if self._ahead else None
 
-    def incomplete(self, ticket: Ticket) -> bool:
+    def incomplete(self, ticket: LaunchedStep) -> bool:
         """Every third step is, as those with guided rows may be."""
         return self._ahead and ticket.step % 3 == 0 and ticket is not self._complete
 
-    def complete(self, ticket: Ticket) -> None:
+    def complete(self, ticket: LaunchedStep) -> None:
         assert self._launched[0] is ticket, "a step was completed before the result before it was collected"
         self._complete = ticket
 
-    def collect(self, ticket: Ticket) -> StepResult:
+    def collect(self, ticket: LaunchedStep) -> StepResult:
         right = self._worker.collect(ticket)
         self._launched.remove(ticket)
         result = right

@@ -55,7 +55,7 @@ class _Watched:
 
 
 @contextmanager
-def tapped(watcher: Watcher) -> Iterator[None]:
+def aux(watcher: Watcher) -> Iterator[None]:
     """Every mailbox, supervisor and pool that is made or used inside tells the watcher."""
     changes = [
         *((Mailbox, name, change(getattr(Mailbox, name), watcher)) for name, change in _MAILBOX.items()),

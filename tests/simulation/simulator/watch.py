@@ -252,7 +252,7 @@ class Watch:
             return
         for wrong in check_core(core):
             self.fail(wrong)
-        if self.scenario.pressure.host_places:
+        if self.scenario.pressure.host_slots:
             for wrong in check_loading(core, sorted(self.worker.tiers.loading())):
                 self.fail(wrong)
         stream = self.scenario.config.stream

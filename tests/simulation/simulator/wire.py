@@ -8,7 +8,7 @@ import anyio
 
 from simulator.faults import Injector
 from troupellm.actors.runtime.waiter import Waiter, new_waiter
-from troupellm.protocol.wire.api_process import Pieces
+from troupellm.protocol.wire.api_process import Chunks
 from troupellm.protocol.wire.frames import Assembler, Codec, Hello
 
 HIGH_WATER_BYTES = 200
@@ -39,7 +39,7 @@ class Wire:
         """Never waits; a wire that was hung up forgets it."""
         if not self._open:
             return
-        if isinstance(message, Pieces) and len(self._waiting) > HIGH_WATER_BYTES:
+        if isinstance(message, Chunks) and len(self._waiting) > HIGH_WATER_BYTES:
             self._fail("4: pieces were sent to a front that has not taken those before them")
         if self._injector.strike("front", "garbage"):
             self._waiting += self._random.choice(_GARBAGE)

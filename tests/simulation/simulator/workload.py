@@ -7,7 +7,7 @@ from random import Random
 import msgspec
 
 from simulator.faults import Fault, draw_faults
-from simulator.model import FIRST_TEXT_TOKEN, PIECES
+from simulator.model import CHUNKS, FIRST_TEXT_TOKEN
 from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
 from troupellm.protocol.messages.input import Prompt, TextPrompt, TokensPrompt
@@ -65,7 +65,7 @@ class Pressure(msgspec.Struct, frozen=True, kw_only=True):
     """That the worker verifies of a row in one step, at most; 0: it drafts nothing."""
     hit_rate: float = 0.0
     """How likely each of them is accepted."""
-    host_places: int = 0
+    host_slots: int = 0
     """Blocks that host memory holds; 0: there are no tiers."""
     outer: tuple[str, ...] = ()
     """Tiers behind host memory."""
@@ -133,7 +133,7 @@ def _draw_config(random: Random, block_size: int) -> EngineConfig:
 def _draw_ask(random: Random, number: int, context: int, *, calm: bool = False) -> Ask:
     longest = random.choice((3, 8, context))
     prefix = random.choice(((), (), *_PREFIXES))[: random.choice((4, 8, 12))]
-    tail = random.choices(range(FIRST_TEXT_TOKEN, len(PIECES)), k=1 + random.randrange(longest))
+    tail = random.choices(range(FIRST_TEXT_TOKEN, len(CHUNKS)), k=1 + random.randrange(longest))
     prompt = prompt_of(prefix, tail)
     if random.random() < 0.15:
         prompt = TextPrompt("".join(random.choices("abcdefgh the", k=1 + random.randrange(10))))
@@ -167,7 +167,7 @@ def _draw_params(random: Random) -> SamplingParams:
         temperature=1.0 if sampled else 0.0,
         seed=random.getrandbits(32) if sampled else None,
         stop=stop,
-        stop_token_ids=random.choices(range(len(PIECES)), k=2) if random.random() < 0.25 else None,
+        stop_token_ids=random.choices(range(len(CHUNKS)), k=2) if random.random() < 0.25 else None,
         include_stop_str_in_output=random.random() < 0.2,
         ignore_eos=random.random() < 0.5,
         max_tokens=max_tokens,

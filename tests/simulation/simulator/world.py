@@ -16,7 +16,7 @@ from simulator.model import Language, chat_template, oracle_language
 from simulator.oracle_ready import worker_ready
 from simulator.oracle_worker import OracleWorker
 from simulator.ports import FaultyWorker, Pace, SimClock, SimCompiler, SimPool, SimRandomness, SimThread
-from simulator.taps import tapped
+from simulator.taps import aux
 from simulator.tiers import SimTiers
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
@@ -56,7 +56,7 @@ class World(Watch):
     async def run(self) -> Verdict:
         with self.scope:
             async with anyio.create_task_group() as self.group:
-                with tapped(self):
+                with aux(self):
                     await self._live()
                 self.group.cancel_scope.cancel()
         return self._verdict()
@@ -263,7 +263,7 @@ class World(Watch):
             return TinyTorchWorker(self.ready)
         pressure = self.scenario.pressure
         worker = OracleWorker(self.ready, self.fail, Random(self.scenario.seed ^ 0xD4AF7), pressure.hit_rate)
-        if pressure.host_places:
+        if pressure.host_slots:
             random = Random(self.scenario.seed ^ 0x71E45)
             worker.tiers = SimTiers(worker, random, self.injector, pressure.outer, pressure.transfer_speed)
             worker.tiers.bystander = self
@@ -281,7 +281,7 @@ class World(Watch):
             finished=sum(record.whole for record in self.records),
             preemptions=self.core.snapshot().preemptions if self.core else 0,
             accepted=0 if self.scenario.pressure.torch else self.worker.num_accepted,
-            loads=self.worker.tiers.counts.get("load", 0) if self.scenario.pressure.host_places else 0,
+            loads=self.worker.tiers.counts.get("load", 0) if self.scenario.pressure.host_slots else 0,
             leased=leases.leased_blocks + sum(leases.ends.values()),
             prefetched=leases.prefetched.get("loaded", 0),
         )

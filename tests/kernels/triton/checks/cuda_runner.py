@@ -26,8 +26,8 @@ from troupellm.models.gpu.device import CpuDevice, CudaDevice
 from troupellm.models.gpu.graph_dispatch import GraphKey
 from troupellm.models.gpu.launched_step import LaunchedPlan
 from troupellm.models.gpu.runner import CudaRunner
+from troupellm.models.layers.aux_hidden_states import AuxHiddenStates
 from troupellm.models.layers.decoder import EMBEDDING, Decoder
-from troupellm.models.layers.taps import Taps
 from troupellm.models.load.to_device import OnDevice
 from troupellm.models.runner.runner import ModelRunner
 from troupellm.models.speculation.speculator import MakeSpeculator, Speculator
@@ -73,7 +73,7 @@ def replay(made: CudaRunner, plans: list[StepPlan]) -> list[tuple[int, ...]]:
     return tokens + [made.collect(ticket).tokens for ticket in under_way]
 
 
-def told(pair: Pair, steps: int) -> Script:
+def cpp_plan(pair: Pair, steps: int) -> Script:
     script = Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
     script.add(0, make_prompt(21))
     script.step({0: 13})
@@ -108,7 +108,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v2"])
 def test_plans(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
-    script = told(pair, 2)
+    script = cpp_plan(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]
 
 
@@ -130,11 +130,11 @@ def test_log_probabilities_do_not_depend_on_the_batch(tmp_path: Path, kv_dtype: 
 
     alone: dict[tuple[int, int], bytes] = {}
     for row, prompt in enumerate(prompts):
-        told = script()
-        told.add(row, prompt, logprobs=0)
-        told.step({row: len(prompt)})
-        told.decode(row, steps=4)
-        alone |= described(told)
+        cpp_plan = script()
+        cpp_plan.add(row, prompt, logprobs=0)
+        cpp_plan.step({row: len(prompt)})
+        cpp_plan.decode(row, steps=4)
+        alone |= described(cpp_plan)
     crowd = script()
     crowd.add(0, prompts[0], logprobs=0)
     crowd.step({0: 13})
@@ -192,7 +192,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, steps: int) -> None:
 
     alone = host(pair.runner(NUM_BLOCKS, BLOCK_SIZE, speculation=drafting(ScriptedProposer({}, vocab))), 0)
     truth = {(tuple(prompt), 0, 0): alone.tokens[row][len(prompt) :] for row, prompt in enumerate(prompts)}
-    proposer = ScriptedProposer(truth, vocab, right=0.7, taps=Taps(last=True))
+    proposer = ScriptedProposer(truth, vocab, right=0.7, aux_hidden_states=AuxHiddenStates(last=True))
     made = runner(pair, (4,), speculation=drafting(proposer))
     replayed = []
     verify = made.graphs.verify
@@ -208,7 +208,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, steps: int) -> None:
 @pytest.mark.skipif(not ON_GPU, reason="only a GPU can be waited for")
 def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
     pair = Pair(tmp_path, FAMILIES["qwen3"]())
-    script = told(pair, 12)
+    script = cpp_plan(pair, 12)
     made = runner(pair, (2, 4))
     replay(made, script.plans)  # compiles
     while made.idle():  # captures

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from troupellm.kernels.act_quant.reference import row_codes_reference
+from troupellm.kernels.act_quant.reference import quantize_activation_reference
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.quantized_linear import Fp8, GgufBlocks, Int4Group, Int8Channel, Int8WeightOnly, QuantizedWeight
 from troupellm.kernels.quantized_linear.gguf import LAYOUTS
-from troupellm.kernels.quantized_linear.gpu import CodedGpuProduct, EightBitProduct, gpu_product
+from troupellm.kernels.quantized_linear.gpu import EightBitProduct, PackedGpuProduct, gpu_product
 
 DEVICE = check_device()
 
@@ -54,7 +54,7 @@ def test_fp8_inputs_and_weights(whole: bool) -> None:
         weight = Fp8(weight.values, torch.tensor([0.01], device=DEVICE), eight_bit_inputs=True)
     product = gpu_product(weight, bias)
     assert isinstance(product, EightBitProduct)
-    codes, scale = row_codes_reference(x, torch.float8_e4m3fn)
+    codes, scale = quantize_activation_reference(x, torch.float8_e4m3fn)
     expected = (codes.float() * scale[:, None]) @ weight.dequantize().t() + bias
     got = product(between_nan(x))
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-4)
@@ -99,7 +99,7 @@ def test_weights_in_codes(kind: str, rows: int) -> None:
     x, plain, bias = inputs(rows, 1280 if "128" in kind else 640, 70)
     weight = made(kind, plain)
     product = gpu_product(weight, bias)
-    assert isinstance(product, CodedGpuProduct)
+    assert isinstance(product, PackedGpuProduct)
     torch.testing.assert_close(product(between_nan(x)), weight.product(x, bias), atol=2e-3, rtol=1e-4)
 
 
@@ -119,7 +119,7 @@ def test_blocks_of_gguf_files(layout: str) -> None:
         data[:, at : at + 2] = torch.full((len(data), 1), 0.01).half().view(torch.uint8)
     weight, (x, _, bias) = GgufBlocks(data.view(70, -1).to(DEVICE), layout), inputs(3, 512, 70)
     product = gpu_product(weight, bias)
-    assert isinstance(product, CodedGpuProduct)
+    assert isinstance(product, PackedGpuProduct)
     expected = weight.product(x, bias)
     torch.testing.assert_close(product(between_nan(x)), expected, atol=1e-4 * float(expected.abs().max()), rtol=1e-4)
 

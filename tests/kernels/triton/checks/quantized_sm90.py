@@ -6,8 +6,8 @@ import pytest
 
 from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.common.triton_offline import SHARED_BYTES, Report, compile_for
-from troupellm.kernels.quantized_linear.tiles import SUM, coded_launch, eight_bit_launch
-from troupellm.kernels.quantized_linear.triton_linear import KINDS, coded_kernel, eight_bit_kernel, sum_kernel
+from troupellm.kernels.quantized_linear.tiles import SUM, eight_bit_launch, packed_launch
+from troupellm.kernels.quantized_linear.triton_linear import KINDS, eight_bit_kernel, packed_kernel, sum_kernel
 
 TYPES = {
     **dict.fromkeys(("input_scale", "weight_scale", "scales", "offsets", "parts"), "*fp32"), "codes": "*u8",
@@ -31,9 +31,9 @@ def eight_bits(kind: str, rows: int) -> None:
 
 
 def codes(kind: str, rows: int, group: int, **constants: Any) -> None:
-    launch = coded_launch(rows, kind, group)
+    launch = packed_launch(rows, kind, group)
     report = check(
-        coded_kernel, launch, {"KIND": KINDS[kind], "GROUP": group, "parts": None, **constants}, inputs="*bf16"
+        packed_kernel, launch, {"KIND": KINDS[kind], "GROUP": group, "parts": None, **constants}, inputs="*bf16"
     )
     assert report.count("wgmma.mma_async") + report.count("mma.sync") > 0
 
@@ -60,6 +60,6 @@ def test_codes(rows: int) -> None:
 
 
 def test_pieces() -> None:
-    launch = coded_launch(1, "table", 128)
-    check(coded_kernel, launch, {"KIND": KINDS["table"], "GROUP": 128, "bias": None}, inputs="*bf16")
+    launch = packed_launch(1, "table", 128)
+    check(packed_kernel, launch, {"KIND": KINDS["table"], "GROUP": 128, "bias": None}, inputs="*bf16")
     check(sum_kernel, SUM, {})

@@ -6,10 +6,10 @@ from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.common.triton_offline import compile_for
 from troupellm.kernels.sampling.triton_adjust import (
     ADJUST,
-    DESCRIBE,
+    LOGPROBS,
     TALLY,
-    describe_kernel,
     keep_bits_kernel,
+    logprobs_kernel,
     penalize_kernel,
     tally_kernel,
 )
@@ -46,4 +46,4 @@ def test_adjustments() -> None:
     check(keep_bits_kernel, ADJUST)
     check(penalize_kernel, ADJUST)
     check(tally_kernel, TALLY)
-    check(describe_kernel, DESCRIBE, out="*fp32")
+    check(logprobs_kernel, LOGPROBS, out="*fp32")

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from troupellm.kernels.act_quant import cases as code_cases
-from troupellm.kernels.act_quant.reference import row_codes_reference
-from troupellm.kernels.act_quant.triton_act_quant import row_codes_triton
+from troupellm.kernels.act_quant.reference import quantize_activation_reference
+from troupellm.kernels.act_quant.triton_act_quant import quantize_activation_triton
 from troupellm.kernels.common.triton import check_device
 from troupellm.kernels.gated_act import silu_cases as gate_cases
 from troupellm.kernels.gated_act.gelu_reference import gelu_mul_reference
 from troupellm.kernels.gated_act.silu_reference import silu_mul_reference
-from troupellm.kernels.gated_act.triton_gate import gate_codes_triton, gate_triton
+from troupellm.kernels.gated_act.triton_gate import gate_quantized_triton, gate_triton
 from troupellm.kernels.rms_norm import cases as norm_cases
 from troupellm.kernels.rms_norm.reference import rms_norm_reference
 from troupellm.kernels.rms_norm.triton_norm import rms_norm_triton
@@ -103,15 +103,15 @@ def test_a_norm_in_eight_bits(codes: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     x, residual = (torch.randn(3, 100, generator=generator).to(DEVICE) for _ in range(2))
     weight = torch.rand(100, generator=generator).to(DEVICE)
-    expected = row_codes_reference(rms_norm_reference(residual + x, weight, 1e-6), codes)
+    expected = quantize_activation_reference(rms_norm_reference(residual + x, weight, 1e-6), codes)
     same_codes(rms_norm_triton(between_nan(x), weight, 1e-6, residual=residual, codes=codes), expected)
 
 
 @pytest.mark.parametrize("case", named(code_cases.CASES))
 def test_row_codes(case: code_cases.Case) -> None:
     x = code_cases.make_inputs(case, DEVICE, 4)
-    values, scale = row_codes_triton(between_nan(x), case.codes)
-    expected, expected_scale = row_codes_reference(x, case.codes)
+    values, scale = quantize_activation_triton(between_nan(x), case.codes)
+    expected, expected_scale = quantize_activation_reference(x, case.codes)
     assert torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
     assert torch.equal(scale, expected_scale)
 
@@ -119,7 +119,7 @@ def test_row_codes(case: code_cases.Case) -> None:
 def test_a_row_of_nan_is_known_by_its_scale() -> None:
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     x[1, 7] = float("nan")
-    assert row_codes_triton(x, INT8)[1].isnan().tolist() == [False, True, False]
+    assert quantize_activation_triton(x, INT8)[1].isnan().tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("case", named([case for case in gate_cases.CASES if case.tokens < 64]))
@@ -138,7 +138,8 @@ def test_gates_in_eight_bits(activation: str, codes: torch.dtype) -> None:
     gate_up = torch.randn(3, 2 * 130, generator=torch.Generator().manual_seed(6)).to(DEVICE)
     reference = silu_mul_reference if activation == "silu" else gelu_mul_reference
     same_codes(
-        gate_codes_triton(between_nan(gate_up), activation, codes), row_codes_reference(reference(gate_up), codes)
+        gate_quantized_triton(between_nan(gate_up), activation, codes),
+        quantize_activation_reference(reference(gate_up), codes),
     )
 
 

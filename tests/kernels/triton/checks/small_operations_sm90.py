@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from troupellm.kernels.act_quant.triton_act_quant import LAUNCH, row_codes_kernel
+from troupellm.kernels.act_quant.triton_act_quant import LAUNCH, quantize_activation_kernel
 from troupellm.kernels.common.triton import Launch
 from troupellm.kernels.common.triton_offline import compile_for
-from troupellm.kernels.gated_act.triton_gate import GATE, GATE_CODES, gate_codes_kernel, gate_kernel
+from troupellm.kernels.gated_act.triton_gate import GATE, GATE_QUANTIZED, gate_kernel, gate_quantized_kernel
 from troupellm.kernels.rms_norm.triton_norm import norm_launch, rms_norm_kernel
 from troupellm.kernels.rope_kv_write.triton_rope import head_launch, rope_kv_write_kernel
 
@@ -84,6 +84,8 @@ def test_gates_and_codes() -> None:
         check(gate_kernel, {"gate_up": "*bf16", "out": "*bf16", "row_stride": "i32"}, GATE, {"GELU": gelu})
         for out in CODES:
             arguments = {"gate_up": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}
-            check(gate_codes_kernel, arguments, GATE_CODES, {"GELU": gelu})
+            check(gate_quantized_kernel, arguments, GATE_QUANTIZED, {"GELU": gelu})
     for out in CODES:
-        check(row_codes_kernel, {"x": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}, LAUNCH, {})
+        check(
+            quantize_activation_kernel, {"x": "*bf16", "out": out, "scales": "*fp32", "row_stride": "i32"}, LAUNCH, {}
+        )

@@ -34,7 +34,7 @@ def test_beginning(queries: int) -> None:
 
 
 def test_end() -> None:
-    pieces = {"PIECES": 32}
+    pieces = {"CHUNKS": 32}
     check(finish_kernel, FINISH, {**pieces, **dict.fromkeys(("drawn_values", "drawn_ids", "scales"))})
     check(finish_kernel, FINISH, pieces)
     check(drawn_piece_kernel, PIECE, {**pieces, "TILES": TILES_OF_A_PIECE})

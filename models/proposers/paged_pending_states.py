@@ -15,7 +15,7 @@ KEPT: Final = CAPACITY + 1
 """States of a row that are kept between steps."""
 
 
-class Pending:
+class PendingStates:
     """By slot, the states of consecutive positions.
 
     Attributes:

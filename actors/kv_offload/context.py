@@ -4,14 +4,14 @@ from typing import NamedTuple
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_offload.cost import Cost
-from troupellm.actors.kv_offload.host_places import HostTier
+from troupellm.actors.kv_offload.host_slots import HostTier
 from troupellm.actors.kv_offload.stats import Counts
-from troupellm.actors.kv_offload.traffic import Traffic
+from troupellm.actors.kv_offload.transfers import Transfers
 
 
-class Means(NamedTuple):
+class OffloadContext(NamedTuple):
     host: HostTier
-    traffic: Traffic
+    transfers: Transfers
     tables: BlockTables
     cost: Cost
     counts: Counts

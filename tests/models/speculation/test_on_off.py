@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from troupellm.models.speculation.draft_length import DraftLength
-from troupellm.models.speculation.on_off import Stretches
+from troupellm.models.speculation.on_off import OnOffController
 
 MOST = 4
 
@@ -149,7 +149,7 @@ def test_what_did_not_pay_is_found_to_pay_when_it_does() -> None:
 def test_each_step_of_a_stretch_is_compared_with_those_of_as_many_rows(
     sizes: tuple[int, int], speed: float, pays: bool
 ) -> None:
-    stretches, moment, drafting = Stretches(), 0.0, 0
+    stretches, moment, drafting = OnOffController(), 0.0, 0
     for step in range(400):
         rows = sizes[step % 2]
         took = rows / 20
@@ -162,9 +162,9 @@ def test_each_step_of_a_stretch_is_compared_with_those_of_as_many_rows(
     assert drafting > 250 if pays else 32 <= drafting < 100
 
 
-def _asleep(rows: int) -> tuple[Stretches, float]:
+def _asleep(rows: int) -> tuple[OnOffController, float]:
     """For long, and when: no row was worth a draft."""
-    stretches, moment = Stretches(), 0.0
+    stretches, moment = OnOffController(), 0.0
     while not stretches.asleep(rows):
         if not stretches.rests(rows, moment, mixed=False):
             stretches.drafts(rows, worth=False, tried=True)

@@ -19,7 +19,7 @@ from troupellm.server.base.body_room import BodyRoom
 from troupellm.server.base.errors import HttpError, not_ready
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.skipped import Skipped
-from troupellm.server.host.admin_actions import Office
+from troupellm.server.host.admin_actions import AdminActions
 from troupellm.server.host.background import Background
 from troupellm.server.host.counting import Counting
 from troupellm.server.host.served_engine import ServedEngine
@@ -41,18 +41,20 @@ STEP_TIMEOUT = 60.0
 """Seconds. A step is bounded by its token budget, so a long prompt takes many steps and none of them long."""
 
 
-def stream_defaults(given: Collection[str], fronts: int = 0) -> dict[str, float]:
+def stream_defaults(given: Collection[str], api_processes: int = 0) -> dict[str, float]:
     """The settings to add to the given ones. An interval that the user set is kept as it is.
 
     Args:
-        fronts: processes that share the sends.
+        api_processes: those that share the sends.
     """
     chosen = {*given, "wakes_per_second", "most_wakes_per_second"} if "flush_interval" in given else given
-    defaults = STREAM_DEFAULTS | {"most_wakes_per_second": STREAM_DEFAULTS["most_wakes_per_second"] * max(1, fronts)}
+    defaults = STREAM_DEFAULTS | {
+        "most_wakes_per_second": STREAM_DEFAULTS["most_wakes_per_second"] * max(1, api_processes)
+    }
     return {name: value for name, value in defaults.items() if name not in chosen}
 
 
-class EngineHost:
+class ServerState:
     """Holds the engine (or why there is none yet) and the exchanges in flight."""
 
     def __init__(self, config: ServerConfig, engine: ServedEngine | None = None) -> None:
@@ -73,7 +75,7 @@ class EngineHost:
         self.decodes = anyio.CapacityLimiter(PARALLEL_DECODES)
         self.in_flight_elsewhere = 0
         """Exchanges of other processes that serve the same engine."""
-        self.told_elsewhere = False
+        self.reported_elsewhere = False
         """The engine's metrics hold what this process counts, and what others do."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when an exchange begins to use the engine, ceases to, or was answered."""
@@ -87,8 +89,8 @@ class EngineHost:
         self.batches = Batches(config)
         self.threads = Threads()
         self.held_limits = Limits(config.max_body_bytes, config.body_timeout, self.decodes)
-        self.administer: Callable[[str, bytes], Awaitable[bytes]] = Office(config, self._own_engine).act
-        """Carries out what an admin route asks: see `admin.actions.Office.act`."""
+        self.administer: Callable[[str, bytes], Awaitable[bytes]] = AdminActions(config, self._own_engine).act
+        """Carries out what an admin route asks: see `admin.actions.AdminActions.act`."""
         self.metrics: Callable[[], Awaitable[bytes]] = self._own_metrics
         """Prometheus' text format."""
         self.created = self.now()
@@ -129,7 +131,7 @@ class EngineHost:
         """
         text = await self.require().metrics(compat=self.config.metrics_compat == "vllm")
         text += await self.responses.metrics() + await self.batches.metrics() + self.threads.metrics()
-        if self.told_elsewhere:
+        if self.reported_elsewhere:
             return text
         return text + self.counts.text(len(self.in_flight)) + (self.vitals.text() if self.vitals is not None else b"")
 
@@ -253,7 +255,7 @@ class EngineHost:
         return self._fingerprint
 
     def _own_engine(self) -> Engine:
-        return cast(Engine, self.require())  # in front processes others carry out what is asked
+        return cast(Engine, self.require())  # in API processes others carry out what is asked
 
     def _progress_text(self) -> str:
         if self.progress is None:

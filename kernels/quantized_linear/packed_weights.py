@@ -25,7 +25,7 @@ Kind = Literal["int8", "table", "fp8"]
 
 
 @dataclass(frozen=True)
-class Coded:
+class PackedWeight:
     """One weight.
 
     Attributes:
@@ -51,17 +51,17 @@ class Coded:
         return 0 if self.table is None else int(self.table[0])
 
 
-def coded(weight: QuantizedWeight) -> Coded | None:
+def packed_weight(weight: QuantizedWeight) -> PackedWeight | None:
     """The weight as codes; None where it cannot be."""
-    found: Coded | None = None
+    found: PackedWeight | None = None
     if not all(decodes(outline) for outline in weight.outlines):
         return None
     if isinstance(weight, GroupedWeight):
         found = _grouped(weight)
     elif isinstance(weight, Int8Channel):
-        found = Coded(weight.values.view(torch.uint8), "int8", weight.scale[:, None])
+        found = PackedWeight(weight.values.view(torch.uint8), "int8", weight.scale[:, None])
     elif isinstance(weight, Fp8):
-        found = Coded(weight.values.view(torch.uint8), "fp8", weight.row_scale().contiguous())
+        found = PackedWeight(weight.values.view(torch.uint8), "fp8", weight.row_scale().contiguous())
     elif isinstance(weight, Mx):
         found = _mx(weight)
     elif isinstance(weight, GgufBlocks):
@@ -70,13 +70,13 @@ def coded(weight: QuantizedWeight) -> Coded | None:
     return found if numbers else None  # NaN is not decoded
 
 
-def _grouped(weight: GroupedWeight) -> Coded | None:
+def _grouped(weight: GroupedWeight) -> PackedWeight | None:
     scale = weight.scale.float()
     zero = None if weight.zero is None else weight.zero.float()
     four = isinstance(weight, Int4Group)
     numbers = torch.arange(UNIT, dtype=torch.int8) - (int(weight.middle) if zero is None else 0)
     offset = None if zero is None else -zero * scale
-    result = Coded(
+    result = PackedWeight(
         weight.codes.view(torch.uint8), "table" if four else "int8", scale, offset, table=numbers if four else None
     )
     if weight.group is None:
@@ -89,18 +89,18 @@ def _grouped(weight: GroupedWeight) -> Coded | None:
     return replace(result, codes=_halves(codes) if four else codes, order=order)
 
 
-def _mx(weight: Mx) -> Coded:
+def _mx(weight: Mx) -> PackedWeight:
     scale = powers_of_two(weight.exponents)
     if weight.element == "fp4_e2m1":  # multiples of a half
-        return Coded(weight.codes, "table", scale / 2, table=(element_values("fp4_e2m1") * 2).to(torch.int8))
+        return PackedWeight(weight.codes, "table", scale / 2, table=(element_values("fp4_e2m1") * 2).to(torch.int8))
     if weight.element == "fp8_e4m3":
-        return Coded(weight.codes, "fp8", scale)
+        return PackedWeight(weight.codes, "fp8", scale)
     # Six bits are less than the eight of e4m3 in range and precision.
     values = element_values(weight.element, weight.codes.device).to(torch.float8_e4m3fn).view(torch.uint8)
-    return Coded(values[weight.codes.long()], "fp8", scale)
+    return PackedWeight(values[weight.codes.long()], "fp8", scale)
 
 
-def _gguf(weight: GgufBlocks) -> Coded:
+def _gguf(weight: GgufBlocks) -> PackedWeight:
     """The codes are put together slab by slab, so that little memory is needed beside them."""
     (outline,), rows = weight.outlines, weight.shape[0]
     eight, device = outline.code == "int8", weight.data.device
@@ -114,7 +114,7 @@ def _gguf(weight: GgufBlocks) -> Coded:
         if offset is not None and fields.offset is not None:
             offset[place] = fields.offset
     numbers = None if table is None else torch.tensor(table, dtype=torch.int8)
-    return Coded(codes, "int8" if eight else "table", scale, offset, numbers)
+    return PackedWeight(codes, "int8" if eight else "table", scale, offset, numbers)
 
 
 def _halves(numbers: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 
-class Gaps:
+class MissingKV:
     """By slot, where entries lie.
 
     Attributes:

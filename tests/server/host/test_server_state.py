@@ -7,12 +7,12 @@ import pytest
 from troupellm.protocol.config.engine import EngineConfig, SchedulerConfig, ServerConfig, WorkerConfig
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import LoadProgress
-from troupellm.server.host.engine_host import EngineHost
+from troupellm.server.host.server_state import ServerState
 
 
 def test_details_of_loading_are_logged_line_by_line(caplog):
     caplog.set_level(logging.INFO, logger="troupellm.server")
-    host = EngineHost(ServerConfig())
+    host = ServerState(ServerConfig())
     host.report(LoadProgress(phase="weights", done=1, total=4))
     assert caplog.records == []
     host.report(LoadProgress(phase="ready", done=4, total=4, detail="weights  1 GiB\nKV cache 2 GiB"))
@@ -29,7 +29,7 @@ def reasons(step_timeout: float, **snapshot: Any) -> list[str]:
     worker, scheduler = WorkerConfig(step_timeout=step_timeout), SchedulerConfig(max_num_queued_reqs=4)
     config = EngineConfig(worker=worker, scheduler=scheduler)
     engine: Any = SimpleNamespace(state="ready", config=config, snapshot=lambda: told)
-    return EngineHost(ServerConfig(), engine).readiness()
+    return ServerState(ServerConfig(), engine).readiness()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ class HostTier:
             gone = self._blocks.pop(evicted)
             self._free.append(gone.place)
             self.num_evicted += 1
-            self._tell_removed(gone)
+            self._report_removed(gone)
         block = self._blocks[key] = TierBlock(key, self._free.pop())
         block.pins = 1
         return block
@@ -104,7 +104,7 @@ class HostTier:
         if block.dropped:
             return
         block.dropped = True
-        self._tell_removed(block)
+        self._report_removed(block)
         del self._blocks[block.key]
         self._policy.remove(block.key)
         if block.pins:
@@ -112,7 +112,7 @@ class HostTier:
         else:
             self._free.append(block.place)
 
-    def _tell_removed(self, block: TierBlock) -> None:
+    def _report_removed(self, block: TierBlock) -> None:
         if self._events is not None and block.ready:
             self._events.removed(block.key[:KEY_BYTES], int.from_bytes(block.key[KEY_BYTES:]))
 

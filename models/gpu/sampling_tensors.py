@@ -11,8 +11,8 @@ from torch import Tensor
 from troupellm.kernels.decode_io import Draws, finish
 from troupellm.kernels.sampling.truncate import Nucleus
 from troupellm.models.gpu.logit_adjustments import Adjustments
-from troupellm.models.gpu.logprobs import NOTHING, told
-from troupellm.models.gpu.penalties import PenaltyColumns
+from troupellm.models.gpu.logprobs import NOTHING, num_logprobs
+from troupellm.models.gpu.penalties import PenaltyTensors
 from troupellm.models.sampling.row_options import RowOptions
 
 SLOT, END, COUNT, STREAM, SCALES, TOP_K, TOP_P = range(7)
@@ -25,19 +25,19 @@ sampler on the host.
 Guides, listed tokens, penalties and log-probabilities go with each of the first three, see `choosing`."""
 
 
-class SamplingColumns:
+class SamplingTensors:
     """The sampling options of the slots' rows.
 
     Attributes:
         kinds: int64 [slots], how each row's token is chosen; see `GREEDY`.
-        told: int64 [slots], the number of log-probabilities that each row gets; see `described.told`.
+        num_logprobs: int64 [slots], the number of log-probabilities that each row gets; see `logprobs.num_logprobs`.
         penalties, adjustments: of those that have any.
     """
 
     def __init__(self) -> None:
         self.kinds: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.told: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.penalties, self.adjustments = PenaltyColumns(), Adjustments()
+        self.num_logprobs: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.penalties, self.adjustments = PenaltyTensors(), Adjustments()
         self._values: NDArray[np.int64] = np.zeros((WIDTH, 0), np.int64)
 
     def put(self, slot: int, options: RowOptions) -> None:
@@ -45,10 +45,10 @@ class SamplingColumns:
         if slot >= self.kinds.size:
             more = max(2 * self.kinds.size, slot + 1, 16) - self.kinds.size
             self.kinds = np.concatenate((self.kinds, np.zeros(more, np.int64)))
-            self.told = np.concatenate((self.told, np.full(more, NOTHING, np.int64)))
+            self.num_logprobs = np.concatenate((self.num_logprobs, np.full(more, NOTHING, np.int64)))
             self._values = np.concatenate((self._values, np.zeros((WIDTH, more), np.int64)), axis=1)
-        count = told(options.state)
-        self.kinds[slot], self.told[slot] = kind_of(options), NOTHING if count is None else count
+        count = num_logprobs(options.state)
+        self.kinds[slot], self.num_logprobs[slot] = kind_of(options), NOTHING if count is None else count
         self.penalties.put(slot, options)
         self.adjustments.put(slot, options)
         scales = np.array([options.inverse_temperature, options.log_min_p], np.float32)
@@ -86,7 +86,7 @@ def padding(size: int, scratch: int) -> NDArray[np.int64]:
 def kind_of(options: RowOptions) -> int:
     """How the row's token is chosen; ELSEWHERE unless the device alone can do it."""
     state = options.state
-    if options.words or options.thinking is not None or options.processors is not None or told(state) is None:
+    if options.words or options.thinking is not None or options.processors is not None or num_logprobs(state) is None:
         return ELSEWHERE
     if options.greedy:
         return GREEDY

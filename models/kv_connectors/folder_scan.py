@@ -18,7 +18,7 @@ class File(NamedTuple):
     path: str
 
 
-class Survey:
+class FolderScan:
     """One scan of the folder.
 
     Attributes:

@@ -11,7 +11,7 @@ from troupellm.protocol.params.chat_events import (
 )
 
 
-def pieces_of(choice: TurnChoice) -> list[TurnEvent]:
+def chunks_of(choice: TurnChoice) -> list[TurnEvent]:
     """A whole answer as a stream that brings it in one go."""
     events = []
     if choice.reasoning:

@@ -11,8 +11,8 @@ from troupellm.kernels.common.triton import installed
 from troupellm.kernels.fused_moe import SILU, PackedExperts
 from troupellm.kernels.fused_moe.stacked import StackedExperts, stack
 from troupellm.kernels.linear import pack
-from troupellm.kernels.quantized_linear import Fp8, Int4Group, Mx, QuantizedWeight, cpu_codes, held_bytes, stays
-from troupellm.kernels.quantized_linear.gpu import CodedGpuProduct, EightBitProduct, gpu_product
+from troupellm.kernels.quantized_linear import Fp8, Int4Group, Mx, QuantizedWeight, cpu_packed, held_bytes, stays
+from troupellm.kernels.quantized_linear.gpu import EightBitProduct, PackedGpuProduct, gpu_product
 from troupellm.models.worker.quantization_report import quantization_report
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -54,7 +54,7 @@ def taken(*tensors: Tensor | None) -> int:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_on_a_cpu(name: str, dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
-        monkeypatch.setattr(cpu_codes, "load", lambda: None)
+        monkeypatch.setattr(cpu_packed, "load", lambda: None)
     elif shutil.which("g++") is None:
         pytest.skip("no compiler")
     weight = made(name, dtype)
@@ -69,7 +69,7 @@ def test_on_a_cpu(name: str, dtype: torch.dtype, compiled: bool, monkeypatch: py
 @needs_triton
 @pytest.mark.parametrize("name", NAMES)
 def test_on_a_gpu_whatever_the_type_and_without_a_compiler(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_codes, "load", lambda: None)
+    monkeypatch.setattr(cpu_packed, "load", lambda: None)
     weight = made(name)
     (outline,) = weight.outlines
     for dtype in (torch.float32, torch.bfloat16):
@@ -82,7 +82,7 @@ def test_on_a_gpu_whatever_the_type_and_without_a_compiler(name: str, monkeypatc
     if isinstance(product, EightBitProduct):
         held = taken(product.values, product.scale)
     else:
-        assert isinstance(product, CodedGpuProduct)
+        assert isinstance(product, PackedGpuProduct)
         codes = product.weight
         held = taken(codes.codes, codes.scale, codes.offset, codes.order)
     assert held == held_bytes(outline, GPU, torch.bfloat16)
@@ -123,6 +123,6 @@ def test_inputs_are_put_into_eight_bits_only_where_both_sides_are_to_be() -> Non
     on_load = Fp8.quantize(plain)
     weight_only = Fp8(on_load.values, on_load.scale)
     assert isinstance(gpu_product(on_load, None), EightBitProduct)
-    assert isinstance(gpu_product(weight_only, None), CodedGpuProduct)
-    assert isinstance(gpu_product(Fp8.cat([on_load, weight_only]), None), CodedGpuProduct)
+    assert isinstance(gpu_product(weight_only, None), PackedGpuProduct)
+    assert isinstance(gpu_product(Fp8.cat([on_load, weight_only]), None), PackedGpuProduct)
     assert isinstance(gpu_product(Fp8.cat([on_load, on_load.rows(slice(0, 8))]), None), EightBitProduct)

@@ -5,7 +5,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Taps:
+class AuxHiddenStates:
     """The hidden states of the model that a proposer gets in `observe`. Without any, `observe` is never called."""
 
     last: bool = False
@@ -28,4 +28,4 @@ class Taps:
         return self.shows or self.tokens
 
 
-NO_TAPS: Final = Taps()
+NO_AUX_HIDDEN_STATES: Final = AuxHiddenStates()

@@ -1,9 +1,9 @@
-"""One front as its parent runs it: the process, the link to it, and the engine's side of its requests.
+"""One API process as its parent runs it: the process, the link to it, and the engine's side of its requests.
 
 Owns:      one child process at a time and what it has in flight.
-Receives:  frames of the front.
+Receives:  frames of the API process.
 Sends:     frames to it; its requests to the engine.
-On crash:  the front's requests are ended, and the supervisor starts another one.
+On crash:  the API process's requests are ended, and the supervisor starts another one.
 """
 
 import os
@@ -17,13 +17,15 @@ import anyio.abc
 from anyio.abc import TaskStatus
 
 import troupellm
-from troupellm.actors.engine.api_process_session import FrontSession
+from troupellm.actors.engine.api_process_session import ApiProcessSession
 from troupellm.actors.engine.engine import Engine
 from troupellm.protocol.errors import TroupeError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.protocol.wire.api_process import (
     Abort,
     AdminAnswer,
+    ApiProcessReady,
+    ApiProcessReport,
     Apply,
     AskAdmin,
     AskCharge,
@@ -31,9 +33,7 @@ from troupellm.protocol.wire.api_process import (
     CancelAdmin,
     Configure,
     CorrectCharge,
-    FromFront,
-    FrontReady,
-    FrontReport,
+    FromApiProcess,
     HttpCount,
     Leave,
     Loading,
@@ -42,7 +42,7 @@ from troupellm.protocol.wire.api_process import (
     ResumeReader,
     Status,
     Submit,
-    ToFront,
+    ToApiProcess,
     WireError,
 )
 from troupellm.server.api_processes.link import FrameError, Link, PeerGone, open_link
@@ -54,20 +54,20 @@ MODULE = "troupellm.server.api_processes.main"
 GREETING_SECONDS = 30.0
 """From the start of a process to its first word; a loaded machine takes seconds to start Python."""
 END_SECONDS = 1.0
-"""Seconds that a front has to end after it has closed its connections; then it is killed."""
+"""Seconds that an API process has to end after it has closed its connections; then it is killed."""
 STATUS_SECONDS = 0.25
 DEAF_REPORTS = 120
-"""A front that misses so many of its reports in a row (half a minute of them) hangs, and is replaced."""
+"""An API process that misses so many of its reports in a row (half a minute of them) hangs, and is replaced."""
 
 
-class FrontDied(TroupeError):
-    """A front ended without an order."""
+class ApiProcessDied(TroupeError):
+    """An API process ended without an order."""
 
     default_code = "front_died"
 
 
-class Office(Protocol):
-    """The knowledge of a front's parent: see `fleet`."""
+class Parent(Protocol):
+    """The knowledge of an API process's parent: see `processes`."""
 
     @property
     def engine(self) -> Engine | None: ...
@@ -84,24 +84,24 @@ class Office(Protocol):
     def metrics_text(self, *, compat: bool) -> bytes: ...
 
     @property
-    def office(self) -> admin_actions.Office:
+    def admin_actions(self) -> admin_actions.AdminActions:
         """Carries out what admin routes ask."""
 
     def changed(self) -> None:
-        """A front is ready, idle, or gone."""
+        """An API process is ready, idle, or gone."""
 
 
-class Member:
-    """One front. Rebuilt after a crash."""
+class ApiProcess:
+    """One API process. Rebuilt after a crash."""
 
-    def __init__(self, office: Office, number: int, listener: socket.socket) -> None:
-        self._office = office
+    def __init__(self, parent: Parent, number: int, listener: socket.socket) -> None:
+        self._parent = parent
         self._number = number
         self._listener = listener
-        self._link: Link[ToFront, FromFront] | None = None
+        self._link: Link[ToApiProcess, FromApiProcess] | None = None
         self._process: anyio.abc.Process | None = None
         self._group: anyio.abc.TaskGroup | None = None
-        self._session: FrontSession | None = None
+        self._session: ApiProcessSession | None = None
         self._asked: dict[int, anyio.CancelScope] = {}
         """Around what admin routes have asked for."""
         self._leaving = False
@@ -110,7 +110,7 @@ class Member:
         self.linked = False
         """It has spoken, and may have requests."""
         self.ready = False
-        self.report = FrontReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
+        self.report = ApiProcessReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
 
     @property
     def pid(self) -> int | None:
@@ -135,12 +135,12 @@ class Member:
             report.template_processes,
         )
 
-    def post(self, message: ToFront) -> None:
+    def post(self, message: ToApiProcess) -> None:
         if self._link is not None:
             self._link.post(message)
 
-    def tell_status(self) -> None:
-        self.post(self._office.status(self._number))
+    def send_status(self) -> None:
+        self.post(self._parent.status(self._number))
 
     def leave(self, seconds: float) -> None:
         """Have it close its connections and end."""
@@ -151,12 +151,12 @@ class Member:
             self._scope.cancel()
 
     def serve(self, engine: Engine) -> None:
-        """The engine is there: tell the front, and take its requests from now on."""
+        """The engine is there: tell the API process, and take its requests from now on."""
         if self._link is None or self._group is None:
             return  # it is starting, and will find the engine there
-        self._session = engine.front_session(self._link.post, self._link.drained)
+        self._session = engine.api_process_session(self._link.post, self._link.drained)
         self._group.start_soon(self._session.run)
-        self.tell_status()
+        self.send_status()
         self.post(engine.serving())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -170,21 +170,21 @@ class Member:
             with self._scope:
                 self._link = await self._start()
                 await self._live(self._link)
-        except Exception as error:  # a front that misbehaves is a front that is replaced
+        except Exception as error:  # an API process that misbehaves is an API process that is replaced
             cause = flatten(error)
             if not isinstance(cause, PeerGone):  # which says no more than the exit code
                 why, patience = f": {cause}", 0.0
-            if not isinstance(cause, FrameError | FrontDied):
+            if not isinstance(cause, FrameError | ApiProcessDied):
                 raise
         finally:
             self.ready, self.linked = False, False
-            self.report = FrontReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
+            self.report = ApiProcessReport(counts=(), in_flight=0, draining=False, loop_lag=0.0, log_lines_dropped=0)
             code = await self._end(0.0 if self._scope.cancel_called else patience)
-            self._office.changed()
+            self._parent.changed()
         if not self._leaving:
-            raise FrontDied(f"front {self._number} ended{_how(code)}{why}")
+            raise ApiProcessDied(f"API process {self._number} ended{_how(code)}{why}")
 
-    async def _start(self) -> Link[ToFront, FromFront]:
+    async def _start(self) -> Link[ToApiProcess, FromApiProcess]:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -192,7 +192,7 @@ class Member:
             except BaseException:
                 ours.close()
                 raise
-        return await open_link(ours, FromFront, troupellm.__version__)
+        return await open_link(ours, FromApiProcess, troupellm.__version__)
 
     async def _spawn(self, theirs: socket.socket) -> anyio.abc.Process:
         module = [sys.executable, "-m", MODULE]
@@ -207,15 +207,15 @@ class Member:
             pass_fds=descriptors,
         )
 
-    async def _live(self, link: Link[ToFront, FromFront]) -> None:
+    async def _live(self, link: Link[ToApiProcess, FromApiProcess]) -> None:
         """Until the link ends, with PeerGone when all is well."""
-        link.post(self._office.configure(self._number))
-        if self._office.progress is not None:
-            link.post(Loading(self._office.progress))
+        link.post(self._parent.configure(self._number))
+        if self._parent.progress is not None:
+            link.post(Loading(self._parent.progress))
         async with anyio.create_task_group() as group:
             self._group = group
-            group.start_soon(self._tell, link)
-            engine = self._office.engine
+            group.start_soon(self._report_status, link)
+            engine = self._parent.engine
             if engine is not None and engine.state != "stopped":
                 self.serve(engine)
             try:
@@ -226,13 +226,13 @@ class Member:
                     self._on_message(message)
                     message = await link.receive()
             except TimeoutError:
-                raise FrontDied(f"it did not say a word for {GREETING_SECONDS:g} seconds") from None
+                raise ApiProcessDied(f"it did not say a word for {GREETING_SECONDS:g} seconds") from None
             finally:
                 self._group = None
                 group.cancel_scope.cancel()
 
-    async def _tell(self, link: Link[ToFront, FromFront]) -> None:
-        """Say how the engine is as long as the front listens, and notice when it says nothing itself.
+    async def _report_status(self, link: Link[ToApiProcess, FromApiProcess]) -> None:
+        """Say how the engine is as long as the API process listens, and notice when it says nothing itself.
 
         Counted in turns of this loop and not in seconds: a process that was stopped itself has missed nothing.
         """
@@ -240,7 +240,7 @@ class Member:
             group.start_soon(self._watch)
             while True:
                 await link.drained()
-                self.tell_status()
+                self.send_status()
                 await anyio.sleep(STATUS_SECONDS)
 
     async def _watch(self) -> None:
@@ -248,25 +248,25 @@ class Member:
         while missed < DEAF_REPORTS or not self.linked:
             await anyio.sleep(STATUS_SECONDS)
             missed, last = (missed + 1 if self.report is last else 0), self.report
-        raise FrontDied(f"it has not been heard of for {DEAF_REPORTS * STATUS_SECONDS:g} seconds")
+        raise ApiProcessDied(f"it has not been heard of for {DEAF_REPORTS * STATUS_SECONDS:g} seconds")
 
-    def _on_message(self, message: FromFront) -> None:
+    def _on_message(self, message: FromApiProcess) -> None:
         match message:
             case Apply() | Submit() | Abort() | PauseReader() | ResumeReader() | AskCharge() | CorrectCharge():
                 if self._session is None:
-                    raise FrontDied("it sent a request before there was an engine")
+                    raise ApiProcessDied("it sent a request before there was an engine")
                 self._session.handle(message)
-            case FrontReport():
+            case ApiProcessReport():
                 before, self.report = self.report, message
-                self._office.counted(message.counts)
+                self._parent.counted(message.counts)
                 if (before.in_flight, before.draining) != (message.in_flight, message.draining):
-                    self._office.changed()
-            case FrontReady():
+                    self._parent.changed()
+            case ApiProcessReady():
                 self.ready = True
-                self._office.changed()
+                self._parent.changed()
             case AskMetrics(query=query, compat=compat):
                 try:
-                    text = self._office.metrics_text(compat=compat)
+                    text = self._parent.metrics_text(compat=compat)
                 except TroupeError:  # the engine is closing
                     text = b""
                 self.post(MetricsText(query, text))
@@ -284,7 +284,7 @@ class Member:
         answer: AdminAnswer | None = None
         with self._asked[asked.query]:
             try:
-                body = await self._office.office.act(asked.action, asked.arguments)
+                body = await self._parent.admin_actions.act(asked.action, asked.arguments)
                 answer = AdminAnswer(query=asked.query, body=body)
             except TroupeError as error:
                 answer = AdminAnswer(query=asked.query, error=WireError.of(error))

@@ -23,7 +23,7 @@ _BYTES = 4
 """Bytes taken of the key at either end of a block, the last ones: keys with few bits have their scale there."""
 
 
-class Marks:
+class DrafterBlocks:
     """Marks of the blocks that contain a drafter's layers, which are kept as long as their rows exist."""
 
     def __init__(self, cache: KVCache, paging: Paging) -> None:
@@ -74,7 +74,7 @@ def reread(lead: Ints, trail: Ints, whole: Ints, block_size: int) -> tuple[Ints,
     """Where rows [rows] with shared blocks continue if blocks without entries can be read again; all in blocks.
 
     Args:
-        lead, trail: as of `Marks.runs`, of their first `whole` ones.
+        lead, trail: as of `DrafterBlocks.runs`, of their first `whole` ones.
 
     Returns:
         from where each reads, and up to where it passes over what lies behind `lead`: `lead` itself if over nothing.

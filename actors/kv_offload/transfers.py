@@ -30,7 +30,7 @@ Done = Callable[[TransferDone], None]
 Found = Callable[[int], None]
 
 
-class Traffic:
+class Transfers:
     """`late` counts answers that came after the asking sequence had stopped waiting."""
 
     def __init__(self) -> None:
@@ -120,8 +120,8 @@ class Traffic:
                 self.num_late += 1
             done(answer)
         for lookup in found:
-            tell = self._lookups.pop(lookup.lookup, self._too_late)
-            tell(lookup.count)
+            callback = self._lookups.pop(lookup.lookup, self._too_late)
+            callback(lookup.count)
 
     def forget(self) -> None:
         """The worker is gone, and with it everything under way: none of it is answered."""

@@ -4,17 +4,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from troupellm.models.kv_connectors.sealed_block import Seal
+from troupellm.models.kv_connectors.sealed_block import BlockSignature
 from troupellm.models.kv_offload.store import StoreUse
 
 
-class Shelf:
+class BlockLru:
     """Sealed blocks in memory, least recently used ones give way. Safe in any thread."""
 
-    def __init__(self, seal: Seal, limit: int) -> None:
+    def __init__(self, signature: BlockSignature, limit: int) -> None:
         """limit: bytes of all blocks, at least one."""
-        self._seal = seal
-        self._most = limit // seal.frame_bytes
+        self._signature = signature
+        self._most = limit // signature.frame_bytes
         self._blocks: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
         self._lock = threading.Lock()
         self._evicted = self._clearings = 0
@@ -26,9 +26,9 @@ class Shelf:
                 self._blocks.move_to_end(key)
                 return
             clearings = self._clearings
-        header, content = self._seal.header(key, data), bytes(data)
+        header, content = self._signature.header(key, data), bytes(data)
         with self._lock:
-            if clearings != self._clearings:  # the shelf was cleared meanwhile, and this block is older
+            if clearings != self._clearings:  # the block LRU was cleared meanwhile, and this block is older
                 return
             self._blocks[key] = header, content
             while len(self._blocks) > self._most:
@@ -53,7 +53,7 @@ class Shelf:
         return len(keys)
 
     def use(self) -> StoreUse:
-        size, blocks = self._seal.frame_bytes, len(self._blocks)
+        size, blocks = self._signature.frame_bytes, len(self._blocks)
         return StoreUse(blocks, blocks * size, self._most * size, self._evicted)
 
     def clear(self) -> None:

@@ -18,9 +18,9 @@ from troupellm.kernels.common.huge_pages import prefer_huge_pages
 from troupellm.kernels.cpp import guard
 from troupellm.kernels.cpp.checks import check, require
 from troupellm.kernels.quantized_linear.base import QuantizedWeight
-from troupellm.kernels.quantized_linear.cpu_rows import Functions, ToldWeight
+from troupellm.kernels.quantized_linear.cpu_rows import CppRows, Functions
 from troupellm.kernels.quantized_linear.grouped import Int4Group, Int8WeightOnly
-from troupellm.kernels.quantized_linear.packed_codes import UNIT, Coded, coded
+from troupellm.kernels.quantized_linear.packed_weights import UNIT, PackedWeight, packed_weight
 
 MOST_ROWS = 16
 PIECE_UNITS = 32
@@ -29,24 +29,26 @@ KINDS = {"int8": 0, "table": 1, "fp8": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class CodedFunctions(Functions):
+class PackedFunctions(Functions):
     decode: cpp.Function
 
 
-class CodedProduct(ToldWeight):
+class PackedProduct(CppRows):
     """A weight in codes, ready for many products: few rows by itself, as `FewRows` has it, many as `FastProduct`."""
 
     most_rows = MOST_ROWS
     part: tuple[int, int] | None = None
-    _functions: CodedFunctions
+    _functions: PackedFunctions
 
-    def __init__(self, functions: CodedFunctions, weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
+    def __init__(
+        self, functions: PackedFunctions, weight: PackedWeight, shape: tuple[int, int], bias: Tensor | None
+    ) -> None:
         """
         Raises:
             RefusedCall: codes, scales or a bias of another type or size than the shape needs.
         """
         self.out_features, self.in_features = shape
-        check_coded(weight, shape, bias)
+        check_packed(weight, shape, bias)
         self._functions, self._order = functions, weight.order
         self.gates = self.out_features % (2 * UNIT) == 0
         self._bias = None if bias is None else bias.float()
@@ -57,16 +59,16 @@ class CodedProduct(ToldWeight):
         padded = None if bias is None else functional.pad(bias.float(), (0, self._units * UNIT - self.out_features))
         prefer_huge_pages(codes.data_ptr(), codes.nbytes)
         self._held = (codes, scale, offset, table, padded)
-        self._told = np.array(
+        self._numbers = np.array(
             [codes.data_ptr(), KINDS[weight.kind], self.in_features, scale.shape[1], self.out_features,
              table.data_ptr(), scale.data_ptr(),
              *(0 if vector is None else vector.data_ptr() for vector in (offset, padded))],
             dtype=np.int64,
         )  # fmt: skip
-        self._pointer = self._told.ctypes.data
+        self._pointer = self._numbers.ctypes.data
 
     @property
-    def native(self) -> "CodedProduct | None":
+    def native(self) -> "PackedProduct | None":
         """Itself, unless inputs must be put in another order first, which nothing can be fused with."""
         return self if self._order is None else None
 
@@ -92,10 +94,10 @@ class CodedProduct(ToldWeight):
         return out
 
 
-def check_coded(weight: Coded, shape: tuple[int, int], bias: Tensor | None) -> None:
+def check_packed(weight: PackedWeight, shape: tuple[int, int], bias: Tensor | None) -> None:
     """
     Raises:
-        RefusedCall: see `CodedProduct`.
+        RefusedCall: see `PackedProduct`.
     """
     outs, depth = shape
     groups = weight.scale.shape[1]
@@ -117,22 +119,22 @@ def in_units(rows: Tensor) -> Tensor:
     return functional.pad(rows, (0, 0, 0, missing)).view(-1, UNIT, rows.shape[1]).transpose(1, 2).contiguous()
 
 
-def coded_product(weight: QuantizedWeight, bias: Tensor | None) -> CodedProduct | None:
+def packed_product(weight: QuantizedWeight, bias: Tensor | None) -> PackedProduct | None:
     """The product with a float32 weight in codes; None where there is no compiled code, or it cannot be coded."""
     functions = load()
-    codes = None if functions is None else coded(weight)
+    codes = None if functions is None else packed_weight(weight)
     if functions is None or codes is None:
         return None
-    return CodedProduct(functions, codes, weight.shape, bias)
+    return PackedProduct(functions, codes, weight.shape, bias)
 
 
 @functools.cache
-def load() -> CodedFunctions | None:
+def load() -> PackedFunctions | None:
     """The compiled functions, or None where they are not there or wrong."""
     library = cpp.load()
     if library is None:
         return None
-    functions = CodedFunctions(
+    functions = PackedFunctions(
         library.function("coded_linear", "ppiipdidpii"),
         library.function("coded_linear_gated", "ppiipdipii"),
         library.function("coded_decode", "piipi"),
@@ -140,15 +142,15 @@ def load() -> CodedFunctions | None:
     return cpp.checked(functions, _agrees(functions), "products with codes")
 
 
-def _agrees(functions: CodedFunctions) -> bool:
+def _agrees(functions: PackedFunctions) -> bool:
     generator = torch.Generator().manual_seed(2)
     plain, bias = (torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ((96, 64), (96,)))
     norm = torch.rand(64, generator=generator, dtype=torch.float32)
     for weight in (Int4Group.quantize(plain, 32), Int8WeightOnly.quantize(plain)):
-        codes = coded(weight)
+        codes = packed_weight(weight)
         if codes is None:
             return False
-        product = CodedProduct(functions, codes, weight.shape, bias)
+        product = PackedProduct(functions, codes, weight.shape, bias)
         for rows in (1, 7, MOST_ROWS + 1):
             x = torch.randn(rows, 64, generator=generator, dtype=torch.float32)
             normed = weight.product(functional.rms_norm(x, (64,), norm, 1e-5), bias)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.values import MOST_SCHEMA_STEPS
 
 
@@ -20,8 +20,8 @@ class Counted(dict[str, Any]):
         return super().get(key, default)
 
 
-def offer(schema: dict[str, Any]) -> Offer:
-    return Offer([{"name": "f", "parameters": schema}])
+def offered_tools(schema: dict[str, Any]) -> OfferedTools:
+    return OfferedTools([{"name": "f", "parameters": schema}])
 
 
 def branching(levels: int, end: dict[str, Any]) -> dict[str, Any]:
@@ -35,19 +35,19 @@ def branching(levels: int, end: dict[str, Any]) -> dict[str, Any]:
 def test_a_schema_with_many_branches_is_read_up_to_a_number_of_steps() -> None:
     schema = Counted(properties={"k": {"$ref": "#/$defs/d0"}})
     schema["$defs"] = Counted(branching(6, {"type": "integer"}))
-    assert offer(schema).types("f", "k") == frozenset()
+    assert offered_tools(schema).types("f", "k") == frozenset()
     assert schema["$defs"].reads <= MOST_SCHEMA_STEPS
 
 
 def test_branches_beyond_the_eighth_count() -> None:
     branches = [{"type": "integer"}] * 12 + [{"type": "string"}]
-    assert offer({"properties": {"k": {"anyOf": branches}}}).types("f", "k") == {"integer", "string"}
+    assert offered_tools({"properties": {"k": {"anyOf": branches}}}).types("f", "k") == {"integer", "string"}
 
 
 def test_the_types_of_a_parameter_are_found_once() -> None:
     schema = Counted(properties={"k": {"$ref": "#/$defs/d0"}})
     schema["$defs"] = {"d0": {"type": "integer"}}
-    tool = offer(schema)
+    tool = offered_tools(schema)
     assert tool.types("f", "k") == {"integer"}
     before = schema.reads
     assert tool.types("f", "k") == {"integer"}
@@ -60,7 +60,7 @@ def test_a_long_reference_names_no_schema(reference: str) -> None:
     for _ in range(33):
         inner = {"a": inner}
     schema = inner | {"a" * 5000: {"type": "integer"}, "properties": {"k": {"$ref": reference}}}
-    assert offer(schema).types("f", "k") == frozenset()
+    assert offered_tools(schema).types("f", "k") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_long_reference_names_no_schema(reference: str) -> None:
     ],
 )
 def test_unwrapped_arguments_are_json_that_can_be_encoded(text: str, value: object) -> None:
-    unwrapping = offer({"properties": {"a": {}}}).wrapper("f")
+    unwrapping = offered_tools({"properties": {"a": {}}}).wrapper("f")
     assert unwrapping is not None
     shown = unwrapping.add(text) + unwrapping.rest(whole=True)
     assert json.loads(shown) == value

@@ -1,7 +1,7 @@
-"""HTTP fronts in processes of their own, as the start and the shutdown of a server see them: one `HttpSide`.
+"""API server processes, as the start and the shutdown of a server see them: one `HttpSide`.
 
-One listening socket is bound here and inherited by all; an idle process accepts. Each front has a socket pair with this
-process and shares nothing with the others: no lock, no memory, no count. Their counts are added up here.
+One listening socket is bound here and inherited by all; an idle process accepts. Each API process has a socket pair
+with this process and shares nothing with the others: no lock, no memory, no count. Their counts are added up here.
 """
 
 import logging
@@ -25,12 +25,12 @@ from troupellm.protocol.config.engine import ServerConfig
 from troupellm.protocol.errors import EngineStopped, TroupeError
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.protocol.messages.worker import LoadProgress
-from troupellm.protocol.wire.api_process import Configure, Cut, HttpCount, Loading, SetLogLevel, Status, ToFront
+from troupellm.protocol.wire.api_process import Configure, Cut, HttpCount, Loading, SetLogLevel, Status, ToApiProcess
 from troupellm.server.access.auth import admin_keys
 from troupellm.server.access.keys import read_keys
-from troupellm.server.api_processes.member import FrontDied, Member
+from troupellm.server.api_processes.process import ApiProcess, ApiProcessDied
 from troupellm.server.base.errors import flatten, not_ready
-from troupellm.server.host.admin_actions import Office, apply_log_level
+from troupellm.server.host.admin_actions import AdminActions, apply_log_level
 from troupellm.server.observe.load_log import LoadLog, terminal
 from troupellm.server.observe.metrics import HttpCounts
 from troupellm.server.observe.vitals import Vitals
@@ -40,17 +40,17 @@ from troupellm.server.storage.responses import ResponseStore
 logger = logging.getLogger("troupellm.server")
 
 INTENSITY = Intensity(restarts=5, seconds=600.0)
-"""Of each front by itself; one that crashes more often takes the server down. One that hangs is found after half a
-minute or a whole one: as many of these as restarts must fit in."""
+"""Of each API process by itself; one that crashes more often takes the server down. One that hangs is found after half
+a minute or a whole one: as many of these as restarts must fit in."""
 
 
-class FrontsFailed(TroupeError):
-    """The fronts cannot be kept alive."""
+class ApiProcessesFailed(TroupeError):
+    """The API processes cannot be kept alive."""
 
     default_code = "fronts_failed"
 
 
-class FrontFleet:
+class ApiProcesses:
     """Implements `HttpSide` with `config.api_server_count` processes."""
 
     def __init__(self, config: ServerConfig, listener: socket.socket) -> None:
@@ -71,7 +71,7 @@ class FrontFleet:
         self._draining = False
         self._counts = HttpCounts()
         self._vitals = Vitals(config.loop_lag_warning, "engine")
-        self._members: dict[int, Member] = {}
+        self._api_processes: dict[int, ApiProcess] = {}
         self._failed: list[Exception] = []
         self._over = False
         self._waiters: list[Waiter] = []
@@ -84,7 +84,7 @@ class FrontFleet:
             )
             for number in range(config.api_server_count)
         ]
-        self.office = Office(config, self._require, self.set_log_level)
+        self.admin_actions = AdminActions(config, self._require, self.set_log_level)
         self._supervisor = Supervisor(children, SystemClock(), INTENSITY)
 
     # For start and shutdown.
@@ -95,7 +95,7 @@ class FrontFleet:
 
     @property
     def in_flight(self) -> int:
-        return sum(member.report.in_flight for member in self._members.values())
+        return sum(api_process.report.in_flight for api_process in self._api_processes.values())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         try:
@@ -105,7 +105,7 @@ class FrontFleet:
                 group.cancel_scope.cancel()
         except Exception as error:
             cause = flatten(error)
-            failure = FrontsFailed(f"the HTTP fronts keep ending: {str(cause) or type(cause).__name__}")
+            failure = ApiProcessesFailed(f"the API processes keep ending: {str(cause) or type(cause).__name__}")
             failure.__cause__ = cause
             self._failed.append(failure)
         finally:
@@ -127,9 +127,9 @@ class FrontFleet:
             FrontsFailed: they cannot be kept alive.
         """
         self.engine = engine
-        for member in list(self._members.values()):
-            member.serve(engine)
-        await self._until(lambda: self._over or self._all(lambda member: member.ready))
+        for api_process in list(self._api_processes.values()):
+            api_process.serve(engine)
+        await self._until(lambda: self._over or self._all(lambda api_process: api_process.ready))
         if self._failed:
             raise self._failed[0]
 
@@ -139,13 +139,18 @@ class FrontFleet:
 
     def refuse(self) -> None:
         self._draining = True
-        for member in list(self._members.values()):
-            member.tell_status()
+        for api_process in list(self._api_processes.values()):
+            api_process.send_status()
 
     async def idle(self) -> None:
         """Until every front has heard that it is draining, and has nothing in flight."""
         await self._until(
-            lambda: self._over or not any(member.linked and not member.drained for member in self._members.values())
+            lambda: (
+                self._over
+                or not any(
+                    api_process.linked and not api_process.drained for api_process in self._api_processes.values()
+                )
+            )
         )
 
     def cut(self) -> None:
@@ -153,8 +158,8 @@ class FrontFleet:
 
     async def stop(self, seconds: float) -> None:
         self._draining = True
-        for member in list(self._members.values()):
-            member.leave(seconds)
+        for api_process in list(self._api_processes.values()):
+            api_process.leave(seconds)
         await self._until(lambda: self._over)
 
     def set_log_level(self, level: LogLevel) -> None:
@@ -170,7 +175,7 @@ class FrontFleet:
         )
 
     def status(self, number: int) -> Status:
-        others = (member.report.in_flight for other, member in self._members.items() if other != number)
+        others = (api_process.report.in_flight for other, api_process in self._api_processes.items() if other != number)
         return Status(snapshot=self._snapshot(), draining=self._draining, in_flight_elsewhere=sum(others))
 
     def counted(self, counts: tuple[HttpCount, ...]) -> None:
@@ -183,7 +188,7 @@ class FrontFleet:
     def metrics_text(self, *, compat: bool) -> bytes:
         if self.engine is None:
             raise not_ready("the model is loading", code="starting")
-        signs = {f"front-{number}": member.signs for number, member in sorted(self._members.items())}
+        signs = {f"front-{number}": api_process.signs for number, api_process in sorted(self._api_processes.items())}
         return self.engine.metrics_text(compat=compat) + self._counts.text(self.in_flight) + self._vitals.text(signs)
 
     def changed(self) -> None:
@@ -204,23 +209,25 @@ class FrontFleet:
             scheduler=SchedulerSnapshot(), actors=(),
         )  # fmt: skip
 
-    def _build(self, number: int) -> Member:
-        member = self._members[number] = Member(self, number, self._listener)
+    def _build(self, number: int) -> ApiProcess:
+        api_process = self._api_processes[number] = ApiProcess(self, number, self._listener)
         if self._draining:
-            member.leave(0.0)
-        return member
+            api_process.leave(0.0)
+        return api_process
 
     def _on_crash(self, number: int, cause: Exception, owed: list[Any]) -> None:
         """Its requests ended with it; those of the others go on."""
-        bug = None if isinstance(cause, FrontDied) else cause
+        bug = None if isinstance(cause, ApiProcessDied) else cause
         logger.error("%s%s", cause, "" if self._draining else "; another one is started", exc_info=bug)
 
-    def _post(self, message: ToFront) -> None:
-        for member in list(self._members.values()):
-            member.post(message)
+    def _post(self, message: ToApiProcess) -> None:
+        for api_process in list(self._api_processes.values()):
+            api_process.post(message)
 
-    def _all(self, holds: Callable[[Member], bool]) -> bool:
-        return len(self._members) == self._config.api_server_count and all(map(holds, self._members.values()))
+    def _all(self, holds: Callable[[ApiProcess], bool]) -> bool:
+        return len(self._api_processes) == self._config.api_server_count and all(
+            map(holds, self._api_processes.values())
+        )
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():
