@@ -42,7 +42,7 @@ class TokenAppender:
     """Three ways to the same end: the usual step, one with accepted drafts, and row by row."""
 
     def __init__(self, open_requests: OpenRequests, running_set: RunningSet, fair_share: FairShare) -> None:
-        self._open_requests = open_requests
+        self._open = open_requests
         self._running_set = running_set
         self._fair_share = fair_share
         self._plain_rows = _PlainRows([])
@@ -55,41 +55,37 @@ class TokenAppender:
         spent, self._spent = self._spent, []
         return spent
 
-    def gaps(self, plan_in_flight: PlanInFlight, now: float) -> Gaps:
+    def gaps(self, launched: PlanInFlight, now: float) -> Gaps:
         """How long ago the sequences that sample had their last token; to be asked before `take`."""
         plain_rows = self._plain_rows
         times: dict[float, int]
-        if plan_in_flight.clean and plan_in_flight.samplers == plain_rows.sequences:
+        if launched.clean and launched.samplers == plain_rows.sequences:
             times = {plain_rows.last_token.at: len(plain_rows.sequences)}
         else:
-            times = Counter([each.last_token.at for each in plan_in_flight.samplers if each.epoch != NO_EPOCH])
+            times = Counter([each.last_token.at for each in launched.samplers if each.epoch != NO_EPOCH])
         return tuple([(now - time, count) for time, count in times.items() if time and count])
 
-    def take(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> Shown:
+    def take(self, launched: PlanInFlight, aligned: Aligned, now: float) -> Shown:
         """Take the part of a result that is shown to readers. `aligned` is the result of `Updates.check`."""
-        whole = plan_in_flight.clean and not aligned.errors and not aligned.finished
-        if whole and aligned.token_counts == plan_in_flight.expected:
-            return self._accept_plain(plan_in_flight, aligned.tokens, now)
-        if whole and plan_in_flight.limits:
-            return self._accept_several(plan_in_flight, aligned, now)
-        return self._accept_odd(plan_in_flight, aligned, now)
+        whole = launched.clean and not aligned.errors and not aligned.finished
+        if whole and aligned.token_counts == launched.expected:
+            return self._accept_plain(launched, aligned.tokens, now)
+        if whole and launched.limits:
+            return self._accept_several(launched, aligned, now)
+        return self._accept_odd(launched, aligned, now)
 
-    def _accept_plain(self, plan_in_flight: PlanInFlight, tokens: tuple[int, ...], now: float) -> Shown:
+    def _accept_plain(self, launched: PlanInFlight, tokens: tuple[int, ...], now: float) -> Shown:
         """The usual step: every row answered as planned and nothing has ended since."""
-        samplers = plan_in_flight.samplers
+        samplers = launched.samplers
         plain_rows = self._plain_rows
         if samplers != plain_rows.sequences:
             plain_rows = self._plain_rows = _PlainRows(samplers)
-        rows = (
-            plan_in_flight.rows
-            if samplers is plan_in_flight.sequences
-            else tuple([sequence.row for sequence in samplers])
-        )
+        rows = launched.rows if samplers is launched.sequences else tuple([sequence.row for sequence in samplers])
         for known, token in zip(plain_rows.texts, tokens, strict=True):
             known.append(token)
         plain_rows.last_token.at = now
-        if plan_in_flight.limits:
-            for sequence, limit in zip(plan_in_flight.sequences, plan_in_flight.limits, strict=True):
+        if launched.limits:
+            for sequence, limit in zip(launched.sequences, launched.limits, strict=True):
                 if limit > 0:
                     sequence.num_lookahead_tokens -= limit
         plain_rows.steps_left -= 1
@@ -111,17 +107,12 @@ class TokenAppender:
         if ended:
             self._plain_rows = _PlainRows([])
 
-    def _accept_several(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> Shown:
+    def _accept_several(self, launched: PlanInFlight, aligned: Aligned, now: float) -> Shown:
         """Drafts were accepted, and otherwise it is the usual step."""
-        counts, tokens, samplers, step = (
-            aligned.token_counts,
-            aligned.tokens,
-            plan_in_flight.samplers,
-            plan_in_flight.step,
-        )
+        counts, tokens, samplers, step = aligned.token_counts, aligned.tokens, launched.samplers, launched.step
         drawn = len(counts) + sum(aligned.accepted)
-        if samplers is not plan_in_flight.sequences or 0 in counts or drawn != len(tokens):
-            return self._accept_odd(plan_in_flight, aligned, now)
+        if samplers is not launched.sequences or 0 in counts or drawn != len(tokens):
+            return self._accept_odd(launched, aligned, now)
         plain_rows = self._plain_rows
         if samplers != plain_rows.sequences:
             plain_rows = self._plain_rows = _PlainRows(samplers)
@@ -147,7 +138,7 @@ class TokenAppender:
         if cut:
             self._plain_rows = _PlainRows([])
             kept_tokens = _cut(tokens, counts, kept_counts)
-        rows = plan_in_flight.rows
+        rows = launched.rows
         return rows, tuple(kept_counts), kept_tokens
 
     def _charge(self, sequences: list[Sequence], counts: list[int]) -> None:
@@ -160,7 +151,7 @@ class TokenAppender:
         for tenant, tokens in extra.items():
             self._fair_share.charge_generated(tenant, tokens)
 
-    def _accept_odd(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> Shown:
+    def _accept_odd(self, launched: PlanInFlight, aligned: Aligned, now: float) -> Shown:
         """Row by row: ended and preempted sequences, failures, several tokens for a row."""
         self._plain_rows = _PlainRows([])
         rows: list[int] = []
@@ -168,16 +159,10 @@ class TokenAppender:
         tokens: list[int] = []
         position = 0
         alive: list[Sequence] = []
-        size = len(plan_in_flight.rows)
-        limits, accepted = plan_in_flight.limits or (PLAIN,) * size, aligned.accepted or (0,) * size
+        size = len(launched.rows)
+        limits, accepted = launched.limits or (PLAIN,) * size, aligned.accepted or (0,) * size
         planned = zip(
-            plan_in_flight.sequences,
-            plan_in_flight.epochs,
-            plan_in_flight.counts,
-            aligned.token_counts,
-            limits,
-            accepted,
-            strict=True,
+            launched.sequences, launched.epochs, launched.counts, aligned.token_counts, limits, accepted, strict=True
         )
         for index, (sequence, epoch, positions, count, limit, taken) in enumerate(planned):
             span = aligned.tokens[position : position + count]
@@ -191,10 +176,10 @@ class TokenAppender:
                 self._spent.append(sequence)
                 continue
             if error is not None:
-                self._open_requests.fail(sequence, error.message, error.code)
+                self._open.fail(sequence, error.message, error.code)
                 continue
             if limit != PLAIN:
-                settle(sequence, plan_in_flight.step, limit, count, taken)
+                settle(sequence, launched.step, limit, count, taken)
             if not count:
                 sequence.forced = max(0, sequence.forced - positions - max(limit, 0))
             elif not sequence.is_beam:
@@ -212,14 +197,14 @@ class TokenAppender:
             if count > 1 or (not count and limit != PLAIN):
                 _recount(sequence, speculative=limit != PLAIN)
                 self._running_set.disturb()
-        if plan_in_flight.limits:
+        if launched.limits:
             self._charge(alive, counts)
         return tuple(rows), tuple(counts), tuple(tokens)
 
     def _finish(self, sequence: Sequence, finished: RowFinished) -> None:
         sequence.request.reason = finished.reason
-        self._open_requests.finished.append(finished)
-        self._open_requests.end(sequence, Event.STOP)
+        self._open.finished.append(finished)
+        self._open.end(sequence, Event.STOP)
 
 
 def _cut(tokens: tuple[int, ...], counts: tuple[int, ...], kept: list[int]) -> tuple[int, ...]:

@@ -29,22 +29,22 @@ class Shown(msgspec.Struct):
 
 class Beams:
     def __init__(self, open_requests: OpenRequests, running_set: RunningSet, tables: BlockTables) -> None:
-        self._open_requests = open_requests
+        self._open = open_requests
         self._running_set = running_set
         self._tables = tables
 
-    def take(self, plan_in_flight: PlanInFlight, result: StepResult, now: float) -> Shown:
+    def take(self, launched: PlanInFlight, result: StepResult, now: float) -> Shown:
         """Every beam that came back with a plan, after failures and dead rows were sorted out."""
         shown = Shown([], [], [])
         entries = {entry.row: entry for entry in result.logprobs}
-        planned = zip(plan_in_flight.sequences, plan_in_flight.epochs, plan_in_flight.expected, strict=True)
+        planned = zip(launched.sequences, launched.epochs, launched.expected, strict=True)
         for sequence, epoch, expected in planned:
             request, search = sequence.request, sequence.request.search
             if search is None or not expected or sequence.epoch != epoch:
                 continue
             entry = entries.get(sequence.row)
             if entry is None or not search.fits(entry):
-                self._open_requests.fail(sequence, "the worker gave no candidates for a beam", "engine_request_failed")
+                self._open.fail(sequence, "the worker gave no candidates for a beam", "engine_request_failed")
             elif search.note(request.sequences.index(sequence), entry):
                 steps = search.decide()
                 if steps is None:
@@ -93,9 +93,9 @@ class Beams:
             shown.logprobs.append(_describe(sequence, answer, request.search.settings.logprobs))
             finished = _finished(sequence, answer)
             request.reason = finished.reason
-            self._open_requests.finished.append(finished)
+            self._open.finished.append(finished)
         for sequence in request.sequences:
-            self._open_requests.end(sequence, Event.STOP)
+            self._open.end(sequence, Event.STOP)
 
 
 def _finished(sequence: Sequence, answer: Answer) -> RowFinished:

@@ -25,39 +25,39 @@ class Aligned(msgspec.Struct, frozen=True):
     """Per row; both are empty where nothing was drafted."""
 
 
-def align(plan_in_flight: PlanInFlight, result: StepResult) -> Aligned:
+def align(launched: PlanInFlight, result: StepResult) -> Aligned:
     """Read a result against its plan.
 
     Raises:
         BrokenResult: the columns do not fit each other or the plan.
     """
-    if not fits(plan_in_flight.rows, plan_in_flight.epochs, result):
+    if not fits(launched.rows, launched.epochs, result):
         raise BrokenResult(f"step {result.step}: columns of the result do not fit each other or the plan")
     errors: dict[int, RowError] = {}
     if result.errors:
         failed = {error.row: error for error in result.errors}
-        errors = {index: failed[row] for index, row in enumerate(plan_in_flight.rows) if row in failed}
+        errors = {index: failed[row] for index, row in enumerate(launched.rows) if row in failed}
     finished = frozenset(result.finished)
-    if finished and not finished <= {one.row for one in plan_in_flight.sequences if one.sampling.guide is not None}:
+    if finished and not finished <= {one.row for one in launched.sequences if one.sampling.guide is not None}:
         raise BrokenResult(f"step {result.step}: a row is complete that has no guide")
     aligned = Aligned(result.token_counts, result.tokens, errors, finished, result.accepted, result.drafted)
-    if result.drafted or result.accepted or (plan_in_flight.limits and result.token_counts != plan_in_flight.expected):
-        _check_drafts(plan_in_flight, aligned, result.step)
+    if result.drafted or result.accepted or (launched.limits and result.token_counts != launched.expected):
+        _check_drafts(launched, aligned, result.step)
     return aligned
 
 
-def _check_drafts(plan_in_flight: PlanInFlight, aligned: Aligned, step: int) -> None:
+def _check_drafts(launched: PlanInFlight, aligned: Aligned, step: int) -> None:
     """
     Raises:
         BrokenResult: drafts or tokens that the plan left no room for.
     """
-    size = len(plan_in_flight.rows)
+    size = len(launched.rows)
     nothing = (0,) * size
     accepted, drafted = aligned.accepted or nothing, aligned.drafted or nothing
-    limits = plan_in_flight.limits or (PLAIN,) * size
+    limits = launched.limits or (PLAIN,) * size
     if not len(accepted) == len(drafted) == size or len(aligned.accepted) != len(aligned.drafted):
         raise BrokenResult(f"step {step}: columns of drafts do not fit the plan")
-    rows = zip(plan_in_flight.sequences, limits, aligned.token_counts, accepted, drafted, strict=True)
+    rows = zip(launched.sequences, limits, aligned.token_counts, accepted, drafted, strict=True)
     for index, (sequence, limit, count, taken, given) in enumerate(rows):
         if not 0 <= taken <= given <= max(limit, 0):
             raise BrokenResult(f"step {step}: a row has {taken} accepted of {given} drafts, with a limit of {limit}")

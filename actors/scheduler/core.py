@@ -86,8 +86,8 @@ class SchedulerCore:
         fair_share = FairShare({tenant.name: tenant.weight for tenant in config.tenants})
         self._waiting_queue = WaitingQueue(fair_share)
         self._prefill_budget = PrefillBudget(config, ready)
-        self._plans_in_flight = PlansInFlight(config.plans_in_flight)
-        self._running_set = RunningSet(self._tables, self._waiting_queue, self._plans_in_flight, fair_share)
+        self._in_flight = PlansInFlight(config.plans_in_flight)
+        self._running_set = RunningSet(self._tables, self._waiting_queue, self._in_flight, fair_share)
         self._offload = self._tables.tiers = make_offload(
             offload,
             ready,
@@ -97,15 +97,15 @@ class SchedulerCore:
             self._prefill_budget.seconds_per_token,
             kv_events,
         )
-        self._open_requests = OpenRequests(self._running_set, self._waiting_queue)
-        self.leases = self._open_requests.leases = Leases(leases, self._tables, self._offload, ready.host_slots)
-        self.pause_control = PauseControl(self._open_requests, self._running_set, self._plans_in_flight, self._offload)
+        self._open = OpenRequests(self._running_set, self._waiting_queue)
+        self.leases = self._open.leases = Leases(leases, self._tables, self._offload, ready.host_slots)
+        self.pause_control = PauseControl(self._open, self._running_set, self._in_flight, self._offload)
         self._quarantine = Quarantine()
         self._planner = Planner(
             config,
             self._tables,
             self._waiting_queue,
-            self._plans_in_flight,
+            self._in_flight,
             self._running_set,
             fair_share,
             self._prefill_budget,
@@ -115,19 +115,17 @@ class SchedulerCore:
             offload=self._offload,
         )
         self._planner.speculative_rows = make_speculative_rows(speculative, ready, config, self._tables)
-        self.guides = self._planner.guides = (
-            GuideGate(self._running_set, self._open_requests) if builds_guides else None
-        )
+        self.guides = self._planner.guides = GuideGate(self._running_set, self._open) if builds_guides else None
         self._replay = Replay(
-            self._open_requests,
+            self._open,
             self._running_set,
             self._tables,
-            self._plans_in_flight,
+            self._in_flight,
             self._planner,
             self._quarantine,
             config.max_num_batched_tokens,
         )
-        self._updates = Updates(self._open_requests, self._running_set, self._tables, ready, fair_share, self.guides)
+        self._updates = Updates(self._open, self._running_set, self._tables, ready, fair_share, self.guides)
         self._deadlines = Deadlines()
         self._early_aborts = EarlyAborts()
         self._trial_waits = False
@@ -152,14 +150,14 @@ class SchedulerCore:
 
     def submit(self, message: SubmitRequest) -> None:
         """Accept a request, or close it at once with the error that says why it can never run."""
-        self._open_requests.now = max(self._open_requests.now, message.arrival)
+        self._open.now = max(self._open.now, message.arrival)
         refusal: TroupeError | None
         if self._early_aborts.take(message.request):
             refusal = _aborted()
         else:
             refusal = find_refusal(message, self._ready, self._config)
         if refusal is not None:
-            self._open_requests.refuse(message, refusal)
+            self._open.refuse(message, refusal)
             return
         request = Request(message, prompt_keys(message, self._tables), tenant=message.tenant if self._fair else "")
         if self._planner.speculative_rows is not None:
@@ -169,37 +167,35 @@ class SchedulerCore:
         priority = message.priority + (0 if known is None else known.priority * _PRIORITY_SPAN)
         policy = self._config.scheduling_policy
         fill(request, message, self._ready, policy=policy, priority=priority, number=self._num_submitted)
-        self._open_requests.open(request)
+        self._open.open(request)
         self.pause_control.hold_back(request)
         if message.deadline is not None:
-            self._deadlines.add(
-                message.deadline, message.request, self._open_requests.requests, len(self._open_requests.requests)
-            )
+            self._deadlines.add(message.deadline, message.request, self._open.requests, len(self._open.requests))
 
     def abort(self, request: int) -> None:
         """End a request for its owner, at once; plans in flight that name it still hold its blocks. Idempotent.
 
         One that is not here is closed too: the output actor may have opened it. It may still be on its way in.
         """
-        found = self._open_requests.requests.get(request)
+        found = self._open.requests.get(request)
         if found is not None:
-            self._open_requests.end_request(found, _aborted())
+            self._open.end_request(found, _aborted())
             return
-        if any(closed.request == request for closed in self._open_requests.closed):
+        if any(closed.request == request for closed in self._open.closed):
             return  # its end is about to be told
-        self._open_requests.close_unknown(request, _aborted())
+        self._open.close_unknown(request, _aborted())
         self._early_aborts.add(request)
 
     def stop_string_met(self, row: int) -> None:
         """End a sequence whose text met a stop string; its end has been shown already. Idempotent."""
-        sequence = self._open_requests.sequences.get(row)
+        sequence = self._open.sequences.get(row)
         if sequence is not None and not sequence.ended and not sequence.is_beam:
             sequence.request.reason = "stop"
-            self._open_requests.end(sequence, Event.STOP)
+            self._open.end(sequence, Event.STOP)
 
     def pause(self, request: int) -> None:
         """Leave a request's sequences out of the plans until `resume`. Idempotent."""
-        found = self._open_requests.requests.get(request)
+        found = self._open.requests.get(request)
         if found is None or found.paused or found.search is not None:  # a search shows nothing before its end
             return
         found.paused = True
@@ -210,7 +206,7 @@ class SchedulerCore:
                 self._running_set.pause(sequence)
 
     def resume(self, request: int) -> None:
-        found = self._open_requests.requests.get(request)
+        found = self._open.requests.get(request)
         if found is None or not found.paused:
             return
         found.paused = False
@@ -244,9 +240,7 @@ class SchedulerCore:
             done(True)
         else:
             self._offload.reset(done, external=external)
-            if (
-                self._replay.reason is not None or self.pause_control.halted
-            ):  # the worker hears of it before anything else
+            if self._replay.reason is not None or self.pause_control.halted:  # before anything else
                 self._offload.answer_resets(self._replay.reason is None)
 
     def plan(self, now: float) -> StepPlan | None:
@@ -255,10 +249,10 @@ class SchedulerCore:
         Raises:
             SchedulerFrozen: work could run but was not planned; a bug of ours.
         """
-        self._open_requests.now = now
+        self._open.now = now
         self.leases.advance(now)
         self._expire(now)
-        if self._plans_in_flight.full or self._replay.reason is not None or self.pause_control.halted:
+        if self._in_flight.full or self._replay.reason is not None or self.pause_control.halted:
             return None
         if len(self._quarantine) and not self._hold_trial():
             return None
@@ -271,32 +265,32 @@ class SchedulerCore:
             BrokenResult: the result is nonsense or overtook another: a worker fault, and nothing of it was taken in.
                 Nothing more is planned until `lose_worker` and `worker_restarted`.
         """
-        self._open_requests.now = now
+        self._open.now = now
         current = result.engine_epoch == self.engine_epoch and self._replay.reason is None
         try:
-            plan_in_flight = self._plans_in_flight.find(result.step) if current else None
-            aligned = None if plan_in_flight is None else self._updates.check(plan_in_flight, result)
+            launched = self._in_flight.find(result.step) if current else None
+            aligned = None if launched is None else self._updates.check(launched, result)
         except BrokenResult as error:
             self._replay.distrust(str(error))
             raise
-        if plan_in_flight is not None and aligned is not None:
+        if launched is not None and aligned is not None:
             self._updates.take_reports(result)
             if self._offload is not None:  # before the flight lands, since ended or preempted sequences disturb it
                 self._offload.update(result, now)
-                self._offload.fail_unloaded(self._open_requests.end_request)
-            self._plans_in_flight.land(plan_in_flight)
-            if not plan_in_flight.rows:
-                self._open_requests.release_returned()
-                return self._open_requests.take(result.step) or StepOutput(step=result.step)
+                self._offload.fail_unloaded(self._open.end_request)
+            self._in_flight.land(launched)
+            if not launched.rows:
+                self._open.release_returned()
+                return self._open.take(result.step) or StepOutput(step=result.step)
             self._prefill_budget.learn(
-                prefill_tokens=plan_in_flight.prefill_tokens,
-                decode_rows=len(plan_in_flight.rows) - len(plan_in_flight.prefills),
-                planned_at=plan_in_flight.planned_at,
+                prefill_tokens=launched.prefill_tokens,
+                decode_rows=len(launched.rows) - len(launched.prefills),
+                planned_at=launched.planned_at,
                 now=now,
             )
-            return self._updates.apply(plan_in_flight, result, aligned, now)
+            return self._updates.apply(launched, result, aligned, now)
         self._updates.token_appender.num_dropped += len(result.rows)
-        return self._open_requests.take(result.step) or StepOutput(step=result.step)
+        return self._open.take(result.step) or StepOutput(step=result.step)
 
     def lose_worker(self, lost: WorkerLost, *, keeps_host: bool = False) -> None:
         """The plans in flight and the worker's memory are gone: who was running waits to be computed again."""
@@ -330,11 +324,11 @@ class SchedulerCore:
 
     def take_output(self) -> StepOutput | None:
         """Ends that no step brought: aborts, refusals, deadlines."""
-        return self._open_requests.take(self._plans_in_flight.last_returned)
+        return self._open.take(self._in_flight.last_returned)
 
     def take_stats(self) -> list[StepStats | RequestStats]:
         """Statistics since the last call, for the metrics sink."""
-        return [*self._updates.take_stats(), *self._open_requests.take_stats()]
+        return [*self._updates.take_stats(), *self._open.take_stats()]
 
     def snapshot(self) -> SchedulerSnapshot:
         pool = self._tables.pool
@@ -343,7 +337,7 @@ class SchedulerCore:
         if self.guides is not None:
             paused -= self.guides.num_held
         return SchedulerSnapshot(
-            waiting=len(self._open_requests.sequences) - running - paused - len(running_set.ending),
+            waiting=len(self._open.sequences) - running - paused - len(running_set.ending),
             running=running,
             paused=paused,
             waiting_tokens=self._waiting_queue.num_tokens,
@@ -361,7 +355,7 @@ class SchedulerCore:
             prefix_queries=self._tables.num_queried_tokens,
             prefix_hits=self._tables.num_hit_tokens,
             prefix_evictions=self._tables.num_evicted,
-            plans_in_flight=len(self._plans_in_flight),
+            plans_in_flight=len(self._in_flight),
             halted=self.pause_control.halted,
             worker_losses=self.engine_epoch - self._num_sleeps,
             replays=self._replay.num_replayed,
@@ -376,25 +370,23 @@ class SchedulerCore:
     def assert_invariants(self) -> None:
         """For tests, after any call: every block and every sequence is accounted for."""
         self._running_set.assert_invariants()
-        self._open_requests.assert_invariants(self._plans_in_flight)
+        self._open.assert_invariants(self._in_flight)
         self.leases.assert_invariants()
         if self._offload is not None:
             self._offload.assert_invariants()
-        for sequence in self._open_requests.sequences.values():
+        for sequence in self._open.sequences.values():
             waits = sequence.state in (State.WAITING, State.PREEMPTED)
             released = sequence.request.prompt_computed or sequence is sequence.request.sequences[0]
-            assert (sequence in self._waiting_queue) == (waits and released), (
-                "the waiting queue and the states disagree"
-            )
+            assert (sequence in self._waiting_queue) == (waits and released), "queue and states disagree"
             assert not sequence.request.paused or sequence.state not in (State.RUNNING, State.WAITING), "not paused"
             assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
-        assert len(self._plans_in_flight) <= self._plans_in_flight.capacity, "more plans in flight than credits"
+        assert len(self._in_flight) <= self._in_flight.capacity, "more plans in flight than credits"
 
     def _hold_trial(self) -> bool:
         """Make way for the suspects whose turn it is; False while a plan of others is in flight."""
         if self._quarantine.review():
             self._trial_waits = True
-        if self._trial_waits and len(self._plans_in_flight):
+        if self._trial_waits and len(self._in_flight):
             return False
         if self._trial_waits and self._quarantine.members is not None:
             self._running_set.make_way(self._quarantine.members)
@@ -404,9 +396,9 @@ class SchedulerCore:
     def _expire(self, now: float) -> None:
         """Close requests that still wait after their deadline."""
         for number in self._deadlines.passed(now):
-            request = self._open_requests.requests.get(number)
+            request = self._open.requests.get(number)
             if request is not None and request.scheduled is None:
-                self._open_requests.end_request(request, QueueTimeout("the deadline passed before the request began"))
+                self._open.end_request(request, QueueTimeout("the deadline passed before the request began"))
 
 
 def _aborted() -> RequestAborted:

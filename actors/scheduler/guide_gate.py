@@ -49,7 +49,7 @@ class GuideGate:
 
     def __init__(self, running_set: RunningSet, open_requests: OpenRequests) -> None:
         self._running_set = running_set
-        self._open_requests = open_requests
+        self._open = open_requests
         open_requests.on_end = self._drop
         self._built = _Built(0, 0)
         self._ready: OrderedDict[ProgramKey, _Built] = OrderedDict()
@@ -126,7 +126,7 @@ class GuideGate:
             if sequence.ended:
                 continue
             if built.outcome == "late":
-                self._open_requests.end_request(sequence.request, EngineStopped(_LATE, code="server_is_overloaded"))
+                self._open.end_request(sequence.request, EngineStopped(_LATE, code="server_is_overloaded"))
             elif sequence.state is State.HELD and not sequence.request.paused:
                 self._starting.setdefault(key, {})[sequence.row] = sequence
                 self._running_set.let_go(sequence)

@@ -328,9 +328,7 @@ class Offload:
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
         self._host.assert_invariants(self._transfers.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
-        assert len(asking) == len(self._fetches) == self._waiting_queue.num_away, (
-            "who asks and who waits for it disagree"
-        )
+        assert len(asking) == len(self._fetches) == self._waiting_queue.num_away, "asks and waits disagree"
 
     # Inside.
 

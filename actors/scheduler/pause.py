@@ -25,9 +25,9 @@ class PauseControl:
     ) -> None:
         self._offload = offload
         self._unwritten: list[Callable[[], None]] = []
-        self._open_requests = open_requests
+        self._open = open_requests
         self._running_set = running_set
-        self._plans_in_flight = plans_in_flight
+        self._in_flight = plans_in_flight
         self._held: dict[int, None] = {}
         self._kept: frozenset[int] = frozenset()
         """Requests that were here when all was halted at once."""
@@ -39,8 +39,8 @@ class PauseControl:
         """See `PausePlanning`."""
         if not self.halted:
             self.finishing, self.halted = finish, not finish
-            self._kept = frozenset(() if finish else self._open_requests.requests)
-        elif finish and not self._kept.isdisjoint(self._open_requests.requests):
+            self._kept = frozenset(() if finish else self._open.requests)
+        elif finish and not self._kept.isdisjoint(self._open.requests):
             settled(False)
             return
         self._waiting.append(settled)
@@ -75,10 +75,10 @@ class PauseControl:
             for written in unwritten:
                 written()
         if self.finishing:
-            self._held = {number: None for number in self._held if number in self._open_requests.requests}
-            if len(self._held) == len(self._open_requests.requests):
+            self._held = {number: None for number in self._held if number in self._open.requests}
+            if len(self._held) == len(self._open.requests):
                 self.halted, self.finishing = True, False
-        if self.halted and not len(self._plans_in_flight):
+        if self.halted and not len(self._in_flight):
             self._report(settled=True)
 
     def _report(self, *, settled: bool) -> None:

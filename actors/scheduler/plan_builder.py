@@ -16,22 +16,12 @@ class StepPlanBuilder:
     """Parallel lists."""
 
     __slots__ = (
-        "budget",
-        "changes",
-        "counts",
-        "expected",
-        "limits",
-        "new_bytes",
-        "new_rows",
-        "plain",
-        "plan_in_flight",
-        "prefill",
-        "sequences",
-        "starts",
+        "budget", "changes", "counts", "expected", "launched", "limits", "new_bytes", "new_rows", "plain", "prefill",
+        "sequences", "starts",
     )  # fmt: skip
 
-    def __init__(self, plan_in_flight: PlanInFlight, budget: int) -> None:
-        self.plan_in_flight = plan_in_flight
+    def __init__(self, launched: PlanInFlight, budget: int) -> None:
+        self.launched = launched
         self.budget = budget
         self.prefill = budget
         """How much of it may go to prompts."""
@@ -90,7 +80,7 @@ class StepPlanBuilder:
             if new.row not in rows:
                 freed_rows.remove(new.row)  # the worker has not heard of it
         self.new_rows = [new for new in self.new_rows if new.row in rows]
-        self.plan_in_flight.prefills = [entry for entry in self.plan_in_flight.prefills if entry[0].row in rows]
+        self.launched.prefills = [entry for entry in self.launched.prefills if entry[0].row in rows]
 
 
 def _num_bytes(tokens: int, sampling: SamplingState, embeddings: bytes | None) -> int:

@@ -63,7 +63,7 @@ class Planner:
         self._offload = offload
         self._tables = tables
         self._waiting_queue = waiting_queue
-        self._plans_in_flight = plans_in_flight
+        self._in_flight = plans_in_flight
         self._running_set = running_set
         self._fair_share = fair_share
         self._prefill_split = PrefillSplit(fair_share)
@@ -101,11 +101,11 @@ class Planner:
         """
         if self._offload is not None:
             self._offload.pump(now)
-        plan_in_flight = PlanInFlight(self.step, now)
+        launched = PlanInFlight(self.step, now)
         if self._step_tokens < self._max_tokens and self.step >= self._grows_at:
             self._step_tokens = min(2 * self._step_tokens, self._max_tokens)
             self._grows_at = self.step + _CAREFUL_STEPS
-        builder = StepPlanBuilder(plan_in_flight, self._step_tokens)
+        builder = StepPlanBuilder(launched, self._step_tokens)
         running = self._running_set.running
         self._make_way()
         turn = list(running.values())
@@ -149,9 +149,9 @@ class Planner:
         if not builder.sequences:
             gave_way = self._running_set.num_preemptions > preemptions  # the sequence in turn gave up its own blocks
             running_set = self._running_set
-            if gave_way or (not self._plans_in_flight and not running_set.blocks_leaving and running_set.unblock()):
+            if gave_way or (not self._in_flight and not running_set.blocks_leaving and running_set.unblock()):
                 return self.plan(now)
-            if self._offload is not None and self._offload.busy and not self._plans_in_flight:
+            if self._offload is not None and self._offload.busy and not self._in_flight:
                 return self._seal(builder)
             self._check_not_frozen()
             return None
@@ -274,15 +274,15 @@ class Planner:
         end = start + count
         samples = end >= len(sequence.tokens)
         if sequence.is_beam:
-            builder.plan_in_flight.has_beams, builder.plan_in_flight.clean = True, False
+            builder.launched.has_beams, builder.launched.clean = True, False
         elif sequence.forced:
-            builder.plan_in_flight.clean = False  # its result says which of them are computed
+            builder.launched.clean = False  # its result says which of them are computed
         sequence.num_computed = end
         sequence.last_step = self.step
         if samples:
             sequence.reset_no_check()
         if count > 1 or not sequence.decoding:
-            builder.plan_in_flight.prefills.append((sequence, sequence.epoch, count, samples))
+            builder.launched.prefills.append((sequence, sequence.epoch, count, samples))
             if start < len(sequence.tokens):  # else its prompt ends in a plan in flight: no prompt waits for this one
                 builder.prefill -= count
         builder.sequences.append(sequence)
@@ -340,36 +340,36 @@ class Planner:
         builder.introduce(sequence, "" if self.speculative_rows is None else sequence.request.owner)
 
     def _seal(self, builder: StepPlanBuilder) -> StepPlan:
-        plan_in_flight = builder.plan_in_flight
+        launched = builder.launched
         sequences = builder.sequences
-        plan_in_flight.sequences = sequences
+        launched.sequences = sequences
         last = self._last
         if not builder.new_rows and sequences == last.sequences:  # no sequence joined or left, so no epoch has changed
-            plan_in_flight.rows, plan_in_flight.epochs = last.rows, last.epochs
+            launched.rows, launched.epochs = last.rows, last.epochs
         else:
-            plan_in_flight.rows = tuple([sequence.row for sequence in sequences])
-            plan_in_flight.epochs = tuple([sequence.epoch for sequence in sequences])
-        self._last = plan_in_flight
-        counts = plan_in_flight.expected = tuple(builder.expected)
-        plan_in_flight.samplers = sequences
+            launched.rows = tuple([sequence.row for sequence in sequences])
+            launched.epochs = tuple([sequence.epoch for sequence in sequences])
+        self._last = launched
+        counts = launched.expected = tuple(builder.expected)
+        launched.samplers = sequences
         if not builder.plain:
             counts = tuple(builder.counts)
-            plan_in_flight.prefill_tokens = sum([count for _, _, count, _ in plan_in_flight.prefills])
-            if 0 in plan_in_flight.expected:
-                plan_in_flight.samplers = [s for s, samples in zip(sequences, builder.expected, strict=True) if samples]
-        plan_in_flight.counts = counts
-        plan_in_flight.decode_tokens = sum(counts) - plan_in_flight.prefill_tokens
+            launched.prefill_tokens = sum([count for _, _, count, _ in launched.prefills])
+            if 0 in launched.expected:
+                launched.samplers = [s for s, samples in zip(sequences, builder.expected, strict=True) if samples]
+        launched.counts = counts
+        launched.decode_tokens = sum(counts) - launched.prefill_tokens
         if builder.limits and max(builder.limits) > PLAIN:
-            plan_in_flight.limits = tuple(builder.limits)
+            launched.limits = tuple(builder.limits)
         transfers, lookups, cancelled = ((), (), ()) if self._offload is None else self._offload.take()
         plan = StepPlan(
             step=self.step,
             engine_epoch=self.engine_epoch,
-            rows=plan_in_flight.rows,
-            epochs=plan_in_flight.epochs,
+            rows=launched.rows,
+            epochs=launched.epochs,
             starts=tuple(builder.starts),
             counts=counts,
-            draft_limits=plan_in_flight.limits,
+            draft_limits=launched.limits,
             new_rows=tuple(builder.new_rows),
             changes=tuple(builder.changes),
             freed_rows=tuple(self._running_set.freed_rows),
@@ -383,7 +383,7 @@ class Planner:
             self.guides.started(plan.new_rows)
         self._running_set.freed_rows.clear()
         self._running_set.forks.clear()
-        self._plans_in_flight.launch(plan_in_flight)
+        self._in_flight.launch(launched)
         self.step += 1
         return plan
 
@@ -391,5 +391,5 @@ class Planner:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
         num_running, num_waiting = len(self._running_set.running), len(self._waiting_queue)
         held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
-        if not self._plans_in_flight and not held and (num_running or num_waiting):
+        if not self._in_flight and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

@@ -60,20 +60,20 @@ class PlansInFlight:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.last_returned = -1
-        self._plans_in_flight: deque[PlanInFlight] = deque()
+        self._in_flight: deque[PlanInFlight] = deque()
 
     def __len__(self) -> int:
-        return len(self._plans_in_flight)
+        return len(self._in_flight)
 
     def __iter__(self) -> Iterator[PlanInFlight]:
-        return iter(self._plans_in_flight)
+        return iter(self._in_flight)
 
     @property
     def full(self) -> bool:
-        return len(self._plans_in_flight) >= self.capacity
+        return len(self._in_flight) >= self.capacity
 
-    def launch(self, plan_in_flight: PlanInFlight) -> None:
-        self._plans_in_flight.append(plan_in_flight)
+    def launch(self, launched: PlanInFlight) -> None:
+        self._in_flight.append(launched)
 
     def find(self, step: int) -> PlanInFlight | None:
         """The oldest flight if it is this step's; None for a step that is not in flight.
@@ -81,30 +81,30 @@ class PlansInFlight:
         Raises:
             BrokenResult: the step overtook an earlier one.
         """
-        if self._plans_in_flight and self._plans_in_flight[0].step == step:
-            return self._plans_in_flight[0]
-        if any(plan_in_flight.step == step for plan_in_flight in self._plans_in_flight):
+        if self._in_flight and self._in_flight[0].step == step:
+            return self._in_flight[0]
+        if any(launched.step == step for launched in self._in_flight):
             raise BrokenResult(f"the result of step {step} overtook that of an earlier step")
         return None
 
-    def land(self, plan_in_flight: PlanInFlight) -> None:
+    def land(self, launched: PlanInFlight) -> None:
         """Its result is here: the oldest one has come back.
 
         Raises:
             BrokenResult: it is not the oldest one.
         """
-        if self._plans_in_flight[0] is not plan_in_flight:
-            raise BrokenResult(f"the result of step {plan_in_flight.step} overtook that of an earlier step")
-        self.last_returned = plan_in_flight.step
-        self._plans_in_flight.popleft()
+        if self._in_flight[0] is not launched:
+            raise BrokenResult(f"the result of step {launched.step} overtook that of an earlier step")
+        self.last_returned = launched.step
+        self._in_flight.popleft()
 
     def forget(self) -> None:
         """None of them will come back."""
-        if self._plans_in_flight:
-            self.last_returned = self._plans_in_flight[-1].step
-            self._plans_in_flight.clear()
+        if self._in_flight:
+            self.last_returned = self._in_flight[-1].step
+            self._in_flight.clear()
 
     def disturb(self) -> None:
         """A sequence has ended or was preempted: what is in flight must be read row by row."""
-        for plan_in_flight in self._plans_in_flight:
-            plan_in_flight.clean = False
+        for launched in self._in_flight:
+            launched.clean = False

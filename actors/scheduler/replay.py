@@ -32,10 +32,10 @@ class Replay:
         max_tokens: int,
     ) -> None:
         """max_tokens: of a step."""
-        self._open_requests = open_requests
+        self._open = open_requests
         self._running_set = running_set
         self._tables = tables
-        self._plans_in_flight = plans_in_flight
+        self._in_flight = plans_in_flight
         self._planner = planner
         self._quarantine = quarantine
         self._kills = Kills()
@@ -57,26 +57,26 @@ class Replay:
         blamed = self._blame(lost)
         self.num_replayed += self._running_set.evacuate()
         self._tables.rebuild(self._tables.num_blocks)
-        self._plans_in_flight.forget()
+        self._in_flight.forget()
         self._planner.forget()
-        self._open_requests.release_returned()
+        self._open.release_returned()
         for request in blamed:
             if lost.exhausted:
                 error = EngineStopped("there is not enough memory for this request now", code="server_is_overloaded")
-                self._open_requests.end_request(request, error)
+                self._open.end_request(request, error)
                 continue
             live = next(sequence for sequence in request.sequences if not sequence.ended)
-            self._open_requests.fail(
+            self._open.fail(
                 live, "the model worker died each time it computed this request", RequestFailed.default_code
             )
 
     def resume(self, ready: WorkerReady) -> None:
         """There is a worker again; its memory may have another size."""
         self._tables.rebuild(ready.num_blocks)
-        for request in list(self._open_requests.requests.values()):
+        for request in list(self._open.requests.values()):
             if _most_blocks(request, ready, self._max_tokens) > ready.num_blocks:
                 error = RequestFailed("the KV cache of the restarted worker is too small for this request")
-                self._open_requests.end_request(request, error)
+                self._open.end_request(request, error)
         self._quarantine.renew()
         self.reason = None
 
@@ -92,8 +92,8 @@ class Replay:
     def _sequences_of_plans(self) -> list[Sequence]:
         """Those that the lost plans named and that have not ended, each once."""
         found: dict[Sequence, None] = {}
-        for plan_in_flight in self._plans_in_flight:
-            for sequence, epoch in zip(plan_in_flight.sequences, plan_in_flight.epochs, strict=True):
+        for launched in self._in_flight:
+            for sequence, epoch in zip(launched.sequences, launched.epochs, strict=True):
                 if sequence.epoch == epoch:
                     found[sequence] = None
         return list(found)

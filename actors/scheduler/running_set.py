@@ -38,7 +38,7 @@ class RunningSet:
     ) -> None:
         self._tables = tables
         self._waiting_queue = waiting_queue
-        self._plans_in_flight = plans_in_flight
+        self._in_flight = plans_in_flight
         self._fair_share = fair_share
         self.running: dict[int, Sequence] = {}
         self.paused: dict[int, Sequence] = {}
@@ -286,14 +286,14 @@ class RunningSet:
         sequence.epoch = NO_EPOCH
         sequence.no_check_until = -1
         self.shared_prompts.settle(sequence.request)
-        if sequence.last_step <= self._plans_in_flight.last_returned:
+        if sequence.last_step <= self._in_flight.last_returned:
             return True
         self.ending[sequence.row] = sequence
         return False
 
     def returned(self) -> list[Sequence]:
         """After a plan came back: free what only it held; the ended sequences that nothing names any more."""
-        last_returned = self._plans_in_flight.last_returned
+        last_returned = self._in_flight.last_returned
         if self._leaving:
             for step, tables, transfers in self._leaving:
                 if step <= last_returned and not transfers:
@@ -331,17 +331,17 @@ class RunningSet:
         if self._tables.tiers is not None and self.loading.pop(sequence.row, None) is not None:
             transfers = self._tables.tiers.stop_waiting(sequence)
             self._waiting_queue.come_back(sequence)
-        if sequence.last_step <= self._plans_in_flight.last_returned and not transfers:
+        if sequence.last_step <= self._in_flight.last_returned and not transfers:
             self._tables.release(sequence.tables)
         else:
-            self._plans_in_flight.disturb()
+            self._in_flight.disturb()
             self._leaving.append(_Leaving(sequence.last_step, sequence.tables, transfers))
         sequence.tables = [[] for _ in sequence.tables]
         sequence.capacity = 0
 
     def disturb(self) -> None:
         """A sequence has changed since the plans in flight were made: their results are read row by row."""
-        self._plans_in_flight.disturb()
+        self._in_flight.disturb()
 
     def assert_invariants(self) -> None:
         """Checks places and owners, and through them the pools."""
@@ -357,10 +357,7 @@ class RunningSet:
         places = (self.running, self.paused, self.loading)
         holders = [sequence.tables for place in places for sequence in place.values()]
         holders += [entry.tables for entry in self._leaving]
-        newest = max(
-            (plan_in_flight.step for plan_in_flight in self._plans_in_flight),
-            default=self._plans_in_flight.last_returned,
-        )
+        newest = max((launched.step for launched in self._in_flight), default=self._in_flight.last_returned)
         assert all(entry.step <= newest for entry in self._leaving), "blocks wait for a plan that nobody has"
         holders += self.shared_prompts.holders()
         holders += [] if self._tables.tiers is None else self._tables.tiers.holders()
@@ -381,17 +378,15 @@ class RunningSet:
         assert counted == self._fair_share.running, "the running sequences of a tenant are counted wrongly"
         planned = Counter(
             sequence.row
-            for plan_in_flight in self._plans_in_flight
-            for sequence, epoch in zip(plan_in_flight.sequences, plan_in_flight.epochs, strict=True)
+            for launched in self._in_flight
+            for sequence, epoch in zip(launched.sequences, launched.epochs, strict=True)
             if sequence.epoch == epoch
         )
         for sequence in (*self.running.values(), *self.paused.values()):
             confirmed = sequence.num_confirmed + planned[sequence.row]
             assert 0 < confirmed <= sequence.num_computed, "what a plan in flight computes counts as confirmed"
             assert sequence.num_lookahead_tokens >= 0, "plans in flight take back what was computed"
-            assert sequence.num_computed + sequence.num_lookahead_tokens <= sequence.capacity, (
-                "positions without blocks"
-            )
+            assert sequence.num_computed + sequence.num_lookahead_tokens <= sequence.capacity, "no blocks"
             covered = min(map(len, sequence.tables)) * self._tables.block_size
             assert sequence.capacity == covered, "capacity is not the tables'"
             for window, table in zip(self._tables.windows_of(sequence), sequence.tables, strict=True):

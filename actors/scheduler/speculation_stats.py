@@ -15,11 +15,11 @@ class Drafting:
     def __init__(self) -> None:
         self.total = DraftCounts()
 
-    def note(self, plan_in_flight: PlanInFlight, aligned: Aligned) -> DraftStats | None:
+    def note(self, launched: PlanInFlight, aligned: Aligned) -> DraftStats | None:
         """Count a result's drafts; None when there were none after all."""
         taken: list[int] = []
         num_drafted = 0
-        planned = zip(plan_in_flight.sequences, plan_in_flight.epochs, aligned.drafted, aligned.accepted, strict=True)
+        planned = zip(launched.sequences, launched.epochs, aligned.drafted, aligned.accepted, strict=True)
         for sequence, epoch, drafted, accepted in planned:
             if not drafted or sequence.epoch != epoch:
                 continue

@@ -134,7 +134,7 @@ class SpeculativeRows:
                         return False
             if added is not None:
                 builder.changes.append(RowChange(row=sequence.row, appended_blocks=added))
-        builder.plan_in_flight.clean = False  # the worker may compute several tokens before it draws one
+        builder.launched.clean = False  # the worker may compute several tokens before it draws one
         builder.sequences.append(sequence)
         builder.starts.append(start)
         builder.limits.append(width - 1)

@@ -32,7 +32,7 @@ class Updates:
         guides: GuideGate | None,
     ) -> None:
         """guides: None where the worker builds guides when it needs them."""
-        self._open_requests = open_requests
+        self._open = open_requests
         self._running_set = running_set
         self._tables = tables
         self._vocab_width = ready.vocab_width
@@ -48,50 +48,50 @@ class Updates:
         self.graphs: GraphReport | None = None
         self._guides = guides
 
-    def check(self, plan_in_flight: PlanInFlight, result: StepResult) -> Aligned:
+    def check(self, launched: PlanInFlight, result: StepResult) -> Aligned:
         """A result in the order of its plan, nothing of it taken in yet.
 
         Raises:
             BrokenResult: no worker in its right mind says this.
         """
-        aligned = align(plan_in_flight, result)
+        aligned = align(launched, result)
         if not self._valid(aligned):
             raise BrokenResult(f"step {result.step}: a token id is outside 0..{self._vocab_width - 1}")
         if result.logprobs or result.prompt_logprobs:
             check_logprobs(result, self._vocab_width)
-        self._check_pooled(plan_in_flight, result, aligned)
-        if aligned.token_counts == plan_in_flight.expected:
+        self._check_pooled(launched, result, aligned)
+        if aligned.token_counts == launched.expected:
             return aligned
-        for index, (expected, count) in enumerate(zip(plan_in_flight.expected, aligned.token_counts, strict=True)):
-            if index in aligned.errors or (not count and plan_in_flight.sequences[index].sampling.guide is not None):
+        for index, (expected, count) in enumerate(zip(launched.expected, aligned.token_counts, strict=True)):
+            if index in aligned.errors or (not count and launched.sequences[index].sampling.guide is not None):
                 continue  # a guide has added tokens in the step before, which this plan did not know of
             if count < expected or (count and not expected):
                 raise BrokenResult(f"step {result.step}: a row has {count} tokens instead of {expected}")
         return aligned
 
-    def apply(self, plan_in_flight: PlanInFlight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
+    def apply(self, launched: PlanInFlight, result: StepResult, aligned: Aligned, now: float) -> StepOutput:
         """`aligned` as `check` gave it."""
-        prompt_logprobs = self._prompt_logprobs(plan_in_flight, result) if result.prompt_logprobs else ()
-        pooled = _alive_pooled(plan_in_flight, result) if result.pooled else ()
-        gaps = self.token_appender.gaps(plan_in_flight, now)
-        self._confirm(plan_in_flight, aligned, now)
-        drafts = self.drafting.note(plan_in_flight, aligned) if aligned.drafted else None
-        rows, counts, tokens = self.token_appender.take(plan_in_flight, aligned, now)
-        logprobs = self._logprobs(plan_in_flight, result, rows, counts) if result.logprobs else ()
-        if plan_in_flight.has_beams:
-            answers = self._beams.take(plan_in_flight, result, now)
+        prompt_logprobs = self._prompt_logprobs(launched, result) if result.prompt_logprobs else ()
+        pooled = _alive_pooled(launched, result) if result.pooled else ()
+        gaps = self.token_appender.gaps(launched, now)
+        self._confirm(launched, aligned, now)
+        drafts = self.drafting.note(launched, aligned) if aligned.drafted else None
+        rows, counts, tokens = self.token_appender.take(launched, aligned, now)
+        logprobs = self._logprobs(launched, result, rows, counts) if result.logprobs else ()
+        if launched.has_beams:
+            answers = self._beams.take(launched, result, now)
             rows += tuple(answers.rows)
             counts += tuple(map(len, answers.tokens))
             tokens += tuple(chain.from_iterable(answers.tokens))
             logprobs += tuple(answers.logprobs)
-        self._end_pooled(plan_in_flight, pooled)
+        self._end_pooled(launched, pooled)
         for sequence in self.token_appender.take_spent():
             if not sequence.ended:  # a later row of the result may have failed its request
                 self._start_over(sequence)
-        self._open_requests.release_returned()
+        self._open.release_returned()
         self.num_tokens += len(tokens)
-        self._report(plan_in_flight, result, len(tokens), gaps, now, drafts)
-        facts = self._open_requests.take(result.step)
+        self._report(launched, result, len(tokens), gaps, now, drafts)
+        facts = self._open.take(result.step)
         return StepOutput(
             step=result.step,
             rows=rows,
@@ -119,27 +119,27 @@ class Updates:
         stats, self._stats = self._stats, []
         return stats
 
-    def _check_pooled(self, plan_in_flight: PlanInFlight, result: StepResult, aligned: Aligned) -> None:
+    def _check_pooled(self, launched: PlanInFlight, result: StepResult, aligned: Aligned) -> None:
         """Check that exactly the pooled prompts that end in this plan have vectors; a failed row has none."""
         wanted = {}
-        for sequence, _, _, ends in plan_in_flight.prefills:
+        for sequence, _, _, ends in launched.prefills:
             if ends and sequence.pooling is not None and self._ability is not None:
                 wanted[sequence.row] = 4 * self._ability.vector_length(sequence.pooling)
         if not (wanted or result.pooled):
             return
-        failed = {plan_in_flight.rows[index] for index in aligned.errors}
+        failed = {launched.rows[index] for index in aligned.errors}
         given = {entry.row: len(entry.vector) for entry in result.pooled}
         if len(given) != len(result.pooled) or given != {row: n for row, n in wanted.items() if row not in failed}:
             raise BrokenResult(f"step {result.step}: the pooled vectors are not those of its prompts")
 
-    def _end_pooled(self, plan_in_flight: PlanInFlight, pooled: tuple[RowPooled, ...]) -> None:
+    def _end_pooled(self, launched: PlanInFlight, pooled: tuple[RowPooled, ...]) -> None:
         if not pooled:
             return
-        alive = _alive(plan_in_flight)
+        alive = _alive(launched)
         for entry in pooled:
             sequence = alive[entry.row]
             sequence.request.reason = "stop"
-            self._open_requests.end(sequence, Event.STOP)
+            self._open.end(sequence, Event.STOP)
 
     def _start_over(self, sequence: Sequence) -> None:
         """Its guide was used up: it waits outside of the batch for another one."""
@@ -151,10 +151,10 @@ class Updates:
         tokens = aligned.tokens
         return not tokens or (min(tokens) >= 0 and max(tokens) < self._vocab_width)
 
-    def _confirm(self, plan_in_flight: PlanInFlight, aligned: Aligned, now: float) -> None:
+    def _confirm(self, launched: PlanInFlight, aligned: Aligned, now: float) -> None:
         """Positions of prefills are computed: let others find their full blocks, and siblings start."""
-        failed = {plan_in_flight.rows[index] for index in aligned.errors}
-        for sequence, epoch, count, samples in plan_in_flight.prefills:
+        failed = {launched.rows[index] for index in aligned.errors}
+        for sequence, epoch, count, samples in launched.prefills:
             if sequence.epoch != epoch or sequence.row in failed:
                 continue
             if not sequence.decoding:
@@ -166,11 +166,11 @@ class Updates:
                 sequence.decoding = True
                 if sequence.request.first_token is None and sequence.pooling is None:
                     sequence.request.first_token = now
-                self._open_requests.prompt_computed(sequence)
+                self._open.prompt_computed(sequence)
 
-    def _prompt_logprobs(self, plan_in_flight: PlanInFlight, result: StepResult) -> tuple[RowLogprobs, ...]:
+    def _prompt_logprobs(self, launched: PlanInFlight, result: StepResult) -> tuple[RowLogprobs, ...]:
         """Each prompt position once, also when a preempted sequence computes its prompt again."""
-        alive = _alive(plan_in_flight)
+        alive = _alive(launched)
         shown = []
         for entry in result.prompt_logprobs:
             sequence = alive.get(entry.row)
@@ -183,11 +183,11 @@ class Updates:
         return tuple(shown)
 
     def _logprobs(
-        self, plan_in_flight: PlanInFlight, result: StepResult, rows: Columns[int], counts: Columns[int]
+        self, launched: PlanInFlight, result: StepResult, rows: Columns[int], counts: Columns[int]
     ) -> tuple[RowLogprobs, ...]:
         """Those of the tokens that are shown."""
         kept = dict(zip(rows, counts, strict=True))
-        lengths = {sequence.row: len(sequence.tokens) for sequence in plan_in_flight.samplers if sequence.row in kept}
+        lengths = {sequence.row: len(sequence.tokens) for sequence in launched.samplers if sequence.row in kept}
         shown = []
         for entry in result.logprobs:
             length = lengths.get(entry.row)
@@ -199,7 +199,7 @@ class Updates:
 
     def _report(
         self,
-        plan_in_flight: PlanInFlight,
+        launched: PlanInFlight,
         result: StepResult,
         new_tokens: int,
         gaps: Gaps,
@@ -214,10 +214,10 @@ class Updates:
         before, self._reported = self._reported, counted
         self._stats.append(
             StepStats(
-                num_rows=len(plan_in_flight.rows),
-                prefill_tokens=plan_in_flight.prefill_tokens,
-                decode_tokens=plan_in_flight.decode_tokens + (0 if drafts is None else drafts.drafted),
-                seconds=now - plan_in_flight.planned_at,
+                num_rows=len(launched.rows),
+                prefill_tokens=launched.prefill_tokens,
+                decode_tokens=launched.decode_tokens + (0 if drafts is None else drafts.drafted),
+                seconds=now - launched.planned_at,
                 timings=result.timings,
                 new_tokens=new_tokens,
                 preemptions=counted[0] - before[0],
@@ -229,12 +229,12 @@ class Updates:
         )
 
 
-def _alive(plan_in_flight: PlanInFlight) -> dict[int, Sequence]:
+def _alive(launched: PlanInFlight) -> dict[int, Sequence]:
     """By row, the sequences of a plan that are still what they were when it was made."""
-    planned = zip(plan_in_flight.sequences, plan_in_flight.epochs, strict=True)
+    planned = zip(launched.sequences, launched.epochs, strict=True)
     return {sequence.row: sequence for sequence, epoch in planned if sequence.epoch == epoch}
 
 
-def _alive_pooled(plan_in_flight: PlanInFlight, result: StepResult) -> tuple[RowPooled, ...]:
-    alive = _alive(plan_in_flight)
+def _alive_pooled(launched: PlanInFlight, result: StepResult) -> tuple[RowPooled, ...]:
+    alive = _alive(launched)
     return tuple(entry for entry in result.pooled if entry.row in alive)

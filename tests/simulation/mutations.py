@@ -54,7 +54,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
     ),
     "blocks are free while a plan may write them": Mutation(
         "actors.scheduler.running_set",
-        "        if sequence.last_step <= self._plans_in_flight.last_returned and not transfers:\n",
+        "        if sequence.last_step <= self._in_flight.last_returned and not transfers:\n",
         "        if not transfers:\n",
     ),
     "a preempted sequence keeps its epoch": Mutation("actors.sequences.sequence", "        self.epoch += 1\n", ""),
@@ -77,7 +77,7 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.scheduler.replay", "        self._planner.engine_epoch += 1\n", ""
     ),
     "plans that were lost are waited for": Mutation(
-        "actors.scheduler.replay", "        self._plans_in_flight.forget()\n", ""
+        "actors.scheduler.replay", "        self._in_flight.forget()\n", ""
     ),
     "one death is enough for a conviction": Mutation(
         "actors.scheduler.quarantine", "DEATHS_TO_BLAME = 2", "DEATHS_TO_BLAME = 1"

@@ -102,7 +102,7 @@ class RestingWorld(World):
         return self.core.snapshot().steps if self.core is not None and self.system.failure is None else None
 
     def _anybody_began(self) -> bool:
-        requests = [] if self.core is None else self.core._open_requests.requests.values()
+        requests = [] if self.core is None else self.core._open.requests.values()
         return any(
             len(sequence.tokens) > request.num_prompt_tokens for request in requests for sequence in request.sequences
         )

@@ -119,7 +119,7 @@ def test_a_loading_sequence_lets_others_go_on() -> None:
     harness.oracle.speed = 0.0
     ask(harness, 4, [8, 8])
     harness.step()
-    loading = harness.core._open_requests.sequences[300]
+    loading = harness.core._open.sequences[300]
     assert loading.state is State.LOADING
     for _ in range(3):
         harness.step()
@@ -385,7 +385,7 @@ def test_a_slow_reader_gives_up_its_blocks_and_finds_them_again() -> None:
         harness.step()
     harness.core.pause(1)
     push_out(harness, 2)
-    assert harness.core._open_requests.sequences[100].state is State.HELD
+    assert harness.core._open.sequences[100].state is State.HELD
     harness.core.resume(1)
     harness.run()
     finished(harness, 1, PROMPT, 12)

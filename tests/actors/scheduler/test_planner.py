@@ -109,7 +109,7 @@ def test_nobody_is_admitted_while_a_running_sequence_lacks_budget() -> None:
     harness.submit(submission(1, prompt(7), max_tokens=20))
     for _ in range(7):
         harness.step()
-    core._running_set.preempt(core._open_requests.sequences[100])  # 14 tokens: two steps, 8 and 6
+    core._running_set.preempt(core._open.sequences[100])  # 14 tokens: two steps, 8 and 6
     harness.step()
     for request in (2, 3, 4):
         harness.submit(submission(request, prompt(1, 10 * request), max_tokens=20))

@@ -29,7 +29,7 @@ class Deadly(Harness):
     def plan(self) -> StepPlan | None:
         plan = super().plan()
         if plan is not None:
-            sequences = self.core._open_requests.sequences
+            sequences = self.core._open.sequences
             guilty = [
                 row for row in plan.rows
                 if row // 100 in self.poison and row in sequences and len(sequences[row].tokens) >= self.length
@@ -144,7 +144,7 @@ class Postponing(Deadly):
         self.gain = gain
 
     def lose(self, reason: str = "it died", *, fault: bool = True, exhausted: bool = False) -> None:
-        guilty = [s for s in self.core._open_requests.sequences.values() if s.request.number in self.poison]
+        guilty = [s for s in self.core._open.sequences.values() if s.request.number in self.poison]
         self.length = max(len(sequence.tokens) for sequence in guilty) + self.gain
         super().lose(reason, fault=fault, exhausted=exhausted)
 

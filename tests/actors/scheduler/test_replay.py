@@ -121,7 +121,7 @@ def test_prompt_logprobs_come_once() -> None:
     harness = Harness(make_core(settings, max_num_batched_tokens=2), settings)
     harness.submit(submission(1, PROMPT, sampling=SamplingState(prompt_logprobs=0)))
     harness.step()
-    sequence = harness.core._open_requests.sequences[100]
+    sequence = harness.core._open.sequences[100]
     sequence.num_prompt_logprobs = 3  # as if the first chunk's had been shown
     harness.lose()
     assert sequence.num_prompt_logprobs == 3

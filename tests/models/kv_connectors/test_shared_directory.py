@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.kv_connectors.conftest import BLOCK, Open, content, key
-from troupellm.models.kv_connectors import folder_survey, shared_directory
+from troupellm.models.kv_connectors import folder_scan, shared_directory
 from troupellm.models.kv_connectors.sealed_block import HEADER_BYTES
 from troupellm.models.kv_connectors.shared_directory import ABANDONED_SECONDS, NAME, SUFFIX
 from troupellm.models.kv_offload import disk_store_epoch
@@ -119,7 +119,7 @@ def test_very_many_files_are_looked_at_a_little_at_a_time(
     monkeypatch.setattr(shared_directory, "_LOOK_SHARE", 0.05)
     store = connect(NAME, {"path": str(tmp_path), "bytes": 32 * FRAME}, timeout=200.0)
     clock = itertools.count().__next__  # a file takes a second
-    for module in (shared_directory, folder_survey):
+    for module in (shared_directory, folder_scan):
         monkeypatch.setattr(module, "monotonic", clock)
     touched: list[str] = []
     with monkeypatch.context() as watched:
@@ -138,7 +138,7 @@ def test_very_many_files_are_looked_at_a_little_at_a_time(
 def test_more_files_than_are_remembered_give_way_by_and_by(
     connect: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
-    monkeypatch.setattr(folder_survey, "MOST_LEAVING", most)
+    monkeypatch.setattr(folder_scan, "MOST_LEAVING", most)
     store = connect(NAME, {"path": str(tmp_path)})
     for number in range(20):
         store.put(key(number), memoryview(content(number)))

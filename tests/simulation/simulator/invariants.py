@@ -123,7 +123,7 @@ class Turns:
         return self._starved(plan, core)
 
     def _waits(self, number: int, core: SchedulerCore) -> bool:
-        request = core._open_requests.requests.get(number)
+        request = core._open.requests.get(number)
         return request is not None and not request.paused
 
     def _overtaken(self, turn: "_Turn", core: SchedulerCore) -> int | None:
@@ -155,9 +155,7 @@ class Turns:
             return None
         turn = self._waiting[waiting[0]]
         turn.steps += 1
-        most = (
-            _STEPS_PER_TOKEN * sum(_work(request) for request in core._open_requests.requests.values()) + _SPARE_STEPS
-        )
+        most = _STEPS_PER_TOKEN * sum(_work(request) for request in core._open.requests.values()) + _SPARE_STEPS
         turn.most = max(turn.most, most)  # what those before it had to compute when it became the first counts too
         if turn.steps > turn.most:
             return f"6: request {waiting[0]} was first in line for {turn.steps} steps"

@@ -190,7 +190,7 @@ class Watch:
         outer tiers aside: of these each brings blocks, and there are only so many."""
         for new in plan.new_rows:
             self.epochs[new.row] = new.epoch
-            rounds = min(self.core._open_requests.sequences[new.row].rounds, MOST_ROUNDS)
+            rounds = min(self.core._open.sequences[new.row].rounds, MOST_ROUNDS)
             spared = self._naps + _STARTS_PER_LOSS * self._losses + _STARTS_PER_ROUND * rounds
             if new.epoch - spared > MOST_PREEMPTIONS:
                 self.fail(f"7: row {new.row} has begun {new.epoch} times anew, {self._losses} losses among them")
