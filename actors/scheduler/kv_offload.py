@@ -7,8 +7,7 @@ of this waits only for the worker's answers, of which each comes once. So every 
 LOADING sequences always come back.
 
 A block that does not come (a miss, a damaged one, a late one) costs its sequence the admission: it goes back to the
-waiting queue, and what did come is found on the device. Beam searches stay on the device, because their sequences are
-moved together.
+waiting queue, and what did come is found on the device. Beam searches stay on the device: their sequences move as one.
 """
 
 from collections import Counter
@@ -128,12 +127,8 @@ class Offload:
 
     def asks_first(self, sequence: Sequence) -> bool:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
-        if (
-            sequence.asked
-            or not self._fetches.inward
-            or not self.reads(sequence)
-            or sequence.request.shared_prompt is not None
-        ):
+        shared = sequence.request.shared_prompt is not None
+        if shared or sequence.asked or not self._fetches.inward or not self.reads(sequence):
             return False
         if not self._beyond(sequence)[0]:
             return False

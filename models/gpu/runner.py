@@ -270,9 +270,7 @@ class CudaRunner(ModelRunner):
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
         return None if key is None else self.graphs.prepare(key)
 
-    def _verified(
-        self, plan: StepPlan, speculator: Speculator, verify_batch: VerifyBatch, begin: float
-    ) -> LaunchedPlan:
+    def _verified(self, plan: StepPlan, made: Speculator, verify_batch: VerifyBatch, begin: float) -> LaunchedPlan:
         """A step of a runner that speculates, to its end."""
         spans, none = verify_batch.spans, np.zeros(len(plan.rows), dtype=bool)
         self._follow(plan, spans)
@@ -283,7 +281,7 @@ class CudaRunner(ModelRunner):
         ends, lengths = spans.starts + spans.counts, self.rows.lengths[spans.slots]
         pooled = self.rows.pooled[spans.slots] > 0
         check = Verification(
-            plan, verify_batch, (ends >= lengths) & ~pooled, self.rows, self.sampler, self.guides, speculator
+            plan, verify_batch, (ends >= lengths) & ~pooled, self.rows, self.sampler, self.guides, made
         )  # fmt: skip
         filled = check.begin_masks()
         prepared, aux = perf_counter(), list[Tensor]()
@@ -302,7 +300,7 @@ class CudaRunner(ModelRunner):
         check.sample(logits, masks)
         if verify_batch.trees:
             self._gather_paths(check)
-        speculator.learn(verify_batch, check.verdict, aux, perf_counter() - begin)
+        made.learn(verify_batch, check.verdict, aux, perf_counter() - begin)
         vectors, unsound = self._finish_pooled(plan, spans, (ends == lengths) & pooled)
         timings = StepTimings(prepare=prepared - begin, forward=computed - prepared, sample=perf_counter() - computed)
         result = check.result(about_prompts, vectors, unsound, timings)
