@@ -23,7 +23,7 @@ class PlanInFlight:
         "decode_tokens",
         "epochs",
         "expected",
-        "is_beam",
+        "has_beams",
         "limits",
         "planned_at",
         "prefill_tokens",
@@ -52,7 +52,7 @@ class PlanInFlight:
         """(sequence, epoch, tokens, whether it samples) of the rows that are not plain decodes."""
         self.prefill_tokens = 0
         self.decode_tokens = 0
-        self.is_beam = False
+        self.has_beams = False
         """Some of the sequences are beams."""
         self.clean = True
         """No sequence of the plan has ended or was preempted since, or has tokens to compute that its guide forced."""

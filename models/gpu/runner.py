@@ -198,7 +198,7 @@ class CudaRunner:
         self.rows.check_window(spans.slots, spans.starts)
         if step.verify_batch is not None:
             return self._at_once(step, self._graph_of_drafts(spans, step.sampling, step.verify_batch))
-        reads = bool(self.stages.logprob_parts(spans) or self.stages.pooled(spans))
+        reads = bool(self.stages.with_prompt_logprobs(spans) or self.stages.pooled(spans))
         if self.flights.untold and (reads or int(self._columns.kinds[spans.slots].max()) == ELSEWHERE):
             self.flights.catch_up()
             step.sampling, step.pooling = self.stages.ending(spans)
@@ -291,7 +291,7 @@ class CudaRunner:
 
     def _graph_of_drafts(self, spans: Spans, sampling: NDArray[np.bool_], verify_batch: VerifyBatch) -> GraphKey | None:
         """The key of the graph that can replay a step with drafts, if any. May capture one."""
-        if verify_batch.trees or not sampling.all() or self.stages.logprob_parts(spans):
+        if verify_batch.trees or not sampling.all() or self.stages.with_prompt_logprobs(spans):
             return None
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             return None

@@ -30,7 +30,7 @@ from troupellm.models.speculation.verify import Verification
 from troupellm.models.speculation.verify_batch import VerifyBatch
 from troupellm.models.structured_outputs.fill_masks import FilledLater
 from troupellm.models.structured_outputs.guided_rows import GuidedRows
-from troupellm.models.structured_outputs.report_tokens import tell
+from troupellm.models.structured_outputs.report_tokens import report_tokens
 from troupellm.protocol.messages.worker import (
     NewRow,
     RowError,
@@ -53,7 +53,7 @@ class Step:
     begin: float
     spans: Spans
     """The positions that are computed, drafts included; rows that compute nothing are not in it."""
-    trial: VerifyBatch | None
+    verify_batch: VerifyBatch | None
     """The drafts of the step. None: without a speculator, or in its sleep."""
     sampling: NDArray[np.bool_]
     """Rows that draw a token."""
@@ -135,7 +135,7 @@ class Stages:
         Raises:
             PlanError: the plan contradicts earlier plans; nothing was computed.
         """
-        spans, trial = NO_SPANS, None
+        spans, verify_batch = NO_SPANS, None
         if plan.rows:
             starts, counts = np.array(plan.starts, dtype=np.int64), np.array(plan.counts, dtype=np.int64)
             spans = Spans(np.arange(len(plan.rows)), self.rows.slots_of(plan, starts, counts), starts, counts)
@@ -143,11 +143,11 @@ class Stages:
             if speculator is not None and (
                 self._asynchronous or not speculator.passes(spans.slots, starts, starts + counts)
             ):
-                trial = speculator.begin(plan, spans.slots, starts, counts)
-                spans = trial.spans
+                verify_batch = speculator.begin(plan, spans.slots, starts, counts)
+                spans = verify_batch.spans
         if self.poison is not None:
             self.poison.follow(plan, self.rows, spans)
-        return Step(plan, begin, spans, trial, *self.ending(spans))
+        return Step(plan, begin, spans, verify_batch, *self.ending(spans))
 
     def ending(self, spans: Spans) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """The rows that draw a token and those whose vector is complete, by the tokens that are known now."""
@@ -157,9 +157,15 @@ class Stages:
 
     def begin_masks(self, step: Step) -> None:
         """Lay out the logits that are drawn from, and begin the masks of guided rows among them."""
-        plan, trial, speculator = step.plan, step.trial, self.speculator
-        if speculator is not None and trial is not None and (self._asynchronous or trial.unusual(len(plan.rows))):
-            step.check = Verification(plan, trial, step.sampling, self.rows, self.sampler, self.guides, speculator)
+        plan, verify_batch, speculator = step.plan, step.verify_batch, self.speculator
+        if (
+            speculator is not None
+            and verify_batch is not None
+            and (self._asynchronous or verify_batch.unusual(len(plan.rows)))
+        ):
+            step.check = Verification(
+                plan, verify_batch, step.sampling, self.rows, self.sampler, self.guides, speculator
+            )
             step.drawn, step.filled = step.check.drawn, step.check.begin_masks()
         else:
             step.drawn = [plan.rows[index] for index in np.flatnonzero(step.sampling).tolist()]
@@ -193,23 +199,23 @@ class Stages:
         """
         step.computed = perf_counter()
         masks = None if step.filled is None else self._masks(step.filled)
-        trial, check = step.trial, step.check
+        verify_batch, check = step.verify_batch, step.check
         if check is not None:
             check.sample(logits, masks)
         elif logits is not None:
             slots = step.spans.slots[step.sampling]
             step.sampled = self._draw(step.drawn, slots, logits, masks)
             if self.guides is not None and masks is not None:
-                step.guided = tell(self.guides, self.rows, step.drawn, slots, step.sampled)
-        if self.speculator is None or trial is None:
+                step.guided = report_tokens(self.guides, self.rows, step.drawn, slots, step.sampled)
+        if self.speculator is None or verify_batch is None:
             return
         if check is None:
-            self.speculator.finish_plain(trial)
-        elif trial.trees:
+            self.speculator.finish_plain(verify_batch)
+        elif verify_batch.trees:
             for sources, targets in check.moves(self.cache.block_size):
                 self.cache.move(sources, targets)  # kept drafts lie behind each other from here on
         seconds = perf_counter() - step.begin if self._asynchronous else None
-        self.speculator.learn(trial, {} if check is None else check.verdict, step.aux, seconds)
+        self.speculator.learn(verify_batch, {} if check is None else check.verdict, step.aux, seconds)
 
     def result(self, step: Step) -> StepResult:
         """The step's result as plain data."""
@@ -224,7 +230,7 @@ class Stages:
     def wanted(self, spans: Spans) -> tuple[NDArray[np.int64], int]:
         """The tokens of a flat batch whose hidden states are wanted, and the number of them to sample from.
 
-        Those to sample from come first, then those of described prompts, then those to pool.
+        Those to sample from come first, then those of prompts with log-probabilities, then those to pool.
         """
         slots, ends = spans.slots, np.cumsum(spans.counts)
         if slots.size and ends[-1] == slots.size and not self.rows.wants_prompt_logprobs and not len(self.pooler):
@@ -236,7 +242,7 @@ class Stages:
         sampling = behind > 0
         wanted = [
             ends[sampling] - 1 if behind.max(initial=0) < 2 else last_places(ends, behind),
-            *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self.described(spans)),
+            *(np.arange(ends[row] - spans.counts[row], ends[row]) for row in self.with_prompt_logprobs(spans)),
             *(np.arange(first, first + count) for _, first, count in self.pooled(spans)),
         ]
         return np.concatenate(wanted), int(behind.sum())
@@ -253,7 +259,7 @@ class Stages:
             begin += count
         return (torch.cat(places), torch.cat(values)) if places else None
 
-    def described(self, spans: Spans) -> list[int]:
+    def with_prompt_logprobs(self, spans: Spans) -> list[int]:
         """Indices of the rows that ask for prompt log-probabilities and compute prompt tokens that predict others."""
         if not self.rows.wants_prompt_logprobs:
             return []
@@ -335,9 +341,9 @@ class Stages:
         return self.pooler.finish(slots.tolist(), rows)
 
     def _prompt_logprobs(self, plan: StepPlan, spans: Spans, hidden: Tensor) -> list[RowLogprobs]:
-        """hidden: the described rows' spans, one after the other."""
+        """hidden: the spans of the rows with prompt log-probabilities, one after the other."""
         found = []
-        for index in self.described(spans):
+        for index in self.with_prompt_logprobs(spans):
             count, slot, first = int(spans.counts[index]), int(spans.slots[index]), int(spans.starts[index]) + 1
             last = min(first + count, int(self.rows.num_prompt_tokens[slot]))
             row, width = plan.rows[int(spans.rows[index])], int(self.rows.prompt_logprobs[slot])

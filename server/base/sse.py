@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder().encode
 class Source(Protocol):
     """A stream or a turn that is open."""
 
-    def read_by(self, sink: "PieceWriter") -> None: ...
+    def set_sink(self, sink: "PieceWriter") -> None: ...
 
 
 def event(body: object) -> bytes:
@@ -66,7 +66,7 @@ class EventStream:
         """Deltas of `source` are written at once, without a task in between, while the client keeps up; the
         caller reads the rest. Only behind our own API process, elsewhere the caller gets everything."""
         if self._exchange.swift:
-            source.read_by(PieceWriter(self, encode))
+            source.set_sink(PieceWriter(self, encode))
 
     @property
     def free(self) -> bool:
