@@ -28,7 +28,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "large bodies are decoded on the event loop",
-        "server/base/body.py",
+        "server/base/json_body.py",
         "    if len(raw) > INLINE_BYTES:\n",
         "    if not raw:\n",
         "server/base/test_body.py",
@@ -42,7 +42,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     ),
     Mutant(
         "the second of two equal keys wins without a word",
-        "server/base/body.py",
+        "server/base/json_body.py",
         'if keys != bare.count(b":"):',
         'if keys > bare.count(b":"):',
         "server/base/test_body.py",
