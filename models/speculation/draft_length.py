@@ -5,8 +5,8 @@ likeliest next draft of any row is added as long as expected tokens per second r
 
 On and off: these estimates miss costs outside of the step. So, for each batch size, windows of 32 steps that may draft
 are compared by the wall clock with steps that do not. If a window was not faster, or no row is worth a draft, drafting
-is off for 128 steps (1,024 with more than 4 rows), or half as many if a new row comes. The first failure after a
-success counts as an accident: drafting is off for 16 steps. The same observations give the same decisions.
+is off for 128 steps, then 256, then 512 (1,024 with more than 4 rows), or half as many if a new row comes. The first
+failure after a success is an accident: off for 16 steps. The same observations give the same decisions.
 """
 
 from collections import deque
@@ -25,14 +25,14 @@ FIRST_RATE, STRENGTH, ROW_STRENGTH = 0.7, 2.0, 4.0
 REVIEW_STEPS, PROBE_STEPS = 8, 64
 """Steps between two choices of lengths, and steps after which a row without drafts gets one to be measured again."""
 LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.05, 1.1  # of speed; among many rows the likeliest drafts are overestimated
-PLAIN_STEPS, PLAIN_AGAIN, MOST_WAITING = 4, 256, 24
-"""Steps without drafts that are timed at first, when they are again, and steps to wait for them beside prompts."""
+PLAIN_STEPS, PLAIN_AGAIN, MOST_AGAIN, MOST_WAITING = 4, 32, 256, 24
+"""Steps without drafts that are timed at first, steps until they are again, and steps to wait for them."""
 WINDOW, WORTH, WORTH_OF_MANY = 32, 1.0, 1.2
 """The multiple of the speed without drafts that a window must reach. Rows that draft end before the others, whose steps
 then have fewer rows to share their cost."""
 VERDICTS = {4: 0.6, 8: 0.75, 16: 0.9, WINDOW: 1.0}  # share of that speed after so many steps
 LOOKS, PATIENCE = 3, 8  # steps in which all rows draft at first, and in which none need be worth a draft later
-RETRY, RETRY_OF_MANY, ACCIDENT, HESITATION = 128, 1024, 16, 64
+RETRY, MOST_RETRY, RETRY_OF_MANY, ACCIDENT, HESITATION = 128, 512, 1024, 16, 64
 """Steps off: usually, after an accident, and with fewer rows than those with which drafts do not pay."""
 TIMED_EACH, TIMED, OUTLIER = 32, 8, 2.5
 """While drafting is off, one step of so many is timed; the last ones count, up to this multiple of their median."""
@@ -86,11 +86,10 @@ class Drafting:
     """Drafting with one range of batch sizes: on, or off for some steps to come."""
 
     def __init__(self, *, few: bool, off: int = 0) -> None:
-        self._worth, self._retry = (WORTH, RETRY) if few else (WORTH_OF_MANY, RETRY_OF_MANY)
-        self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
-        self._accidents = 1
+        self.plain_due, self._waited, self._since_plain, self._again = PLAIN_STEPS, 0, 0, PLAIN_AGAIN
+        self._few, self._accidents, self._fails = few, 1, 0
         self._begin()
-        self.off, self.long = off, off > 0
+        self.off, self.long, self._half = off, off > 0, off // 2
 
     def _begin(self) -> None:
         self.off, self.looks, self._patience, self._worthless = 0, LOOKS, 0, 0
@@ -100,17 +99,17 @@ class Drafting:
         """True if the coming step has no drafts, since they are off or it is to be timed."""
         if self.off:
             self.off -= 1
-            if not self.off or (new_row and self.off <= self._retry // 2):
+            if not self.off or (new_row and self.off <= self._half):
                 self._begin()
-        elif self._since_plain >= PLAIN_AGAIN:
+        elif self._since_plain >= self._again:
             self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
+            self._again = min(2 * self._again, MOST_AGAIN)
         self._waited += 1
         return self.off > 0 or (self.plain_due > 0 and self._waited <= MOST_WAITING)
 
     def note(self, *, worth: bool) -> None:
         """Some row is worth a draft in the step under way, or none is."""
-        self._worthless = 0 if worth else self._worthless + 1
-        self._patience = PATIENCE if worth else self._patience
+        self._worthless, self._patience = (0, PATIENCE) if worth else (self._worthless + 1, self._patience)
         if self._worthless > self._patience:
             self._fail()
 
@@ -122,14 +121,16 @@ class Drafting:
         self._periods.append(period)
         self._earned += plain * tokens
         count = len(self._periods)
-        if count in VERDICTS and self._earned < self._worth * VERDICTS[count] * count * _mean(self._periods):
+        worth = VERDICTS.get(count, 0.0) * (WORTH if self._few else WORTH_OF_MANY)
+        if worth and self._earned < worth * count * _mean(self._periods):
             self._fail()
         elif count == WINDOW:
-            self._accidents, self._periods, self._earned = 1, [], 0.0
+            self._accidents, self._fails, self._periods, self._earned = 1, 0, [], 0.0
 
     def _fail(self) -> None:
-        self.long = not self._accidents
-        self.off, self._accidents = self._retry if self.long else ACCIDENT, 0
+        retry, self.long = min(RETRY << self._fails, MOST_RETRY) if self._few else RETRY_OF_MANY, not self._accidents
+        self.off, self._fails = (retry, self._fails + 1) if self.long else (ACCIDENT, self._fails)
+        self._half, self._accidents = self.off // 2, 0
 
 
 class DraftLength:
@@ -140,9 +141,8 @@ class DraftLength:
         """levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far; sleeps: steps
         are faster while the proposer sleeps, since it need not follow the rows."""
         self._sleeps, self._nodes = sleeps, np.array([0, *levels], np.int64)
-        self._rows, self._all = np.zeros((0, 4)), np.zeros(4)
-        """By slot, and of all rows: depths reached, kept, asked for, and offered."""
-        self._depths = np.zeros(0, np.int64)
+        self._rows, self._all, self._depths = np.zeros((0, 4)), np.zeros(4), np.zeros(0, np.int64)
+        """By slot, and of all rows: depths reached, kept, asked for, and offered; by slot, chosen depths."""
         self._waiting: list[tuple[Ints, Ints, Ints, Ints]] = []
         self._given: Ints | None = None  # by slot, the depths of the step under way, if any row was asked for drafts
         self._size, self._due, self._turn, self._gained, self._fresh = 0, True, 0, 0, False
