@@ -1,7 +1,7 @@
 """Chooses how many drafts each row verifies in a step, and turns drafting off while it does not pay.
 
-Length: an average per row says how often its drafts are kept, and step times are measured by the number of drafts. The
-likeliest next draft of any row is added as long as expected tokens per second rise.
+Length: averages per row say how often its first draft and later ones are kept, and step times are measured by the
+number of drafts. The likeliest next draft of any row is added as long as expected tokens per second rise.
 
 On and off: these estimates miss costs outside of the step. So, for each batch size, windows of 32 steps that may draft
 are compared by the wall clock with steps that do not. If a window was not faster, or no row is worth a draft, drafting
@@ -141,8 +141,9 @@ class DraftLength:
         """levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far; sleeps: steps
         are faster while the proposer sleeps, since it need not follow the rows."""
         self._sleeps, self._nodes = sleeps, np.array([0, *levels], np.int64)
-        self._rows, self._all, self._depths = np.zeros((0, 4)), np.zeros(4), np.zeros(0, np.int64)
-        """By slot, and of all rows: depths reached, kept, asked for, and offered; by slot, chosen depths."""
+        self._rows, self._all, self._depths = np.zeros((0, 6)), np.zeros(6), np.zeros(0, np.int64)
+        """By slot, and of all rows: first drafts and kept ones, later drafts behind kept ones and kept ones, depths
+        asked for and offered; by slot, chosen depths."""
         self._waiting: list[tuple[Ints, Ints, Ints, Ints]] = []
         self._given: Ints | None = None  # by slot, the depths of the step under way, if any row was asked for drafts
         self._size, self._due, self._turn, self._gained, self._fresh = 0, True, 0, 0, False
@@ -155,7 +156,7 @@ class DraftLength:
         """A row has taken a slot; observations of the slot's previous row are discarded."""
         if slot >= self._depths.size:
             more = max(16, 2 * slot) - self._depths.size
-            self._rows = np.concatenate((self._rows, np.zeros((more, 4))))
+            self._rows = np.concatenate((self._rows, np.zeros((more, 6))))
             self._depths = np.concatenate((self._depths, np.zeros(more, np.int64)))
         self._rows[slot], self._depths[slot], self._fresh = 0.0, NEW, True
         few = self._last is not None and self._last[1] <= FEW_ROWS
@@ -247,17 +248,16 @@ class DraftLength:
         """Learn from the observed steps, and choose all depths anew."""
         self._size, self._due = rounded(batch_size), False
         for known, asked, offered, kept in self._waiting:
-            offered = np.minimum(asked, offered)
-            counts = np.stack((np.minimum(kept + 1, offered), kept, asked, offered), axis=1).astype(np.float64)
+            offered, any_offered = np.minimum(asked, offered), np.minimum(1, offered)
+            reached = np.minimum(kept + 1, offered) - any_offered
+            counts = np.stack((any_offered, kept > 0, reached, np.maximum(kept - 1, 0), asked, offered), axis=1)
             self._rows[known] = ROW_MEMORY * self._rows[known] + counts
             self._all = MEMORY * self._all + counts.mean(axis=0)
-        self._waiting = []
-        reached, kept, asked, offered = self._all + STRENGTH * np.array([1.0, FIRST_RATE, 1.0, 1.0])
-        rate, present, depth = kept / reached, offered / asked, self._nodes.size - 1
-        reached, kept, asked, offered = self._rows[slots].T
-        rates = (kept + ROW_STRENGTH * rate) / (reached + ROW_STRENGTH)
-        present = ((offered + ROW_STRENGTH * present) / (asked + ROW_STRENGTH))[:, None]
-        probability = rates[:, None] ** np.arange(1, depth + 1)
+        self._waiting, depth = [], self._nodes.size - 1
+        every, rows = self._all + STRENGTH * np.array([1.0, FIRST_RATE, 0.0, 0.0, 1.0, 1.0]), self._rows[slots]
+        every[2:4] += STRENGTH * np.array([1.0, every[1] / every[0]])  # later drafts fare as first ones, if unseen
+        rates = (rows[:, 1::2] + ROW_STRENGTH * every[1::2] / every[::2]) / (rows[:, ::2] + ROW_STRENGTH)
+        probability, present = rates[:, :1] * rates[:, 1:2] ** np.arange(depth), rates[:, 2:]
         order = np.argsort(-probability, axis=None, kind="stable")
         gains = np.cumsum((probability * present).reshape(-1)[order])
         drafts = np.cumsum((present * np.diff(self._nodes)).reshape(-1)[order])
