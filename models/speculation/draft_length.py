@@ -1,12 +1,12 @@
 """Chooses how many drafts each row verifies in a step, and turns drafting off while it does not pay.
 
-Length: an average per row says how often its drafts are kept, and step times are measured by the number of drafts. The
-likeliest next draft of any row is added as long as expected tokens per second rise.
+Length: averages per row say how often its first draft and later ones are kept, and step times are measured by the
+number of drafts. The likeliest next draft of any row is added as long as expected tokens per second rise.
 
 On and off: these estimates miss costs outside of the step. So, for each batch size, windows of 32 steps that may draft
 are compared by the wall clock with steps that do not. If a window was not faster, or no row is worth a draft, drafting
-is off for 128 steps (1,024 with more than 4 rows), or half as many if a new row comes. The first failure after a
-success counts as an accident: drafting is off for 16 steps. The same observations give the same decisions.
+is off for 128 steps, then 256, then 512 (1,024 with more than 4 rows), or half as many if a new row comes. The first
+failure after a success is an accident: off for 16 steps. The same observations give the same decisions.
 """
 
 from collections import deque
@@ -25,14 +25,14 @@ FIRST_RATE, STRENGTH, ROW_STRENGTH = 0.7, 2.0, 4.0
 REVIEW_STEPS, PROBE_STEPS = 8, 64
 """Steps between two choices of lengths, and steps after which a row without drafts gets one to be measured again."""
 LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.05, 1.1  # of speed; among many rows the likeliest drafts are overestimated
-PLAIN_STEPS, PLAIN_AGAIN, MOST_WAITING = 4, 256, 24
-"""Steps without drafts that are timed at first, when they are again, and steps to wait for them beside prompts."""
+PLAIN_STEPS, PLAIN_AGAIN, MOST_AGAIN, MOST_WAITING = 4, 32, 256, 24
+"""Steps without drafts that are timed at first, steps until they are again, and steps to wait for them."""
 WINDOW, WORTH, WORTH_OF_MANY = 32, 1.0, 1.2
 """The multiple of the speed without drafts that a window must reach. Rows that draft end before the others, whose steps
 then have fewer rows to share their cost."""
 VERDICTS = {4: 0.6, 8: 0.75, 16: 0.9, WINDOW: 1.0}  # share of that speed after so many steps
 LOOKS, PATIENCE = 3, 8  # steps in which all rows draft at first, and in which none need be worth a draft later
-RETRY, RETRY_OF_MANY, ACCIDENT, HESITATION = 128, 1024, 16, 64
+RETRY, MOST_RETRY, RETRY_OF_MANY, ACCIDENT, HESITATION = 128, 512, 1024, 16, 64
 """Steps off: usually, after an accident, and with fewer rows than those with which drafts do not pay."""
 TIMED_EACH, TIMED, OUTLIER = 32, 8, 2.5
 """While drafting is off, one step of so many is timed; the last ones count, up to this multiple of their median."""
@@ -86,11 +86,10 @@ class Drafting:
     """Drafting with one range of batch sizes: on, or off for some steps to come."""
 
     def __init__(self, *, few: bool, off: int = 0) -> None:
-        self._worth, self._retry = (WORTH, RETRY) if few else (WORTH_OF_MANY, RETRY_OF_MANY)
-        self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
-        self._accidents = 1
+        self.plain_due, self._waited, self._since_plain, self._again = PLAIN_STEPS, 0, 0, PLAIN_AGAIN
+        self._few, self._accidents, self._fails = few, 1, 0
         self._begin()
-        self.off, self.long = off, off > 0
+        self.off, self.long, self._half = off, off > 0, off // 2
 
     def _begin(self) -> None:
         self.off, self.looks, self._patience, self._worthless = 0, LOOKS, 0, 0
@@ -100,17 +99,17 @@ class Drafting:
         """True if the coming step has no drafts, since they are off or it is to be timed."""
         if self.off:
             self.off -= 1
-            if not self.off or (new_row and self.off <= self._retry // 2):
+            if not self.off or (new_row and self.off <= self._half):
                 self._begin()
-        elif self._since_plain >= PLAIN_AGAIN:
+        elif self._since_plain >= self._again:
             self.plain_due, self._waited, self._since_plain = PLAIN_STEPS, 0, 0
+            self._again = min(2 * self._again, MOST_AGAIN)
         self._waited += 1
         return self.off > 0 or (self.plain_due > 0 and self._waited <= MOST_WAITING)
 
     def note(self, *, worth: bool) -> None:
         """Some row is worth a draft in the step under way, or none is."""
-        self._worthless = 0 if worth else self._worthless + 1
-        self._patience = PATIENCE if worth else self._patience
+        self._worthless, self._patience = (0, PATIENCE) if worth else (self._worthless + 1, self._patience)
         if self._worthless > self._patience:
             self._fail()
 
@@ -122,14 +121,16 @@ class Drafting:
         self._periods.append(period)
         self._earned += plain * tokens
         count = len(self._periods)
-        if count in VERDICTS and self._earned < self._worth * VERDICTS[count] * count * _mean(self._periods):
+        worth = VERDICTS.get(count, 0.0) * (WORTH if self._few else WORTH_OF_MANY)
+        if worth and self._earned < worth * count * _mean(self._periods):
             self._fail()
         elif count == WINDOW:
-            self._accidents, self._periods, self._earned = 1, [], 0.0
+            self._accidents, self._fails, self._periods, self._earned = 1, 0, [], 0.0
 
     def _fail(self) -> None:
-        self.long = not self._accidents
-        self.off, self._accidents = self._retry if self.long else ACCIDENT, 0
+        retry, self.long = min(RETRY << self._fails, MOST_RETRY) if self._few else RETRY_OF_MANY, not self._accidents
+        self.off, self._fails = (retry, self._fails + 1) if self.long else (ACCIDENT, self._fails)
+        self._half, self._accidents = self.off // 2, 0
 
 
 class DraftLength:
@@ -140,9 +141,9 @@ class DraftLength:
         """levels: drafts down to each depth, rising: of chains 1, 2, 3, ..., of a tree its nodes so far; sleeps: steps
         are faster while the proposer sleeps, since it need not follow the rows."""
         self._sleeps, self._nodes = sleeps, np.array([0, *levels], np.int64)
-        self._rows, self._all = np.zeros((0, 4)), np.zeros(4)
-        """By slot, and of all rows: depths reached, kept, asked for, and offered."""
-        self._depths = np.zeros(0, np.int64)
+        self._rows, self._all, self._depths = np.zeros((0, 6)), np.zeros(6), np.zeros(0, np.int64)
+        """By slot, and of all rows: first drafts and kept ones, later drafts behind kept ones and kept ones, depths
+        asked for and offered; by slot, chosen depths."""
         self._waiting: list[tuple[Ints, Ints, Ints, Ints]] = []
         self._given: Ints | None = None  # by slot, the depths of the step under way, if any row was asked for drafts
         self._size, self._due, self._turn, self._gained, self._fresh = 0, True, 0, 0, False
@@ -155,7 +156,7 @@ class DraftLength:
         """A row has taken a slot; observations of the slot's previous row are discarded."""
         if slot >= self._depths.size:
             more = max(16, 2 * slot) - self._depths.size
-            self._rows = np.concatenate((self._rows, np.zeros((more, 4))))
+            self._rows = np.concatenate((self._rows, np.zeros((more, 6))))
             self._depths = np.concatenate((self._depths, np.zeros(more, np.int64)))
         self._rows[slot], self._depths[slot], self._fresh = 0.0, NEW, True
         few = self._last is not None and self._last[1] <= FEW_ROWS
@@ -247,17 +248,16 @@ class DraftLength:
         """Learn from the observed steps, and choose all depths anew."""
         self._size, self._due = rounded(batch_size), False
         for known, asked, offered, kept in self._waiting:
-            offered = np.minimum(asked, offered)
-            counts = np.stack((np.minimum(kept + 1, offered), kept, asked, offered), axis=1).astype(np.float64)
+            offered, any_offered = np.minimum(asked, offered), np.minimum(1, offered)
+            reached = np.minimum(kept + 1, offered) - any_offered
+            counts = np.stack((any_offered, kept > 0, reached, np.maximum(kept - 1, 0), asked, offered), axis=1)
             self._rows[known] = ROW_MEMORY * self._rows[known] + counts
             self._all = MEMORY * self._all + counts.mean(axis=0)
-        self._waiting = []
-        reached, kept, asked, offered = self._all + STRENGTH * np.array([1.0, FIRST_RATE, 1.0, 1.0])
-        rate, present, depth = kept / reached, offered / asked, self._nodes.size - 1
-        reached, kept, asked, offered = self._rows[slots].T
-        rates = (kept + ROW_STRENGTH * rate) / (reached + ROW_STRENGTH)
-        present = ((offered + ROW_STRENGTH * present) / (asked + ROW_STRENGTH))[:, None]
-        probability = rates[:, None] ** np.arange(1, depth + 1)
+        self._waiting, depth = [], self._nodes.size - 1
+        every, rows = self._all + STRENGTH * np.array([1.0, FIRST_RATE, 0.0, 0.0, 1.0, 1.0]), self._rows[slots]
+        every[2:4] += STRENGTH * np.array([1.0, every[1] / every[0]])  # later drafts fare as first ones, if unseen
+        rates = (rows[:, 1::2] + ROW_STRENGTH * every[1::2] / every[::2]) / (rows[:, ::2] + ROW_STRENGTH)
+        probability, present = rates[:, :1] * rates[:, 1:2] ** np.arange(depth), rates[:, 2:]
         order = np.argsort(-probability, axis=None, kind="stable")
         gains = np.cumsum((probability * present).reshape(-1)[order])
         drafts = np.cumsum((present * np.diff(self._nodes)).reshape(-1)[order])
