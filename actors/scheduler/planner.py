@@ -385,6 +385,7 @@ class Planner:
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
         num_running, num_waiting = len(self._residents.running), self._room.size
-        held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
-        if not self._flights and not held and (num_running or num_waiting):
+        if self._flights or not (num_running or num_waiting):
+            return
+        if self.guides is None or not self.guides.num_held:  # suspects among those keep others waiting
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")
