@@ -59,30 +59,6 @@ class HostHit(NamedTuple):
     """How often the prefix cache had been reset."""
 
 
-class TierState:
-    """What the tiers behind the device have of a sequence, and what it wants of them."""
-
-    __slots__ = ("asked", "asks_again", "brought", "gave_up", "host_hits", "loading", "num_offered", "rounds")
-
-    def __init__(self) -> None:
-        self.num_offered = 0
-        """Of the full blocks that others can find, how many the tiers were offered."""
-        self.host_hits: list[HostHit] = []
-        """Blocks to load for the sequence, between their admission and the load."""
-        self.loading: object | None = None
-        """The state of its load while it is LOADING; belongs to the module that does the loading."""
-        self.asked = False
-        """Outer tiers were asked for its blocks since it ran last."""
-        self.asks_again = False
-        """Outer tiers have more than could be fetched at once: they are asked again once that is loaded."""
-        self.rounds = 0
-        """How often it has done so."""
-        self.brought: dict[str, int] = {}
-        """Tokens that came from tiers before it asked again, by kind of tier."""
-        self.gave_up = False
-        """A tier did not give what it has: the sequence does without tiers until it runs."""
-
-
 class DraftCounts:
     """`steps` are those in which a sequence had drafts verified."""
 
