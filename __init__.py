@@ -190,7 +190,7 @@ _HOMES = {
     **dict.fromkeys(("LogitsProcessor", "ProcessedRow"), "models.sampling.logits_processors"),
     "Drafts": "models.batch.row_drafts",
     **dict.fromkeys(("Observation", "ProposalBatch", "Proposer", "RowDraws"), "models.proposers.base"),
-    "AuxHiddenStates": "models.layers.taps",
+    "AuxHiddenStates": "models.layers.aux_hidden_states",
     "ProposerContext": "models.proposers.registry",
     **dict.fromkeys(("EvictionPolicy", "TierFull"), "actors.kv_offload.eviction"),
     "SpeculativeConfig": "protocol.config.speculation",

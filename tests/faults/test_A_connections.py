@@ -27,11 +27,11 @@ async def test_A7_more_connections_than_may_be_close_the_longest_idle(tiny_engin
         for number in range(6):
             waiting.append(await served.raw(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"))
             await waiting[-1].read_until(b"alive")
-            assert served.crowd.dropped == max(0, number - 2)
+            assert served.connections.dropped == max(0, number - 2)
         for connection in waiting[:3]:
             connection.seen = b""
             assert await connection.read_all() == b""
-        await eventually(lambda: len(served.crowd) == 4)
+        await eventually(lambda: len(served.connections) == 4)
         await waiting[3].stream.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         waiting[3].seen = b""
         await waiting[3].read_until(b"alive")
@@ -49,7 +49,7 @@ async def test_A7_where_nobody_is_idle_there_is_no_room(tiny_engine):
         await streaming.read_until(b"data: ")
         late = await served.raw(b"")
         assert await late.read_all() == b""
-        assert served.crowd.dropped == 1
+        assert served.connections.dropped == 1
         await streaming.read_until(b"data: [DONE]")
         for connection in (late, streaming):
             await connection.close()
@@ -95,7 +95,7 @@ async def test_A7_a_head_that_comes_by_drops_and_connections_that_say_nothing_ar
                 assert json.loads(seen.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_timeout"
                 for connection in silent:
                     assert await connection.read_all() == b""
-            assert attacked.served.crowd.dropped == 0, "there was room for all of them"
+            assert attacked.served.connections.dropped == 0, "there was room for all of them"
             for connection in (*silent, slow):
                 await connection.close()
 

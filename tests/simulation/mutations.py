@@ -169,12 +169,12 @@ MUTATIONS: Final[dict[str, Mutation]] = {
         "actors.kv_offload.loads", "        if sequence.tiers.loading is not loading:\n", "        if False:\n"
     ),
     "a transfer that ends late keeps its place": Mutation(
-        "actors.kv_offload.traffic",
+        "actors.kv_offload.transfers",
         "            done(answer)\n",
         "            if self._load[edge] or answer.ok:\n                done(answer)\n",
     ),
     "a transfer that fails keeps its credit": Mutation(
-        "actors.kv_offload.traffic", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
+        "actors.kv_offload.transfers", "self._load[edge] -= 1", "self._load[edge] -= answer.ok"
     ),
     "a block is found in host memory before it is there": Mutation(
         "actors.kv_offload.host_slots", "if block is not None and block.ready else", "if block is not None else"

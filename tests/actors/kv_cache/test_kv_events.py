@@ -89,7 +89,7 @@ def test_a_slow_reader_hears_how_many_it_has_missed() -> None:
     assert numbers(rest) == [8, 9, 10, 11, 12]
     assert numbers(log.read(7)) == [8, 9, 10, 11, 12]
     assert numbers(log.read(8, most=2)) == [9, 10]
-    assert log.snapshot() == KVEventsSnapshot(told=12, kept=5, lost=4, waiting_readers=0, findable=9)
+    assert log.snapshot() == KVEventsSnapshot(reported=12, kept=5, lost=4, waiting_readers=0, findable=9)
 
 
 def test_a_number_of_another_engine_tells_all() -> None:

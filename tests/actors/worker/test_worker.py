@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from troupellm.actors.runtime.mailbox import Mailbox
-from troupellm.actors.runtime.ports import StepThread, SystemClock
+from troupellm.actors.runtime.ports import SystemClock
 from troupellm.actors.runtime.restart_intensity import Intensity
+from troupellm.actors.runtime.thread_pool import StepThread
 from troupellm.actors.runtime.waiter import new_waiter
 from troupellm.actors.worker.actor import WorkerActor, check_order
 from troupellm.actors.worker.thread_host import ThreadWorker, WorkerGone, WorkerStuck

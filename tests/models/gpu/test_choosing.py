@@ -151,7 +151,7 @@ def test_what_more_is_asked_about_tokens_is_computed_elsewhere(state: dict[str, 
     assert kind_of(options(**state)) == ELSEWHERE
     columns = SamplingTensors()
     columns.put(0, options(**state))
-    assert columns.told[0] == NOTHING
+    assert columns.num_logprobs[0] == NOTHING
 
 
 def test_what_is_said_is_counted() -> None:

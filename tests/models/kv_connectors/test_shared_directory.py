@@ -15,7 +15,7 @@ from troupellm.models.kv_connectors.signed_block import HEADER_BYTES
 from troupellm.models.kv_offload import disk_store_epoch
 from troupellm.models.kv_offload.store import StoreCorrupt, StoreError, StoreMiss
 from troupellm.protocol.errors import ConfigError
-from troupellm.tests.support.engines.inside import seal_of
+from troupellm.tests.support.engines.inside import signature_of
 
 FRAME = HEADER_BYTES + BLOCK
 
@@ -337,13 +337,13 @@ def test_what_is_put_while_another_engine_resets_is_forgotten(
 ) -> None:
     one, other = connect(NAME, {"path": str(tmp_path)}), connect(NAME, {"path": str(tmp_path)})
     one.probe()
-    header = seal_of(one).header
+    header = signature_of(one).header
 
     def late(*what: object) -> bytes:
         other.reset()
         return header(*what)
 
-    monkeypatch.setattr(seal_of(one), "header", late)
+    monkeypatch.setattr(signature_of(one), "header", late)
     one.put(key(0), memoryview(content(0)))
     assert one.contains([key(0)]) == other.contains([key(0)]) == 0
 

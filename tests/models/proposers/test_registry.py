@@ -38,8 +38,8 @@ class NoProposer:
     def __init__(self, config, context):
         pass
 
-class NoTaps(NgramProposer):
-    taps = None
+class NoAuxHiddenStates(NgramProposer):
+    aux_hidden_states = None
     def __init__(self, config, context):
         pass
 """
@@ -91,7 +91,7 @@ def test_what_is_not_there_is_refused_with_what_is(name: str) -> None:
         ("lost", "cannot be loaded: .*Lost"),
         ("guessers:Broken", "cannot be loaded: out of ideas"),
         ("guessers:NoProposer", "is no proposer: it has no add_row, drop_row"),
-        ("guessers:NoTaps", "is no proposer: its taps"),
+        ("guessers:NoAuxHiddenStates", "is no proposer: its aux_hidden_states"),
     ],
 )
 def test_a_broken_plug_in_is_refused_by_its_name(name: str, reason: str) -> None:

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 import torch
 
-from troupellm.models.sampling.logits_processors import GROUP, compute, load_processors
+from troupellm.models.sampling.logits_processors import GROUP, describe, load_processors
 from troupellm.models.sampling.sampler import Sampler
 from troupellm.protocol.errors import REFUSED, ModelLoadError
 from troupellm.protocol.messages.worker import RowError, SamplingState
@@ -61,22 +61,22 @@ def test_scores_that_nothing_can_be_drawn_from_fail_the_row(how):
 
 
 def test_plug_ins_are_listed_with_the_arguments_that_turn_them_on():
-    told = {info.name: info.arguments for info in compute(load_processors(NAMED, VOCAB, CPU))}
+    told = {info.name: info.arguments for info in describe(load_processors(NAMED, VOCAB, CPU))}
     assert told == {"only": ("token",), "broken": ()}
     assert set(load_processors((f"{PLUG_IN_MODULE}:OnlyToken",), VOCAB, CPU)) == {"OnlyToken"}
 
 
 def test_a_default_is_told_of_with_its_arguments():
     loaded = load_processors(NAMED, VOCAB, CPU)
-    told = {info.name: info.default for info in compute(loaded, ['only={"token": 4}', "broken"])}
+    told = {info.name: info.default for info in describe(loaded, ['only={"token": 4}', "broken"])}
     assert told == {"only": b'{"token":4}', "broken": b"{}"}
-    assert [info.default for info in compute(loaded)] == [None, None]
+    assert [info.default for info in describe(loaded)] == [None, None]
 
 
 @pytest.mark.parametrize("text", ["missing", "only", "only=4", "only=[]", 'only={"token": -1}', "only={"])
 def test_a_default_that_cannot_hold_ends_the_start_by_name(text):
     with pytest.raises(ModelLoadError, match=f"default_logits_processors: .*{text.partition('=')[0]}"):
-        compute(load_processors(NAMED, VOCAB, CPU), [text])
+        describe(load_processors(NAMED, VOCAB, CPU), [text])
 
 
 def test_installed_ones_are_found_by_their_entry_point(tmp_path, monkeypatch):

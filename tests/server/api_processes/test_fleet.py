@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 
 from troupellm.actors.runtime.supervise import Child, Supervisor
 from troupellm.protocol.config.engine import ServerConfig
-from troupellm.server.api_processes import api_process as members, fleet as fleets
+from troupellm.server.api_processes import process as members, processes as fleets
 from troupellm.server.api_processes.processes import ApiProcesses, ApiProcessesFailed
 from troupellm.server.http.listener import bind
 from troupellm.server.http.server import CLOSE_SECONDS

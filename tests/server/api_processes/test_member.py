@@ -15,7 +15,7 @@ class Desk:
     """A fleet whose admin actions last until they are cancelled."""
 
     def __init__(self) -> None:
-        self.office = self
+        self.admin_actions = self
 
     async def act(self, name: str, arguments: bytes) -> bytes:
         await anyio.sleep_forever()

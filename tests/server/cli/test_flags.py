@@ -344,7 +344,7 @@ def test_an_interval_that_was_chosen_is_kept_however_few_streams_there_are() -> 
     assert stream_defaults([]) == STREAM_DEFAULTS
     assert set(stream_defaults(["flush_interval"])) == {"stall_timeout"}
     assert set(stream_defaults(["stall_timeout"])) == {"flush_interval", "wakes_per_second", "most_wakes_per_second"}
-    assert stream_defaults([], fronts=3)["most_wakes_per_second"] == 3 * STREAM_DEFAULTS["most_wakes_per_second"]
+    assert stream_defaults([], api_processes=3)["most_wakes_per_second"] == 3 * STREAM_DEFAULTS["most_wakes_per_second"]
     assert EngineConfig.from_flat({}).stream.wakes_per_second is None
 
 

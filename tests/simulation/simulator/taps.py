@@ -55,12 +55,12 @@ class _Watched:
 
 
 @contextmanager
-def aux(watcher: Watcher) -> Iterator[None]:
+def observed(watcher: Watcher) -> Iterator[None]:
     """Every mailbox, supervisor and pool that is made or used inside tells the watcher."""
     changes = [
         *((Mailbox, name, change(getattr(Mailbox, name), watcher)) for name, change in _MAILBOX.items()),
         (Supervisor, "__init__", _supervisor_init(Supervisor.__init__, watcher)),
-        (BlockPool, "label", _label(BlockPool.label, watcher)),
+        (BlockPool, "cache_block", _cache_block(BlockPool.cache_block, watcher)),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
     try:
@@ -149,7 +149,7 @@ def _watched(child: Child, watcher: Watcher) -> Child:
     return msgspec.structs.replace(child, build=lambda: _Watched(child.name, child.build(), watcher))
 
 
-def _label(original: Any, watcher: Watcher) -> Any:
+def _cache_block(original: Any, watcher: Watcher) -> Any:
     def label(self: Any, block: int, key: bytes, *args: Any, **options: Any) -> Any:
         watcher.labelled(self, block, key)
         return original(self, block, key, *args, **options)

@@ -16,7 +16,7 @@ from simulator.model import Language, chat_template, oracle_language
 from simulator.oracle_ready import worker_ready
 from simulator.oracle_worker import OracleWorker
 from simulator.ports import FaultyWorker, Pace, SimClock, SimCompiler, SimPool, SimRandomness, SimThread
-from simulator.taps import aux
+from simulator.taps import observed
 from simulator.tiers import SimTiers
 from simulator.watch import EXPECTED, Watch
 from simulator.workload import Scenario
@@ -56,7 +56,7 @@ class World(Watch):
     async def run(self) -> Verdict:
         with self.scope:
             async with anyio.create_task_group() as self.group:
-                with aux(self):
+                with observed(self):
                     await self._live()
                 self.group.cancel_scope.cancel()
         return self._verdict()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from troupellm.models.chat_parsers.compiled_syntax import plan_of
-from troupellm.models.chat_parsers.offered_tools import Offer
+from troupellm.models.chat_parsers.offered_tools import OfferedTools
 from troupellm.models.chat_parsers.parser import Parser
 from troupellm.models.chat_parsers.syntax import ChatSyntax
 from troupellm.protocol.params.chat_events import assemble
@@ -34,7 +34,7 @@ def read(
 ) -> Meaning:
     parser = Parser(
         plan_of(chat_syntax, hidden),
-        offer=Offer(tools),
+        offered_tools=OfferedTools(tools),
         new_id=lambda number, name: f"{name}-{number}",
         start=start,  # type: ignore[arg-type]
     )

@@ -17,7 +17,7 @@ from troupellm.kernels.linear.cpu import CppWeight
 from troupellm.kernels.quantized_linear import Int4Group, Int8Channel, QuantizedWeight, cpu_int8, cpu_packed
 from troupellm.kernels.quantized_linear.cpu_rows import CppRows
 from troupellm.kernels.quantized_linear.grouped import Int8WeightOnly
-from troupellm.kernels.quantized_linear.packed_weights import coded
+from troupellm.kernels.quantized_linear.packed_weights import packed_weight
 from troupellm.kernels.sampling import cpu as sampling
 from troupellm.kernels.sampling.adjust import unpacked
 from troupellm.kernels.sampling.noise import log_exponential, position_keys, token_codes
@@ -83,7 +83,7 @@ def coded_weight(random: Random) -> Weight:
     weight: QuantizedWeight = Int4Group.quantize(plain, 32)
     if random.random() < 0.5:
         weight = Int8WeightOnly.quantize(plain)
-    codes, functions = coded(weight), cpu_packed.load()
+    codes, functions = packed_weight(weight), cpu_packed.load()
     assert codes is not None
     assert functions is not None
     bias = floats(random, outs) if random.random() < 0.5 else None

@@ -150,7 +150,7 @@ def written_and_attended(random: Random) -> None:
     window = int(random.integers(1, 40)) if random.random() < 0.4 else None
     tokens, half = batch.positions.size, int(random.integers(0, size // 2 + 1))
     norms = (floats(random, size), floats(random, size)) if random.random() < 0.5 else None
-    layer = CppAttention(function, heads, kv_heads, size, size**-0.5, turn=Rotation(norms, 1e-5, 2 * half))
+    layer = CppAttention(function, heads, kv_heads, size, size**-0.5, rotation=Rotation(norms, 1e-5, 2 * half))
     angles = (floats(random, tokens, 1, half), floats(random, tokens, 1, half)) if half else None
     first, second = (
         kv_quant.encode(floats(random, batch.num_blocks, kv_heads, batch.block_size, size), kind) for _ in range(2)
@@ -195,7 +195,7 @@ class Model:
             LayerParts(
                 gains(self.hidden), product(width + 2 * kv_width, self.hidden),
                 CppAttention(function, self.heads, self.kv_heads, self.size, self.size**-0.5,
-                                turn=Rotation(None, 0.0, 2 * self.half)),
+                                rotation=Rotation(None, 0.0, 2 * self.half)),
                 int(random.integers(0, 2)), 0, product(self.hidden, width), gains(self.hidden),
                 product(2 * inner, self.hidden), product(self.hidden, inner),
                 str(random.choice(["silu", "gelu_tanh"])), 1e-5, 0.5,

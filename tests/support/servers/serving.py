@@ -31,7 +31,7 @@ class Served:
         self.app = app
         self.host = app.host
         self.url = url
-        self.crowd = front.crowd
+        self.connections = front.connections
         self.port = int(url.rpartition(":")[2])
 
     def client(self, *, key: str | None = None, timeout: float = 60.0) -> httpx.AsyncClient:

@@ -232,12 +232,12 @@ class SpeculativeHost:
         starts, counts, limits = [], [], []
         for row in rows:
             prompt, done = self.prompts[row], self._done[row]
-            elastic = done >= prompt
-            starts.append(self._seen.get(row, prompt) if elastic else done)
-            counts.append(1 if elastic else min(chunk, prompt - done))
-            limits.append(self.limit if elastic else -1)
+            speculative = done >= prompt
+            starts.append(self._seen.get(row, prompt) if speculative else done)
+            counts.append(1 if speculative else min(chunk, prompt - done))
+            limits.append(self.limit if speculative else -1)
             self._done[row] += counts[-1]
-            self._seen[row] = len(self.tokens[row]) - 1 if elastic else prompt
+            self._seen[row] = len(self.tokens[row]) - 1 if speculative else prompt
         plan = StepPlan(
             step=self.steps, engine_epoch=0, rows=rows, epochs=(0,) * len(rows), starts=tuple(starts),
             counts=tuple(counts), draft_limits=tuple(limits), new_rows=tuple(self._new), changes=changes,
