@@ -119,7 +119,7 @@ def test_attention_in_float32_compiles() -> None:
 
 def test_what_goes_with_decode() -> None:
     shape = AttentionShape(32, 8, 128, 16)
-    compiled(merge_kernel, shape, Launch(), HEADS=32, OUT_ROW=128, QUERIES=1, ROWS=16, TILE=64, CHUNKS=16)
+    compiled(merge_kernel, shape, Launch(), HEADS=32, OUT_ROW=128, QUERIES=1, ROWS=16, TILE=64, PIECES=16)
     whole = dict.fromkeys(("rows", "kv_heads", "queries", "window", "programs"), "i32:1")
     pointers = dict.fromkeys((*POINTERS, "tasks", "blocks"), "*i32")
     for kernel, constants in (
@@ -139,4 +139,4 @@ def test_attention_to_latent_vectors_fits_the_registers(heads: int, dtype: torch
     kernel_arguments = {"cache": f"*{TYPES[dtype]}", "scale": "fp32"}
     report = compiled(latent_kernel, shape, launch, more=kernel_arguments, **sizes)
     assert report.registers <= 65536 // (launch.warps * 32 * launch.occupancy)
-    compiled(merge_kernel, shape, Launch(), OUT_ROW=576, QUERIES=1, TILE=32, CHUNKS=16, **sizes | {"DIM": 512})
+    compiled(merge_kernel, shape, Launch(), OUT_ROW=576, QUERIES=1, TILE=32, PIECES=16, **sizes | {"DIM": 512})

@@ -34,7 +34,7 @@ def test_the_beginning_of_a_step_compiles(queries: int) -> None:
 
 
 def test_the_end_of_a_step_compiles() -> None:
-    pieces = {"CHUNKS": 32}
+    pieces = {"PIECES": 32}
     check(finish_kernel, FINISH, {**pieces, **dict.fromkeys(("drawn_values", "drawn_ids", "scales"))})
     check(finish_kernel, FINISH, pieces)
     check(drawn_piece_kernel, PIECE, {**pieces, "TILES": TILES_OF_A_PIECE})

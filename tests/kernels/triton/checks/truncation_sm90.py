@@ -24,7 +24,7 @@ TYPES = {
     **dict.fromkeys(("width", "row_stride"), "i32"), "scales": "*fp32:1", "top_p": "*fp64:1",
     **dict.fromkeys(("pieces", "tiles", "drawn_parts", "length"), "i32:1"),
 }  # fmt: skip
-SIZES = {"LISTED": LISTED, "CHUNKS": 128}
+SIZES = {"LISTED": LISTED, "PIECES": 128}
 STEP = {"keys": None}
 KEYS = dict.fromkeys(("scales", "streams", "ends", "slots", "texts"))
 LIMITS = {**KEYS, "keys": None, "codes": None, "drawn_values": None, "drawn_ids": None}
