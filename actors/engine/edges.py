@@ -71,7 +71,7 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
     # In start order: consumers before their producers. They stop from the door inwards, the other way round.
     "metrics": Rule(strategy="restart", hint=_BUG),
     "output": Rule(strategy="restart", hint=_BUG),
-    # # Counts restarts of the model, which the actor does by itself. 16 per hour: bisecting 1,024 suspect requests
+    # Counts restarts of the model, which the actor does by itself. 16 per hour: bisecting 1,024 suspect requests
     # needs at most 11, and a finished step resets the count. The window is long, since a large model loads for a minute
     # and a hung step takes its whole deadline. Minutes without a finished step end the engine. A crash of the actor
     # itself ends the engine too: it alone knows the requests made of the model.
@@ -80,7 +80,7 @@ SUPERVISION: Final[Mapping[str, Rule]] = {
         intensity=Intensity(restarts=16, seconds=3600.0, outage=240.0),
         hint="the model worker fails at every step: see the traceback; less memory per step is max_num_batched_tokens",
     ),
-    # # No other actor knows the tokens that the requests have so far.
+    # No other actor knows the tokens that the requests have so far.
     "scheduler": Rule(strategy="stop", hint=_BUG),
     "guide": Rule(strategy="restart", hint=_BUG),
     "intake": Rule(strategy="restart", hint=_BUG),

@@ -45,7 +45,7 @@ class Engine(EngineAdmin, Door):
             loop, thread or process.
     """
 
-    # # The model and the settings that it serves.
+    # The model and the settings that it serves.
 
     @property
     def ready(self) -> WorkerReady:
@@ -108,7 +108,7 @@ class Engine(EngineAdmin, Door):
         if self._running is not None:
             self._running.system.admission.quotas.change(tenant, tokens=tokens)
 
-    # # Metrics and state.
+    # Metrics and state.
 
     def metrics_text(self, *, compat: bool = True) -> bytes:
         """Prometheus' text format; `compat` repeats what vLLM has too under its names."""

@@ -77,7 +77,7 @@ class SamplingStates:
             logprobs=self._generated_logprobs(params),
             prompt_logprobs=self._alternatives(params.prompt_logprobs),
             logprob_token_ids=tuple(params.logprob_token_ids or ()),
-            # # The model's raw log-probabilities select among answers; processors must not change the choice.
+            # The model's raw log-probabilities select among answers; processors must not change the choice.
             logprobs_mode="raw_logprobs" if params.selects else self._limits.logprobs_mode,
             thinking=self._thinking(params),
             processors=self._processors_of(params),

@@ -123,7 +123,7 @@ class RemoteEngine(Door):
         self._queries = Queries(post)
         self._lost = False
 
-    # # The model and the settings that it serves.
+    # The model and the settings that it serves.
 
     @property
     def config(self) -> EngineConfig:

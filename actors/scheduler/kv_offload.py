@@ -96,7 +96,7 @@ class Offload:
         self.prefetches = Prefetches(context, self._fetches.paying, self._prefetched)
         self._choose_tiers()
 
-    # # Called by the planner.
+    # Called by the planner.
 
     @property
     def busy(self) -> bool:
@@ -193,7 +193,7 @@ class Offload:
         tiers.brought = found if tiers.asks_again else {}
         return CachedTokens(device=start - sum(found.values()), **found)
 
-    # # Called by the block tables and the residents: `tiers.Tiers`.
+    # Called by the block tables and the residents: `tiers.Tiers`.
 
     def in_host(self, key: bytes) -> object | None:
         return self._host.find(key)
@@ -237,7 +237,7 @@ class Offload:
             return set()
         return self._loads.drop(sequence) if isinstance(sequence.tiers.loading, Loading) else set()
 
-    # # Called by the core.
+    # Called by the core.
 
     def update(self, result: StepResult, now: float) -> None:
         """Take in what a result says of transfers and tiers."""

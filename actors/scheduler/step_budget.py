@@ -76,7 +76,7 @@ class PrefillBudget:
             wanted = ready.saturation_tokens or config.max_num_batched_tokens
         self.most = min(wanted, config.max_num_batched_tokens)
         """Tokens, without regard to streams."""
-        # # On a GPU the log-probabilities of a long step's prompt would take memory that is not reserved.
+        # On a GPU the log-probabilities of a long step's prompt would take memory that is not reserved.
         free = config.max_num_prefill_tokens == "auto" and ready.device == "cpu"
         self._most_alone = config.max_num_batched_tokens if free else self.most
         self._lone_seconds = LONE_SECONDS / config.plans_in_flight

@@ -11,7 +11,7 @@ Writing a kernel:
     - Numbers that differ from step to step, such as the number of rows, are named in `do_not_specialize`. So are
       tensors that begin at any address, such as those of a part of the rows. Triton compiles one kernel for 1, one for
       multiples of 16 and one for all else, while a request waits for it. Constants that follow from the number of rows
-      come out of a short list, which `models.cuda.warm_up` goes through.
+      come out of a short list, which `models.gpu.warm_up` goes through.
     - No `make_block_ptr` (gone in 3.9), no `tl.extra`, no inline assembly; block ids are made int64 before they are
       multiplied; masked-out places are masked in the load as well, because memory there may hold NaN.
     - A function that returns in a branch of a constant `if` needs the `else`; only compiling shows it.

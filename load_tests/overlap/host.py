@@ -63,7 +63,7 @@ class NullAttention:
 
 
 def plan_nothing(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
-    """A `models.cuda.batch.GroupPlanner`."""
+    """A `models.gpu.batch.GroupPlanner`."""
     backend: Any = NullAttention()
     rows: Any = None
     return Planned(backend, rows)

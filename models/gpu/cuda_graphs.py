@@ -59,7 +59,7 @@ class DecodeGraphs:
         Args:
             largest: rows of the largest graph.
             codes: `noise.token_codes`.
-            taps: graphs verify drafts: they end with logits of all tokens and with what a proposer is shown. None:
+            aux_hidden_states: graphs verify drafts: they end with logits of all tokens and with what a proposer is shown. None:
                 they end with tokens.
             clock: seconds.
         """

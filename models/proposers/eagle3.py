@@ -61,7 +61,7 @@ class Eagle3:
         """
         Args:
             vocabulary: int64 [draft vocabulary], tokens of the target.
-            taps: the layers before those whose inputs are read.
+            aux_hidden_states: the layers before those whose inputs are read.
             normed_residual: whether the residual begins behind the norm.
         """
         size, self.width = config.hidden_size, config.hidden_size

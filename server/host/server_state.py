@@ -90,7 +90,7 @@ class ServerState:
         self.threads = Threads()
         self.held_limits = Limits(config.max_body_bytes, config.body_timeout, self.decodes)
         self.administer: Callable[[str, bytes], Awaitable[bytes]] = AdminActions(config, self._own_engine).act
-        """Carries out what an admin route asks: see `admin.actions.AdminActions.act`."""
+        """Carries out what an admin route asks: see `admin_actions.AdminActions.act`."""
         self.metrics: Callable[[], Awaitable[bytes]] = self._own_metrics
         """Prometheus' text format."""
         self.created = self.now()

@@ -136,7 +136,7 @@ async def test_A5_tiny_chunks_cost_little(tiny_engine, monkeypatch):
         await connection.close()
         assert not seen or seen.startswith(b"HTTP/1.1 400 ")
         assert MAX_TINY_CHUNKS < len(looked_at) < MAX_TINY_CHUNKS + 100
-        # # Chunks of an ordinary client are served.
+        # Chunks of an ordinary client are served.
         piece = BODY[:20]
         rest = BODY[20:]
         body = b"%x\r\n%s\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(piece), piece, len(rest), rest)

@@ -179,7 +179,7 @@ async def test_D5_a_connection_is_reused_after_an_error(tiny_engine):
                 await connection.send(good)
                 status, _, body = await response_of(connection)
                 assert (status, json.loads(body)["usage"]["completion_tokens"]) == (200, 3)
-            # # An unread body is not taken for the next request: the connection ends with the answer.
+            # An unread body is not taken for the next request: the connection ends with the answer.
             await connection.send(http_request("/v1/completions", good * 20, content_length="5000"))
             status, headers, _ = await response_of(connection)
             assert (status, headers[b"connection"]) == (413, b"close")

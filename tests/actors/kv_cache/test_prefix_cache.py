@@ -134,7 +134,7 @@ def test_a_reset_lets_nobody_find_what_was_computed_before() -> None:
     harness.submit(submission(3, PROMPT, max_tokens=2))
     assert starts_of(harness, 3) == 0
     assert harness.reader.streams[200] == stream_of(PROMPT, 0, 20, frozenset())
-    # # The sequence that ran through the reset stands on blocks from before it, so its later ones cannot be found
+    # The sequence that ran through the reset stands on blocks from before it, so its later ones cannot be found
     # either.
     harness.submit(submission(4, PROMPT + harness.reader.streams[200][:12] + [7], max_tokens=1))
     assert starts_of(harness, 4) == 13 + 1  # those of request 3: its prompt and one token

@@ -43,7 +43,7 @@ def test_the_engine_accepts_as_many_drafts(said: Answers, method: Method) -> Non
         while len(row.tokens) < len(text.ids):
             length = len(row.tokens)
             for kept in bench.step(DEPTH, LONGEST):
-                # # Tokens accepted behind the answer's end do not count.
+                # Tokens accepted behind the answer's end do not count.
                 total.verified += 1
                 total.accepted += min(kept, len(text.ids) - length)
         assert row.tokens[: len(text.ids)] == text.ids

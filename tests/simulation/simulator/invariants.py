@@ -139,7 +139,7 @@ class Turns:
             return False
         if self._policy == "fcfs" or other.message.tenant == turn.message.tenant:
             return True
-        # # A tenant that was never served goes first, but one that comes after a rest later still.
+        # A tenant that was never served goes first, but one that comes after a rest later still.
         return other.newcomer and self._busy_since[turn.message.tenant] < other.number
 
     def _rank(self, turn: "_Turn") -> tuple[int, int]:

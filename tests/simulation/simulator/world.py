@@ -156,7 +156,7 @@ class World(Watch):
             await anyio.sleep(self.random.uniform(0.0, 0.3))
             self.system.scheduler.control(ResetPrefixCache())
 
-    # # Operations that tiers call while transfers are under way: `tiers.Bystander`.
+    # Operations that tiers call while transfers are under way: `tiers.Bystander`.
 
     def leave(self, transfer: int) -> None:
         for request in waiting_for(self.core, transfer):

@@ -54,7 +54,7 @@ class Absent:
 
 
 def absent(config: DecoderConfig, plan: GroupPlanner, aux_hidden_states: AuxHiddenStates | None = None) -> Absent:
-    """taps: as of `DecodeGraphs`."""
+    """aux_hidden_states: as of `DecodeGraphs`."""
     decoder = Decoder(config, OnDevice(RandomWeights(torch.bfloat16), META), max_model_len=LENGTH)
     cache, device = KVCache(config, BLOCKS, BLOCK_SIZE, torch.bfloat16, META), AbsentGpu()
     rows = DeviceRows(

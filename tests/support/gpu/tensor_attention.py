@@ -61,7 +61,7 @@ class TensorAttention:
 
 
 def plan_tensors(tables: Tensor, spans: DeviceSpans, window: int | None) -> Plan:
-    """A `models.cuda.batch.GroupPlanner`."""
+    """A `models.gpu.batch.GroupPlanner`."""
     backend: Any = TensorAttention()
     rows: Any = Seen(tables, spans, window)
     return Planned(backend, rows)

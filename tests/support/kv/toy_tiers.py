@@ -107,7 +107,7 @@ class ToyTiers:
         self.cancelled.clear()
         self.given_up.clear()
 
-    # # Methods for subclasses to override.
+    # Methods for subclasses to override.
 
     def ends(self, order: BlockTransfer) -> bool:
         """Whether a transfer ends with this plan."""
