@@ -59,8 +59,8 @@ class DecodeGraphs:
         Args:
             largest: rows of the largest graph.
             codes: `noise.token_codes`.
-            aux_hidden_states: graphs verify drafts: they end with logits of all tokens and with what a proposer is shown. None:
-                they end with tokens.
+            aux_hidden_states: graphs verify drafts: they end with logits of all tokens and with what a proposer is
+                shown. None: they end with tokens.
             clock: seconds.
         """
         self.dispatcher = dispatcher

@@ -78,7 +78,7 @@ class LogprobGroup:
         self._listed = torch.tensor(listed, dtype=torch.int64, device=device) if listed else None
         self._device = device
         self._alone = device.type != "cpu" and mode == "raw_logprobs" and not count and not listed
-        """As `models.gpu.choosing` describes such rows, to the bit: a result does not depend on other rows."""
+        """As `models.gpu.sample` describes such rows, to the bit: a result does not depend on other rows."""
 
     def raw(self, logits: Tensor) -> Tensor | None:
         """Scores [members, vocab] as the model gave them; None if the processed ones are wanted.
