@@ -183,7 +183,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
     Mutant(
         "drafts that do not pay are tried again at every new row",
         "models/speculation/draft_length.py",
-        "if not self.off or (new_row and self.off <= self._retry // 2):",
+        "if not self.off or (new_row and self.off <= self._half):",
         "if not self.off or new_row:",
         "models/speculation/test_on_off.py",
     ),
