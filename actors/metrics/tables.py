@@ -102,7 +102,7 @@ ENGINE = (
     counter("worker_restarts", "Times that the worker was lost.", "scheduler.worker_losses"),
     counter("prefix_cache_evictions", "Cached blocks given away for others.", "scheduler.prefix_evictions"),
     counter("replays", "Sequences computed again after the worker was lost.", "scheduler.replays"),
-    counter("convicted", "Requests failed because they killed the worker.", "scheduler.convicted"),
+    counter("convicted", "Requests failed because they killed the worker.", "scheduler.blamed"),
     counter("dropped_results", "Late rows of results.", "scheduler.dropped_results"),
     gauge("requests_quarantined", "Requests suspected of killing the worker.", "scheduler.quarantined"),
     gauge("requests_open", "Requests that have not ended.", "open_requests"),

@@ -33,7 +33,7 @@ def test_a_timed_device_computes_one_step_after_the_other(monkeypatch: pytest.Mo
     assert device.free_at == 112.0  # it had nothing to do in between
 
 
-@pytest.mark.parametrize("seat", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("worker_host", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_steps_are_timed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], worker_host: str) -> None:
     result = tmp_path / "result.json"
     argv = (

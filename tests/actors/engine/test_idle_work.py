@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.actors.worker.test_steps_under_way import OnLink, OnThread
-from troupellm.actors.runtime import ports
+from troupellm.actors.runtime import thread_pool
 from troupellm.models.worker import main
 from troupellm.tests.support.workers.hand_device import PATIENCE, HandDevice
 
@@ -39,7 +39,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> PuttingOff:
     made = PuttingOff()
     monkeypatch.setattr(main, "resolve", lambda factory: lambda folder: made)
     monkeypatch.setattr(main, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(ports, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(thread_pool, "QUIET_SECONDS", 0.0)
     return made
 
 

@@ -137,7 +137,7 @@ def test_a_block_that_does_not_come_is_computed(error: str, monkeypatch: pytest.
     harness.run()
     push_out(harness, 2)
     harness.oracle.failing = 1.0
-    monkeypatch.setattr("tier_oracle.ERRORS", (error,))
+    monkeypatch.setattr("troupellm.tests.support.scheduler.tier_oracle.ERRORS", (error,))
     ask(harness, 3, PROMPT)
     harness.run()
     finished(harness, 3, PROMPT)

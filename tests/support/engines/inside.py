@@ -28,7 +28,7 @@ def residents_of(core: SchedulerCore) -> Any:
 
 
 def shares_of(core: SchedulerCore) -> Any:
-    return residents_of(core)._shares
+    return residents_of(core)._fair_share
 
 
 def ledger_of(core: SchedulerCore) -> Any:
