@@ -1,9 +1,10 @@
 """Threads off the event loop: a pool behind one queue, and the one thread that makes a worker's steps in order."""
 
 import asyncio  # noqa: TID251 - as in ports.py
+import inspect
 import threading  # noqa: TID251
-import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack, cast
@@ -17,6 +18,7 @@ T = TypeVar("T")
 ArgsT = TypeVarTuple("ArgsT")
 
 _IDLE_CHECK_SECONDS = 1.0
+_MAY_WAIT = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 class _Call(Generic[T]):
@@ -223,5 +225,16 @@ def _outcome(call: _Call[Any]) -> tuple[Any, BaseException | None]:
     try:
         return call.take()(), None
     except BaseException as raised:  # it belongs to the caller
-        traceback.clear_frames(raised.__traceback__)
+        clear_functions(raised)
         return None, raised
+
+
+def clear_functions(error: BaseException) -> None:
+    """Clear the locals of the functions in an error's traceback. An error that was raised before may have coroutines
+    there too, which wait: those stay."""
+    entry = error.__traceback__
+    while entry is not None:
+        if not entry.tb_frame.f_code.co_flags & _MAY_WAIT:
+            with suppress(RuntimeError):  # it runs
+                entry.tb_frame.clear()
+        entry = entry.tb_next

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
+from troupellm.actors.runtime.thread_pool import clear_functions
 from troupellm.protocol.api.chat import AnthropicErrorBody, AnthropicErrorObject, ErrorObject
 from troupellm.protocol.errors import (
     Conflict,
@@ -200,19 +201,25 @@ def flatten(error: BaseException) -> BaseException:
 def clear_locals(error: BaseException) -> None:
     """Free what the frames of an error's traceback hold, a request's body among it.
 
-    An error that its own frame names would keep all of it until the next garbage collection.
+    An error that its own frame names would keep all of it until the next garbage collection. The causes of an error may
+    be those of other requests too, whose coroutines wait: of these only functions are cleared.
     """
-    pending: list[BaseException | None] = [error]
+    pending, causes = [error], list[BaseException | None]()
     seen: set[int] = set()
     while pending:
         one = pending.pop()
-        if one is None or id(one) in seen:
-            continue
         seen.add(id(one))
         traceback.clear_frames(one.__traceback__)
-        pending += [one.__cause__, one.__context__]
+        causes += [one.__cause__, one.__context__]
         if isinstance(one, BaseExceptionGroup):
             pending += one.exceptions
+    while causes:
+        cause = causes.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        clear_functions(cause)
+        causes += [cause.__cause__, cause.__context__]
 
 
 def answer(

@@ -1,5 +1,6 @@
 import json
 
+import anyio
 import pytest
 
 from troupellm.protocol.errors import (
@@ -118,3 +119,25 @@ def test_an_error_within_a_stream_has_its_code_in_the_message_too():
 def test_progress_stands_beside_the_error():
     answer = errors.answer(errors.not_ready("loading", code="starting"), extra={"progress": {"phase": "weights"}})
     assert json.loads(answer.body)["progress"] == {"phase": "weights"}
+
+
+@pytest.mark.anyio
+async def test_clearing_an_error_leaves_coroutines_that_wait_with_its_cause():
+    shared, go_on, ended = RuntimeError("the engine has failed"), anyio.Event(), []
+
+    async def supervise() -> None:
+        try:
+            raise shared
+        except RuntimeError:
+            await go_on.wait()
+        ended.append(True)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(supervise)
+        await anyio.lowlevel.checkpoint()
+        try:
+            raise ValueError("refused") from shared
+        except ValueError as error:
+            errors.clear_locals(error)
+        go_on.set()
+    assert ended == [True]

@@ -112,7 +112,7 @@ def requests_of(remote: Any) -> Any:
 
 def members_of(fleet: Any) -> Any:
     """The API processes of a fleet."""
-    return fleet._members
+    return fleet._api_processes
 
 
 def send_together(link: Any, *messages: Any) -> None:
