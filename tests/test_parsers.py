@@ -9,7 +9,11 @@ MAKERS = ("ArgumentParser", "add_parser")
 
 def parsers() -> list[tuple[str, ast.Call]]:
     """Every place that makes one."""
-    files = [path for package in ("models", "server", "load_tests") for path in (ROOT / package).rglob("*.py")]
+    files = [
+        path
+        for package in ("models", "server", "load_tests", "training", "plugins")
+        for path in (ROOT / package).rglob("*.py")
+    ]
     return [
         (path.relative_to(ROOT).as_posix(), node)
         for path in files

@@ -79,20 +79,14 @@ class SchedulerCore:
         )  # fmt: skip
         self._tenants = {tenant.name: tenant for tenant in config.tenants}
         fair_share = FairShare({tenant.name: tenant.weight for tenant in config.tenants})
-        self._waiting_queue = WaitingQueue(fair_share)
-        self._prefill_budget = PrefillBudget(config, ready)
+        self._waiting = WaitingQueue(fair_share)
+        budget = self._prefill_budget = PrefillBudget(config, ready)
         self._in_flight = PlansInFlight(config.plans_in_flight)
-        self._running_set = RunningSet(self._tables, self._waiting_queue, self._in_flight, fair_share)
+        self._running_set = RunningSet(self._tables, self._waiting, self._in_flight, fair_share)
         self._offload = self._tables.tiers = make_offload(
-            offload,
-            ready,
-            self._tables,
-            self._running_set,
-            self._waiting_queue,
-            self._prefill_budget.seconds_per_token,
-            kv_events,
+            offload, ready, self._tables, self._running_set, self._waiting, budget.seconds_per_token, kv_events
         )
-        self._open = OpenRequests(self._running_set, self._waiting_queue)
+        self._open = OpenRequests(self._running_set, self._waiting)
         self.leases = self._open.leases = Leases(leases, self._tables, self._offload, ready.host_slots)
         self._leased = self._tables.pool.leased
         self.pause_control = PauseControl(self._open, self._running_set, self._in_flight, self._offload)
@@ -100,7 +94,7 @@ class SchedulerCore:
         self._planner = Planner(
             config,
             self._tables,
-            self._waiting_queue,
+            self._waiting,
             self._in_flight,
             self._running_set,
             fair_share,
@@ -336,7 +330,7 @@ class SchedulerCore:
             waiting=len(self._open.sequences) - running - paused - len(running_set.ending),
             running=running,
             paused=paused,
-            waiting_tokens=self._waiting_queue.num_tokens,
+            waiting_tokens=self._waiting.num_tokens,
             blocks_total=pool.num_blocks,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
@@ -373,7 +367,7 @@ class SchedulerCore:
         for sequence in self._open.sequences.values():
             waits = sequence.state in (State.WAITING, State.PREEMPTED)
             released = sequence.request.prompt_computed or sequence is sequence.request.sequences[0]
-            assert (sequence in self._waiting_queue) == (waits and released), "queue and states disagree"
+            assert (sequence in self._waiting) == (waits and released), "queue and states disagree"
             assert not sequence.request.paused or sequence.state not in (State.RUNNING, State.WAITING), "not paused"
             assert len(sequence.tokens) <= sequence.limit, "a sequence outgrew its limit"
         assert len(self._in_flight) <= self._in_flight.capacity, "more plans in flight than credits"

@@ -72,7 +72,7 @@ class Offload:
         self._ready = ready
         self._tables = tables
         self._running_set = running_set
-        self._waiting_queue = waiting_queue
+        self._waiting = waiting_queue
         self._transfers = Transfers()
         self._counts = Counts(tuple(group.block_bytes for group in ready.groups), ready.tiers)
         self.cost = Cost(config.preemption_mode, ready.block_size, len(ready.groups), per_token)
@@ -129,14 +129,9 @@ class Offload:
     def asks_first(self, sequence: Sequence) -> bool:
         """Whether outer tiers may have more of a sequence than is nearer; then it goes there before it is admitted."""
         tiers = sequence.tiers
-        if (
-            tiers.asked
-            or not self._fetches.inward
-            or not self.reads(sequence)
-            or sequence.request.shared_prompt is not None
-        ):
+        if tiers.asked or sequence.request.shared_prompt is not None:
             return False
-        if not self._beyond(sequence)[0]:
+        if not (self._fetches.inward and self.reads(sequence) and self._beyond(sequence)[0]):
             return False
         tiers.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
         if tiers.asked:
@@ -153,7 +148,7 @@ class Offload:
         keys, first = self._beyond(sequence)
         self._fetches_not_done()
         missing = len(sequence.tokens) - first * self._tables.block_size
-        self._waiting_queue.go_out(sequence, 0 if sequence.paid else missing)
+        self._waiting.go_out(sequence, 0 if sequence.paid else missing)
         sequence.handle(Event.LOAD)
         sequence.tiers.asked = True
         self._running_set.loading[sequence.row] = sequence
@@ -329,7 +324,7 @@ class Offload:
         assert all(loading is not None for loading in waiting), "a sequence waits for nothing"
         self._host.assert_invariants(self._transfers.num_transfers - len(self._resets) + not_begun)
         asking = [loading for loading in waiting if isinstance(loading, Ask)]
-        assert len(asking) == len(self._fetches) == self._waiting_queue.num_away, "asks and waits disagree"
+        assert len(asking) == len(self._fetches) == self._waiting.num_away, "asks and waits disagree"
 
     def _fetches_not_done(self) -> None:
         paying = self._fetches.paying()

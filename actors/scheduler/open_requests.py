@@ -24,7 +24,7 @@ class OpenRequests:
 
     def __init__(self, running_set: RunningSet, waiting_queue: WaitingQueue) -> None:
         self._running_set = running_set
-        self._waiting_queue = waiting_queue
+        self._waiting = waiting_queue
         self.now = 0.0
         self.requests: dict[int, Request] = {}
         self.sequences: dict[int, Sequence] = {}
@@ -41,12 +41,12 @@ class OpenRequests:
     def open(self, request: Request) -> None:
         """Let a request in. Its other sequences wait for the first to compute their prompt."""
         loading = {sequence.request.tenant for sequence in self._running_set.loading.values()}
-        self._waiting_queue.arrive(request.tenant, loading)
+        self._waiting.arrive(request.tenant, loading)
         self.requests[request.number] = request
         request.num_live = request.num_going = len(request.sequences)
         for sequence in request.sequences:
             self.sequences[sequence.row] = sequence
-        self._waiting_queue.add(request.sequences[0])
+        self._waiting.add(request.sequences[0])
 
     def prompt_computed(self, sequence: Sequence) -> None:
         """A sequence has computed all its tokens: the siblings may start from what they share. Idempotent.
@@ -63,8 +63,8 @@ class OpenRequests:
             if request.search is not None:
                 self._running_set.regrouping[request.number] = request
         for other in others:
-            if other.state is not State.HELD and other not in self._waiting_queue:
-                self._waiting_queue.add(other)
+            if other.state is not State.HELD and other not in self._waiting:
+                self._waiting.add(other)
 
     def refuse(self, message: SubmitRequest, error: TroupeError) -> None:
         """Close a request that was never opened."""

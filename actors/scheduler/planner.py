@@ -57,7 +57,7 @@ class Planner:
         self._whole_prompts = whole_prompts
         self._offload = offload
         self._tables = tables
-        self._waiting_queue = waiting_queue
+        self._waiting = waiting_queue
         self._in_flight = plans_in_flight
         self._running_set = running_set
         self._fair_share = fair_share
@@ -115,8 +115,8 @@ class Planner:
         if self.speculative_rows is None:
             others = self._plan_decodes(builder, turn)
         else:
-            others = self.speculative_rows.plan(builder, turn, self.step, crowded=self._waiting_queue.size > 0)
-        if not others and not self._waiting_queue.size:
+            others = self.speculative_rows.plan(builder, turn, self.step, crowded=self._waiting.size > 0)
+        if not others and not self._waiting.size:
             return builder, False
         preemptions = running_set.num_preemptions
         prefill, starved = self._plan_others(builder, others, self._prompt_tokens(builder))
@@ -146,7 +146,7 @@ class Planner:
         """Tokens of the step that may go to prompts."""
         running_set = self._running_set
         streaming = any(sequence.request.streaming for sequence in builder.sequences)
-        alone = len(running_set.running) + self._waiting_queue.size + len(running_set.loading) == 1
+        alone = len(running_set.running) + self._waiting.size + len(running_set.loading) == 1
         return self._prefill_budget.tokens(len(builder.sequences), streaming=streaming, alone=alone)
 
     def _plan_others(self, builder: StepPlanBuilder, others: list[Sequence], prefill: int) -> tuple[int, bool]:
@@ -177,7 +177,7 @@ class Planner:
     def _next(self) -> Sequence | None:
         """The next waiting sequence."""
         quarantine = self._quarantine
-        return self._waiting_queue.first() if quarantine.members is None else quarantine.first(self._waiting_queue)
+        return self._waiting.first() if quarantine.members is None else quarantine.first(self._waiting)
 
     def _make_way(self) -> None:
         """Let a tenant who runs less than a fair share have a row, or the blocks that its next sequence lacked.
@@ -185,7 +185,7 @@ class Planner:
         One sequence per plan gives way, before anything is planned: what it computed mostly stays in the prefix cache.
         """
         blocked, self._blocked = self._blocked, None
-        if not self._waiting_queue.size or self._running_set.leaving:
+        if not self._waiting.size or self._running_set.leaving:
             return
         first = self._next()
         if first is None or (self._running_set.num_rows < self._max_rows and first is not blocked):
@@ -384,7 +384,7 @@ class Planner:
 
     def _check_not_frozen(self) -> None:
         """With no plan in flight who came first can always go on: admission made sure that it fits alone."""
-        num_running, num_waiting = len(self._running_set.running), self._waiting_queue.size
+        num_running, num_waiting = len(self._running_set.running), self._waiting.size
         held = 0 if self.guides is None else self.guides.num_held  # suspects among them keep others waiting
         if not self._in_flight and not held and (num_running or num_waiting):
             raise SchedulerFrozen(f"{num_running} sequences run, {num_waiting} wait, and nothing was planned")

@@ -37,7 +37,7 @@ class RunningSet:
         self, tables: BlockTables, waiting_queue: WaitingQueue, plans_in_flight: PlansInFlight, fair_share: FairShare
     ) -> None:
         self._tables = tables
-        self._waiting_queue = waiting_queue
+        self._waiting = waiting_queue
         self._in_flight = plans_in_flight
         self._fair_share = fair_share
         self.running: dict[int, Sequence] = {}
@@ -50,8 +50,7 @@ class RunningSet:
         self.freed_rows: list[int] = []
         """Rows that the worker should forget with the next plan."""
         self.forks: list[RowFork] = []
-        """Forks for the worker to make with the next plan, for rows in and out of it: all forks of a step belong
-        together."""
+        """Forks for the worker to make with the next plan, for rows in and out of it."""
         self.shared_prompts = SharedPrompts(tables)
         self.regrouping: dict[int, Request] = {}
         """Searches whose first beam has been computed again, and others have not begun to be."""
@@ -63,7 +62,7 @@ class RunningSet:
         """From the waiting queue to running, if the blocks suffice. `span`: see `BlockTables.admit`."""
         if not self._tables.admit(sequence, reserve, self._shared_prompt(sequence), span=span):
             return False
-        self._waiting_queue.remove(sequence)
+        self._waiting.remove(sequence)
         if sequence.tiers.host_hits:
             sequence.handle(Event.LOAD)
             self.loading[sequence.row] = sequence
@@ -92,7 +91,7 @@ class RunningSet:
         self._leave(sequence)
         sequence.handle(Event.WAIT)
         sequence.forget_computation()
-        self._waiting_queue.add(sequence)
+        self._waiting.add(sequence)
         if sequence.request.paused:
             self.hold(sequence)
 
@@ -108,7 +107,7 @@ class RunningSet:
         """A waiting beam without which its siblings cannot go on; it is served before everybody else."""
         for request in sorted(self.regrouping.values(), key=lambda request: self._age(request.sequences[0])):
             for beam in request.sequences:
-                if beam in self._waiting_queue:
+                if beam in self._waiting:
                     return beam
             del self.regrouping[request.number]
         return None
@@ -135,7 +134,7 @@ class RunningSet:
 
     def hold(self, sequence: Sequence) -> None:
         """From the waiting queue to those who wait for their reader first."""
-        self._waiting_queue.remove(sequence)
+        self._waiting.remove(sequence)
         sequence.handle(Event.PAUSE)
         self.held.add(sequence.row)
 
@@ -144,7 +143,7 @@ class RunningSet:
         sequence.handle(Event.RESUME)
         self.held.remove(sequence.row)
         if sequence.request.prompt_computed or sequence is sequence.request.sequences[0]:
-            self._waiting_queue.add(sequence)
+            self._waiting.add(sequence)
 
     def unblock(self) -> bool:
         """Nothing runs because beams wait for siblings that have no blocks: another request makes way.
@@ -183,15 +182,13 @@ class RunningSet:
 
         None unless a tenant runs more than its fair share; otherwise the preempted request could ask for its room back.
         A beam is chosen only if there is no other sequence: all of its search goes with it, which leaves its tenant
-        with less than a share and the step undone. A search must have made some steps, so that searches that take turns
-        end.
+        with less than a share and the step undone. A search makes some steps first, or searches take turns forever.
         """
         fair_share, tenant = self._fair_share, waiting.request.tenant
         coming = sum(1 for other in self.loading.values() if other.capacity and other.request.tenant == tenant)
         after = fair_share.rows(tenant) + (1 + coming) * fair_share.row_share(tenant)
-        above = {name for name in fair_share.running if fair_share.rows(name) - fair_share.row_share(name) >= after} - {
-            tenant
-        }
+        others = set(fair_share.running) - {tenant}
+        above = {name for name in others if fair_share.rows(name) - fair_share.row_share(name) >= after}
         if not above:
             return None
         able = [s for s in self.running.values() if s.request.tenant in above]
@@ -212,7 +209,7 @@ class RunningSet:
             self._preempt_one(sequence)
             return
         for beam in request.sequences:
-            self._waiting_queue.remove(beam)
+            self._waiting.remove(beam)
             if beam.capacity:
                 self._preempt_one(beam)
         self._begin_search_again(request)
@@ -225,9 +222,9 @@ class RunningSet:
         request.prompt_computed = False
         self.regrouping.pop(request.number, None)
         for beam in request.sequences[1:]:
-            self._waiting_queue.remove(beam)
-        if request.sequences[0] not in self._waiting_queue:
-            self._waiting_queue.add(request.sequences[0])
+            self._waiting.remove(beam)
+        if request.sequences[0] not in self._waiting:
+            self._waiting.add(request.sequences[0])
 
     def _preempt_one(self, sequence: Sequence) -> None:
         self._tables.cache_all_blocks(sequence)
@@ -276,7 +273,7 @@ class RunningSet:
 
         Its computed blocks stay findable, unless it failed: then their contents are not to be trusted.
         """
-        self._waiting_queue.remove(sequence)
+        self._waiting.remove(sequence)
         if event is Event.FAIL:
             self._tables.forget(sequence)
         else:
@@ -314,7 +311,7 @@ class RunningSet:
         sequence.forget_computation()
         sequence.paid = True  # or began as a copy of a beam that had
         if sequence.state is State.PREEMPTED:
-            self._waiting_queue.add(sequence)
+            self._waiting.add(sequence)
             if sequence.request.paused:  # it was loading
                 self.hold(sequence)
         else:
@@ -333,7 +330,7 @@ class RunningSet:
         transfers: set[int] = set()
         if self._tables.tiers is not None and self.loading.pop(sequence.row, None) is not None:
             transfers = self._tables.tiers.stop_waiting(sequence)
-            self._waiting_queue.come_back(sequence)
+            self._waiting.come_back(sequence)
         if sequence.last_step <= self._in_flight.last_returned and not transfers:
             self._tables.release(sequence.tables)
         else:

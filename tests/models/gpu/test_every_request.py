@@ -129,7 +129,7 @@ def option_kernels(request: dict[str, Any]) -> dict[str, bool]:
         "penalize_kernel": not PENALTIES.isdisjoint(request),
         "keep_bits_kernel": "guide" in request,
         "survey_kernel": not {"top_k", "top_p"}.isdisjoint(request),
-        "describe_kernel": request.get("logprobs") == 0,
+        "logprobs_kernel": request.get("logprobs") == 0,
     }
 
 

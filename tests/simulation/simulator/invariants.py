@@ -104,7 +104,7 @@ class Turns:
     def arrived(self, message: SubmitRequest, core: SchedulerCore) -> None:
         turn, tenant = next(self._turns), message.tenant
         newcomer = tenant not in self._busy_since
-        running_set, waiting_queue = residents_of(core), core._waiting_queue
+        running_set, waiting_queue = residents_of(core), core._waiting
         loading = {sequence.request.tenant for sequence in running_set.loading.values()}
         if newcomer or not (shares_of(core).rows(tenant) or tenant in waiting_queue._lines or tenant in loading):
             self._busy_since[tenant] = turn
