@@ -55,15 +55,15 @@ def test_a_slow_compiler_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(build, "folders", lambda: (tmp_path / "first", tmp_path / "second"))
     monkeypatch.setattr(build, "COMPILE_SECONDS", 1.0)
     monkeypatch.delenv(build.SWITCH, raising=False)
-    cpp_plan = []
-    report_compiling(cpp_plan.append, on_cpu=True)
-    assert [note.detail for note in cpp_plan] == ["compiling the CPU's kernels, once on this machine"]
+    notes = []
+    report_compiling(notes.append, on_cpu=True)
+    assert [note.detail for note in notes] == ["compiling the CPU's kernels, once on this machine"]
     assert cpp.load.__wrapped__() is None
     count = len(calls.read_text()) if calls.exists() else 0
     assert not (tmp_path / "second").exists()
     assert [file.suffix for file in (tmp_path / "first").iterdir()] == [".slow"]
-    report_compiling(cpp_plan.append, on_cpu=True)
-    assert len(cpp_plan) == 1
+    report_compiling(notes.append, on_cpu=True)
+    assert len(notes) == 1
     assert cpp.load.__wrapped__() is None
     assert (len(calls.read_text()) if calls.exists() else 0) == count
     monkeypatch.setattr(build, "RETRY_SECONDS", 0.0)
@@ -144,13 +144,13 @@ def of_another_machine(data: bytes) -> bytes:
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="what is damaged here are files of Linux")
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "warnings"),
     [(lambda data: data[: len(data) // 2], 0), (lambda data: b"", 0), (of_another_machine, 1)],
     ids=["half", "nothing", "of another machine"],
 )
 def test_a_library_that_cannot_be_loaded_is_built_anew(
     damage: Callable[[bytes], bytes],
-    cpp_plan: int,
+    warnings: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -163,14 +163,14 @@ def test_a_library_that_cannot_be_loaded_is_built_anew(
     whole = path.read_bytes()
     once = len(calls.read_text())
     path.write_bytes(damage(whole))
-    assert build.to_be_built() is (cpp_plan == 0)
+    assert build.to_be_built() is (warnings == 0)
     library = cpp.load.__wrapped__()
     assert library is not None
     library.function("nothing", "")()
     assert len(calls.read_text()) == 2 * once
     assert build.library() == (path, False)
     assert len(path.read_bytes()) == len(whole)
-    assert len(caplog.records) == cpp_plan
+    assert len(caplog.records) == warnings
 
 
 @needs_compiler

@@ -71,10 +71,10 @@ def references(case: Case, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
     query, keys, values, plan = make_inputs(case, "cpu", 1)
     options = {"scale": case.head_dim**-0.5, "softcap": case.softcap, "sinks": make_sinks(case, "cpu", 2)}
     caches = (encode(keys, TYPES[kind]), encode(values, TYPES[kind])), (keys, values)
-    packed_weight, plain = (
+    encoded, plain = (
         paged_attention_reference(query, *both, plan.block_tables, all_items(case), **options) for both in caches
     )
-    return packed_weight, plain
+    return encoded, plain
 
 
 @pytest.fixture(params=["compiled", "torch", "token by token"])

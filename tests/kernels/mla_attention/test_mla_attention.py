@@ -90,7 +90,7 @@ def test_token_by_token_the_result_does_not_depend_on_the_batch(sizes: dict[str,
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_a_cache_of_small_numbers_is_read_in_every_order(dtype: torch.dtype, case: Case) -> None:
     inputs = make_inputs(case, "cpu", 3)
-    packed_weight = kv_quant.encode(inputs.cache.nan_to_num(), dtype)
-    rounded = kv_quant.decode(packed_weight, torch.float32)
+    encoded = kv_quant.encode(inputs.cache.nan_to_num(), dtype)
+    rounded = kv_quant.decode(encoded, torch.float32)
     expected = computed(replace(inputs, cache=rounded))
-    torch.testing.assert_close(computed(replace(inputs, cache=packed_weight)), expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(computed(replace(inputs, cache=encoded)), expected, atol=2e-5, rtol=2e-5)

@@ -88,13 +88,13 @@ def test_checks_are_found_without_our_plugins() -> None:
     root = Path(__file__).resolve().parents[3]
     text = (root / "load_tests" / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
     (line,) = (line for line in text.splitlines() if "-m pytest -c /dev/null" in line)
-    cpp_plan = dict(variable.split("=", 1) for variable in line.partition("python3")[0].split())
-    cpp_plan["PYTHONPATH"] = cpp_plan["PYTHONPATH"].removeprefix(".whl/site:")
+    variables = dict(variable.split("=", 1) for variable in line.partition("python3")[0].split())
+    variables["PYTHONPATH"] = variables["PYTHONPATH"].removeprefix(".whl/site:")
     options = shlex.split(line.partition("python3")[2])
     assert options[-1] == "tests/kernels/triton/checks/*.py"
     files = [str(CHECKS / name) for name in ("cuda_runner.py", "small_operations.py")]  # the first has most imports
     command = [sys.executable, *options[:-1], "-p", "no:asyncio", "-p", "no:timeout", "--collect-only", *files]
-    environment = os.environ | cpp_plan | {"TRITON_INTERPRET": "1"}
+    environment = os.environ | variables | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "small_operations.py::" in done.stdout

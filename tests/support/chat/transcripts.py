@@ -41,8 +41,8 @@ def chat_of(api: str, entries: Entries, **more: Any) -> tuple[ChatRequest, list[
         request = msgspec.convert(body, ResponsesRequest)
         made = translate_response(request, as_items(request.input))
         return made.chat, made.skipped
-    cpp_plan = translate_messages(msgspec.convert(body, MessagesRequest), switches=(), thinks=False)
-    return cpp_plan.chat, cpp_plan.skipped
+    translated = translate_messages(msgspec.convert(body, MessagesRequest), switches=(), thinks=False)
+    return translated.chat, translated.skipped
 
 
 def prompt_of(template: ChatTemplate, api: str, entries: Entries, **more: Any) -> tuple[str, list[str]]:

@@ -92,11 +92,11 @@ async def forked(model: str) -> dict[str, str]:
                 os.write(write, json.dumps(heard).encode())
                 os._exit(0)
             os.close(write)
-            cpp_plan: dict[str, str] = json.loads(await asyncio.to_thread(os.read, read, 4096))
+            report: dict[str, str] = json.loads(await asyncio.to_thread(os.read, read, 4096))
             await asyncio.to_thread(os.wait)
             await engine.generate("hello", max_tokens=2)
             llm.generate("hello", use_tqdm=False)
-    return cpp_plan
+    return report
 
 
 def _child_error(call: Any) -> str:

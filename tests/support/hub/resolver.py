@@ -27,15 +27,15 @@ def answer(line: str, renderer: Renderer) -> dict[str, object]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    cpp_plan: list[LoadProgress] = []
+    notes: list[LoadProgress] = []
     outcome: dict[str, object] = {}
     try:
         config = ModelConfig(**request["config"])
         check = partial(check_before_weights, config=config, renderer=renderer) if request["checked"] else unchecked
-        outcome["path"] = str(resolve_model(config, cpp_plan.append, check))
+        outcome["path"] = str(resolve_model(config, notes.append, check))
     except ModelLoadError as error:
         outcome |= {"error": error.message, "hint": error.hint}
-    return outcome | {"progress": msgspec.to_builtins(cpp_plan)}
+    return outcome | {"progress": msgspec.to_builtins(notes)}
 
 
 def unchecked(folder: Path) -> None:

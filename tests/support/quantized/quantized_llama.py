@@ -117,15 +117,15 @@ def check_tokens(model: transformers.LlamaForCausalLM, found: list[int], toleran
 
 def take_outlined(stored: QuantizedCheckpoint, name: str, shape: tuple[int, int]) -> Weight:
     """A layer's weight, which is what the headers said of it."""
-    cpp_plan = stored.form.outline(stored, name)
+    outline = stored.form.outline(stored, name)
     weight = stored.linear(name, shape)
     found = weight.outlines[0] if isinstance(weight, QuantizedWeight) else None
-    if cpp_plan is None or found is None:
-        assert cpp_plan == found
+    if outline is None or found is None:
+        assert outline == found
         return weight
-    assert cpp_plan == replace(found, offsets=cpp_plan.offsets, ordered=cpp_plan.ordered)
-    assert cpp_plan.offsets >= found.offsets, "what only numbers show is counted"
-    assert cpp_plan.ordered >= found.ordered
+    assert outline == replace(found, offsets=outline.offsets, ordered=outline.ordered)
+    assert outline.offsets >= found.offsets, "what only numbers show is counted"
+    assert outline.ordered >= found.ordered
     return weight
 
 

@@ -288,8 +288,8 @@ async def _answer(client: httpx.AsyncClient, request: Mapping[str, Any]) -> Answ
 def _joined(parts: Sequence[Mapping[str, Any]]) -> Answer:
     """Of the parts of one choice."""
     tokens = [token for part in parts for token in part["token_ids"]]
-    cpp_plan = [part["logprobs"]["token_logprobs"] for part in parts if part.get("logprobs") is not None]
-    return tokens, [value for values in cpp_plan for value in values]
+    logprobs = [part["logprobs"]["token_logprobs"] for part in parts if part.get("logprobs") is not None]
+    return tokens, [value for values in logprobs for value in values]
 
 
 def _check(answer: Answer, solo: Answer) -> None:

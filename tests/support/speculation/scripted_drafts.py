@@ -259,8 +259,8 @@ class SpeculativeHost:
             width, ids = entry.width, np.frombuffer(entry.token_ids, "<i4")
             for place in range(ids.size // width):
                 part = slice(4 * width * place, 4 * width * (place + 1))
-                cpp_plan = (entry.position + place, entry.token_ids[part], entry.logprobs[part])
-                self.logprobs.setdefault(entry.row, []).append(cpp_plan)
+                place_of = (entry.position + place, entry.token_ids[part], entry.logprobs[part])
+                self.logprobs.setdefault(entry.row, []).append(place_of)
         return result
 
     def run(self, tokens: int, chunk: int = 1000) -> dict[int, list[int]]:

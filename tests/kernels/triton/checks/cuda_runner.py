@@ -73,7 +73,7 @@ def replay(made: CudaRunner, plans: list[StepPlan]) -> list[tuple[int, ...]]:
     return tokens + [made.collect(ticket).tokens for ticket in under_way]
 
 
-def cpp_plan(pair: Pair, steps: int) -> Script:
+def scripted(pair: Pair, steps: int) -> Script:
     script = Script(pair.runner(NUM_BLOCKS, BLOCK_SIZE), NUM_BLOCKS)
     script.add(0, make_prompt(21))
     script.step({0: 13})
@@ -108,7 +108,7 @@ def test_all_of_a_model_by_kernels(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "gemma2", "deepseek_v2"])
 def test_replayed_plans_give_the_same_tokens(tmp_path: Path, family: str) -> None:
     pair = Pair(tmp_path, FAMILIES[family]())
-    script = cpp_plan(pair, 2)
+    script = scripted(pair, 2)
     assert replay(runner(pair, (4,)), script.plans) == [result.tokens for result in script.results]
 
 
@@ -130,11 +130,11 @@ def test_log_probabilities_do_not_depend_on_the_batch(tmp_path: Path, kv_dtype: 
 
     alone: dict[tuple[int, int], bytes] = {}
     for row, prompt in enumerate(prompts):
-        cpp_plan = script()
-        cpp_plan.add(row, prompt, logprobs=0)
-        cpp_plan.step({row: len(prompt)})
-        cpp_plan.decode(row, steps=4)
-        alone |= described(cpp_plan)
+        made = script()
+        made.add(row, prompt, logprobs=0)
+        made.step({row: len(prompt)})
+        made.decode(row, steps=4)
+        alone |= described(made)
     crowd = script()
     crowd.add(0, prompts[0], logprobs=0)
     crowd.step({0: 13})
@@ -208,7 +208,7 @@ def test_drafts_are_verified_by_graphs(tmp_path: Path, steps: int) -> None:
 @pytest.mark.skipif(not ON_GPU, reason="only a GPU can be waited for")
 def test_no_step_waits_for_the_device(tmp_path: Path) -> None:
     pair = Pair(tmp_path, FAMILIES["qwen3"]())
-    script = cpp_plan(pair, 12)
+    script = scripted(pair, 12)
     made = runner(pair, (2, 4))
     replay(made, script.plans)  # compiles
     while made.idle():  # captures

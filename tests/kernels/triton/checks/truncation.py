@@ -108,9 +108,9 @@ def test_truncation_lists_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Watched:
         def __getitem__(self, grid: object) -> object:
-            return lambda *given, **sizes: cpp_plan.update(zip(names, given, strict=False))
+            return lambda *given, **sizes: arguments.update(zip(names, given, strict=False))
 
-    names, cpp_plan = triton_truncate.settle_kernel.arg_names, dict[str, torch.Tensor]()
+    names, arguments = triton_truncate.settle_kernel.arg_names, dict[str, torch.Tensor]()
     monkeypatch.setattr(triton_truncate, "settle_kernel", Watched())
     rows = 6
     logits = make_logits(rows, WIDE, 3.0, 10).to(DEVICE)
@@ -119,8 +119,8 @@ def test_truncation_lists_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     k = torch.tensor([20, 20, 20, WIDE, WIDE, 20]).to(DEVICE)
     p = torch.full((rows,), 0.9, dtype=torch.float64).to(DEVICE)
     truncated_triton(logits, k, p, scales=scales.to(DEVICE))
-    assert max(cpp_plan["listed"].tolist()) < 100
-    assert min(cpp_plan["listed"][[0, 1, 2, 5]].tolist()) >= 20
+    assert max(arguments["listed"].tolist()) < 100
+    assert min(arguments["listed"][[0, 1, 2, 5]].tolist()) >= 20
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
