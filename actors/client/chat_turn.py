@@ -41,7 +41,7 @@ class ChatTurn:
         """
         Args:
             sequences: how many choices there will be.
-            voice: how to read them; None shows the text as it is.
+            chat_parser: how to read them; None shows the text as it is.
             on_tokens: hears how many tokens each list of events has.
         """
         self._stream = stream

@@ -59,7 +59,7 @@ async def read_choice(
 
     Args:
         prompt_token_ids: of the rendered prompt.
-        voice: how to read it; None where all of it is content.
+        chat_parser: how to read it; None where all of it is content.
     """
     if chat_parser is None:
         return Message(content=choice.text), 0

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -31,6 +32,7 @@ from troupellm.protocol.messages.worker import RestartWorker
 
 __all__ = ["EngineParts", "System"]
 
+_SNAPSHOT_TRIES = 8
 STAGE_SECONDS = 2.0
 """How long each actor gets to drain at the end before it is cancelled."""
 WRITE_SECONDS = 0.3
@@ -127,6 +129,10 @@ class System:
 
     @property
     def scheduler_snapshot(self) -> SchedulerSnapshot:
+        """The numbers of one moment; read from another thread, of neighbouring ones."""
+        for _ in range(_SNAPSHOT_TRIES):
+            with suppress(RuntimeError):  # a dict has changed while another thread went through it
+                return self._scheduler.snapshot()
         return self._scheduler.snapshot()
 
     @property

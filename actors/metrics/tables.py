@@ -131,7 +131,7 @@ GUIDE = (
 )
 KV_EVENTS = (
     # `KVEventsSnapshot`
-    counter("kv_events", "Events of KV blocks, for routers.", "told"),
+    counter("kv_events", "Events of KV blocks, for routers.", "reported"),
     counter("kv_events_lost", "Those that slow readers have missed.", "lost"),
     gauge("kv_events_kept", "Events kept for readers who are behind.", "kept"),
     gauge("kv_events_findable_blocks", "Blocks that a snapshot for routers tells of.", "findable"),

@@ -327,7 +327,7 @@ class SchedulerCore:
         if self.guides is not None:
             paused -= self.guides.num_held
         return SchedulerSnapshot(
-            waiting=len(self._open.sequences) - running - paused - len(running_set.ending),
+            waiting=max(0, len(self._open.sequences) - running - paused - len(running_set.ending)),
             running=running,
             paused=paused,
             waiting_tokens=self._waiting.num_tokens,

@@ -75,9 +75,9 @@ class WorkerActor:
         self._timeout = step_timeout
         self._crashes = Crashes(intensity or Intensity(), clock)
         self._answered = False
-        """The present worker has answered a plan."""
+        """The present worker has answered a plan, and the scheduler has not refused the answer."""
         self._unforgiven = False
-        """Losses count until the scheduler has taken in an answer of the next worker, which its next plan shows."""
+        """There were losses, and no worker since has given an answer that the scheduler took."""
         self._pending: deque[StepPlan] = deque()
         """Handed over and not come back, oldest first."""
         self._dormant: Waiter | None = None
@@ -192,6 +192,7 @@ class WorkerActor:
                         self._launch(message)
                     case RestartWorker(reason=reason, engine_epoch=epoch, fault=fault):
                         if epoch == self.losses:
+                            self._answered = self._answered and not fault
                             raise _Lost(WorkerGone(reason, fault=fault))
                     case CommandWorker():
                         raise _Commanded(message)
@@ -266,6 +267,8 @@ class WorkerActor:
         since = self._clock.now() if self.busy_since is None else self.busy_since
         self.busy_since = None
         self.losses += 1
+        if self._answered and self._unforgiven:
+            self._crashes.forgive()
         self._answered, self._unforgiven = False, True
         self.restarting = reason = _reason(cause)
         if isinstance(cause, WorkerStuck):

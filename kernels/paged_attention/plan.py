@@ -99,7 +99,7 @@ class AttentionPlan:
         self._num_kv_heads, self._starts, self._counts = num_kv_heads, starts, counts
         self._tables = np.ascontiguousarray(block_tables)
         self.cpp_plans: dict[int, object] = {}
-        """The plan in the form of compiled code, see `native.cpp_plan`."""
+        """The plan in the form of compiled code, see `cpu.cpp_plan`."""
         self._apart: dict[int, Apart | None] = {}
         self._ends = np.cumsum(counts)
         self.num_tokens = int(self._ends[-1])

@@ -129,7 +129,7 @@ class GpuPlace:
         ability: PoolingAbility | None,
         progress: ProgressSink,
     ) -> tuple[int, float]:
-        """As `cuda.warm_up.warmed`. Nothing of the cache counts yet."""
+        """As `warm_up.warmed`. Nothing of the cache counts yet."""
         spare = self.make_runner(decoder, cache, budget.max_model_len, captures=False)
         return warmed(spare, ability, self._config, budget, progress)
 

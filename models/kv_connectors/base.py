@@ -26,9 +26,10 @@ is abandoned. If `contains` reports a block and `get` does not return it whole, 
 fails with `KVLoadFailed`, as `kv_load_failure_policy` says.
 
 **A plug-in** is a callable under the entry point group `troupellm.connectors` that takes a `ConnectorContext` and gives
-a `BlockStore`. Its name is what `kv_connector` says. Blocks come to it sealed (`context.frame_bytes` each), and count
-only with the seal whole when they come back, so it need not authenticate anything: it keeps bytes under keys and may
-lose them. If `get` gives something else than what was put, the block is put again when it has been computed: `put`
+a `BlockStore`. Its name is what `kv_connector` says. Blocks come to it signed (`context.frame_bytes` each; a store with
+`signs_blocks` signs them itself), and count only with the signature whole when they come back. So it need not
+authenticate anything: it keeps bytes under keys and may lose them. If `get` gives something else than what was put, the
+block is put again when it has been computed: `put`
 should replace what is there where it can tell. `plug_in.py` holds it to this.
 """
 

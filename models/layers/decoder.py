@@ -139,7 +139,7 @@ class Decoder:
     def _run(
         self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates, aux: Tensor | None
     ) -> Tensor:
-        """tapped: [tokens, width], to be written to; None where `aux_hidden_states` are none."""
+        """aux: [tokens, width], to be written to; None where `aux_hidden_states` are none."""
         if self.together is not None and not aux_hidden_states.layers:
             plans = [group.plan for group in batch.groups]
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
@@ -183,7 +183,7 @@ class Decoder:
     def _run_together(
         self, layers: DecoderLayers, batch: ForwardBatch, caches: list[KVPair], aux: Tensor | None
     ) -> Tensor:
-        """As `_run`, in one call. tapped: for the output of the last layer."""
+        """As `_run`, in one call. aux: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
         if aux is None:
@@ -257,7 +257,7 @@ class Decoder:
 
 
 def _places(aux_hidden_states: AuxHiddenStates, layer: int) -> list[int]:
-    """The places of a layer's output among the tapped states; it may have several in a model of few layers."""
+    """The places of a layer's output among the hidden states that are shown; it may have several in a model of few layers."""
     return (
         [place for place, wanted in enumerate(aux_hidden_states.layers) if wanted == layer]
         if aux_hidden_states.layers

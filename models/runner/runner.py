@@ -201,7 +201,7 @@ class ModelRunner:
             owner: [tokens] index of each token's span.
             places: [tokens] within the row's blocks.
             positions: [tokens] in the text.
-            trial: where some of the rows have trees of drafts.
+            verify_batch: where some of the rows have trees of drafts.
         """
         cache, layout = self.cache, self.cache.layout
         size, heads = cache.block_size, cache.num_kv_heads

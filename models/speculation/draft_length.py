@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 FEW_ROWS, NEW = 4, -1
 ROW_MEMORY, MEMORY = 0.9, 0.95  # weights of a row's observations after its next step, and of those of all rows
 FIRST_RATE, STRENGTH, ROW_STRENGTH = 0.7, 2.0, 4.0
-"""The rate of kept drafts before any is seen, its weight, and that of all rows' rate for one row, in observations."""
+"""The rate of kept drafts before any is seen, and the weights of it and of all rows' rate, in observations."""
 REVIEW_STEPS, PROBE_STEPS = 8, 64
 """Steps between two choices of lengths, and steps after which a row without drafts gets one to be measured again."""
 LEAST_GAIN, LEAST_GAIN_OF_MANY = 1.05, 1.1  # of speed; among many rows the likeliest drafts are overestimated
@@ -225,9 +225,8 @@ class DraftLength:
         proposing: float = 0,
         following: float = 0,
     ) -> None:
-        """Learn from a step of so many tokens and of so many seconds of its thread. slots, drafted, kept: [rows] of all
-        that might draft, their drafts, and how deep these were kept; proposing, following: the proposer's seconds, for
-        drafts and for following the rows."""
+        """Learn from a step of so many tokens and seconds of its thread. slots, drafted, kept: [rows] that might draft,
+        their drafts, and how deep these were kept; proposing, following: the proposer's seconds, and to follow rows."""
         if not slots.size:
             return
         given, self._given = self._given, None
@@ -241,8 +240,9 @@ class DraftLength:
                 drafting.looks, self._due = drafting.looks - 1, True
             price = proposing / (1 + int(depths.max()))
             known.asking += (price - known.asking) * (0.2 if 0 < known.asking < price else 0.6)
-        if tokens - drafts == slots.size:  # the cost of drafts cannot be told from that of prompts
-            known.learn(drafts, seconds - proposing - (following if self._sleeps and given is None else 0.0))
+        own = seconds - proposing - (following if self._sleeps and given is None else 0.0)
+        if tokens - drafts == slots.size and own > 0:  # the cost of drafts cannot be told from that of prompts
+            known.learn(drafts, own)
 
     def _review(self, slots: Ints, batch_size: int) -> None:
         """Learn from the observed steps, and choose all depths anew."""

@@ -191,7 +191,7 @@ class Speculator:
         """Append the kept tokens of each row.
 
         Args:
-            judged: of the rows of `verify_batch.spans` that sample.
+            verdict: of the rows of `verify_batch.spans` that sample.
         """
         spans, rows = verify_batch.spans, self._rows
         drafted, accepted = verify_batch.draft_counts(), np.zeros(spans.slots.size, dtype=np.int64)
@@ -224,8 +224,8 @@ class Speculator:
         """Show the proposer the computed and kept tokens, and measure the time.
 
         Args:
-            judged: as for `finish`; of a step without drafts nothing.
-            tapped: the states of the step's tokens, piece by piece; empty if none are shown.
+            verdict: as for `finish`; of a step without drafts nothing.
+            aux: the states of the step's tokens, piece by piece; empty if none are shown.
             seconds: that the step took where its thread does not compute it; None goes by the clock.
         """
         following = 0.0

@@ -22,7 +22,7 @@ class Verification:
 
     Attributes:
         drawn: the number of each virtual row's row, in the order of the logits.
-        judged: by row of `verify_batch.spans`, after `sample`.
+        verdict: by row of `verify_batch.spans`, after `sample`.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The backends by name, and the check that a grammar can begin."""
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import entry_points
 from typing import Final
 
@@ -48,6 +49,7 @@ def program_text(spec: GuideSpec, backend: str, depth: int, special: Mapping[str
     return translate(spec, depth, special) if backend == _OWN else _plug_in(backend).program_text(spec, depth)
 
 
+@cache
 def _plug_in(name: str) -> BackendPlugIn:
     for point in entry_points(group=GROUP, name=name):
         found: BackendPlugIn = point.load()

@@ -13,7 +13,10 @@ class BodyConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[PositiveInt, _help("largest request body")] = 8 * 2**20
     max_bodies_bytes: Annotated[
         PositiveInt,
-        _help("bytes of all request bodies that one HTTP process works on; one more waits, and is refused in the end"),
+        _help(
+            "bytes of all request bodies that one HTTP process works on, with their decoded lists; one more waits, and "
+            "is refused in the end"
+        ),
     ] = 64 * 2**20
     body_timeout: Annotated[
         Seconds, _help("seconds a client may take to send its body, and seconds its body waits for room; 0 is off")

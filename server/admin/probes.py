@@ -1,4 +1,4 @@
-"""Health and facts. Probes read published state only: no mailbox, no blocks, no key, no log line."""
+"""Health and facts. Probes read the state as it is: no mailbox, no blocks, no key, no log line."""
 
 import msgspec
 

@@ -1,6 +1,6 @@
 """An API process: hypercorn and the ASGI app over an engine that lives in the process that started this one.
 
-Started by the fleet with an inherited listening socket and one end of a socket pair. It ends when told to, with the
+`ApiProcesses` starts it with an inherited listening socket and one end of a socket pair. It ends when told to, with the
 other end of the pair, and with its parent's death: no API process outlives the engine it serves.
 """
 

@@ -162,7 +162,7 @@ class ApiProcess:
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """
         Raises:
-            FrontDied: the process ended by itself, or broke the protocol.
+            ApiProcessDied: the process ended by itself, or broke the protocol.
         """
         task_status.started()  # starting does not wait for this process: the others serve meanwhile
         why, patience = "", END_SECONDS

@@ -124,7 +124,7 @@ class ApiProcesses:
     async def open(self, engine: Engine) -> None:
         """
         Raises:
-            FrontsFailed: they cannot be kept alive.
+            ApiProcessesFailed: they cannot be kept alive.
         """
         self.engine = engine
         for api_process in list(self._api_processes.values()):

@@ -183,7 +183,8 @@ class _Part:
     def is_full_for(self, reservation: Reservation) -> bool:
         """Whether a key uses all that it may, without the bytes that a reservation waits for."""
         key, more = reservation.key, reservation.wanted - reservation.num_bytes
-        return bool(key) and self._by_key[key] + more > self.per_key
+        has_others = self._by_key[key] > reservation.num_bytes
+        return bool(key) and has_others and self._by_key[key] + more > self.per_key
 
     def enter(self, reservation: Reservation, wanted: int) -> bool:
         """Whether there is room at once; otherwise it waits."""

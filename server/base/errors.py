@@ -219,6 +219,7 @@ def clear_locals(error: BaseException) -> None:
             continue
         seen.add(id(cause))
         clear_functions(cause)
+        causes += cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
         causes += [cause.__cause__, cause.__context__]
 
 

@@ -51,15 +51,21 @@ async def decode_body(
         RateLimited, HttpError: no room; see `Reservation.take`.
     """
     if len(raw) > INLINE_BYTES:
-        if reservation is not None and _value_bytes(raw) > len(raw):  # counts what texts hold too, and takes no copy
-            values = await offload(_decoded_bytes, raw, limiter=limiter)
-            await reservation.take(len(raw) + values, timeout)
-        return await offload(decode_json, raw, kind, unknown, limiter=limiter)
+        bare: bytes | None = None
+        if reservation is not None:
+            bare, values = await offload(_measured, raw, limiter=limiter)
+            if values > len(raw) // 8:  # a text has few
+                bare = None  # it may be as large as the body, which waits
+                await reservation.take(len(raw) + values, timeout)
+        return await offload(decode_json, raw, kind, unknown, bare, limiter=limiter)
     return decode_json(raw, kind, unknown)
 
 
-def decode_json(raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None) -> StructT:
-    bare = _bare(raw)
+def decode_json(
+    raw: bytes, kind: type[StructT], unknown: UnknownFields | None = None, bare: bytes | None = None
+) -> StructT:
+    """As `decode_body`, in the caller's thread. bare: `raw` without its strings, where that is known."""
+    bare = _bare(raw) if bare is None else bare
     try:
         tree = _tree(raw, mend=getattr(kind, "HOLDS_CONVERSATION", False))
     except RecursionError:
@@ -115,17 +121,14 @@ def _bare(raw: bytes) -> bytes:
     return bare
 
 
-def _decoded_bytes(raw: bytes) -> int:
-    """About how many bytes of memory the values of a JSON text take, beside its texts.
+def _measured(raw: bytes) -> tuple[bytes, int]:
+    """A JSON text without its strings, and about how many bytes of memory its values take beside its texts.
 
     Raises:
         InvalidRequest: as of `_bare`.
     """
-    return _value_bytes(_bare(raw))
-
-
-def _value_bytes(text: bytes) -> int:
-    return text.count(b",") * VALUE_BYTES + (text.count(b"[") + text.count(b"{")) * CONTAINER_BYTES
+    bare = _bare(raw)
+    return bare, bare.count(b",") * VALUE_BYTES + (bare.count(b"[") + bare.count(b"{")) * CONTAINER_BYTES
 
 
 def _count_keys(tree: Any) -> int:

@@ -50,7 +50,7 @@ class Writer:
         self._ahead = ahead
         self._on_result = on_result
         self._order: list[int] = []
-        """Lines that have no result in the file yet; from the API process."""
+        """Lines that have no result in the file yet; from the front."""
         self._results: dict[int, BatchResult] = {}
         self._moved = anyio.Event()
 

@@ -36,12 +36,12 @@ def usage(database: Connection, owner: str) -> int:
 
 
 def add_usage(database: Connection, owner: str, size: int) -> None:
-    add_to(database, "usage", "bytes", owner, size)
+    add_to(database, "usage", ("owner", "bytes"), owner, size)
 
 
 def count(database: Connection, name: str, number: int = 1) -> None:
     """Add to a counter that lasts."""
-    add_to(database, "counts", "number", name, number)
+    add_to(database, "counts", ("name", "number"), name, number)
 
 
 def save_batch(database: Connection, batch: Batch) -> None:

@@ -86,10 +86,16 @@ def told_as_config_error(setting: str, path: Path) -> Iterator[None]:
         raise ConfigError(f"{setting}: {path.name} cannot be used: {reason}", param=setting) from None
 
 
-def add_to(database: Connection, table: str, column: str, key: str, number: int) -> None:
-    """Add to a number in a table of two columns, the first of which is its key."""
+def add_to(database: Connection, table: str, columns: tuple[str, str], key: str, number: int) -> None:
+    """Add to a number in a table of two columns.
+
+    Args:
+        columns: of the key and of the number; SQLite before 3.35 needs both.
+    """
+    key_column, number_column = columns
     database.execute(
-        f"INSERT INTO {table} VALUES (?, ?) ON CONFLICT DO UPDATE SET {column} = {column} + excluded.{column}",
+        f"INSERT INTO {table} VALUES (?, ?)"
+        f" ON CONFLICT ({key_column}) DO UPDATE SET {number_column} = {number_column} + excluded.{number_column}",
         (key, number),
     )
 

@@ -101,7 +101,7 @@ def evict(database: Connection, now: float, entries: int, most_bytes: int) -> No
         "DELETE FROM responses WHERE expires <= ? AND status NOT IN ('queued', 'in_progress')", (now,)
     ).rowcount
     if expired:
-        add_to(database, "evictions", "number", "expired", expired)
+        add_to(database, "evictions", ("reason", "number"), "expired", expired)
     while True:
         number, size = database.execute("SELECT count(*), coalesce(sum(bytes), 0) FROM responses").fetchone()
         if number <= entries and size <= most_bytes:
@@ -113,7 +113,7 @@ def evict(database: Connection, now: float, entries: int, most_bytes: int) -> No
         ).rowcount
         if not gone:
             return
-        add_to(database, "evictions", "number", "entries" if number > entries else "bytes", gone)
+        add_to(database, "evictions", ("reason", "number"), "entries" if number > entries else "bytes", gone)
 
 
 def failed_body(body: bytes, message: str, code: str = "server_error") -> bytes:

@@ -27,7 +27,7 @@ class BlockLru:
             clearings = self._clearings
         header, content = self._signature.header(key, data), bytes(data)
         with self._lock:
-            if clearings != self._clearings:  # the block_lru was cleared meanwhile, and this block is older
+            if clearings != self._clearings:  # the blocks were cleared meanwhile, and this block is older
                 return
             self._blocks[key] = header, content
             while len(self._blocks) > self._most:

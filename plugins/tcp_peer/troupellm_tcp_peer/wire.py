@@ -10,7 +10,7 @@ any number of questions, without waiting for answers in between, and the server 
     reset ()         -> 0, when it has forgotten all blocks
 
 A length is checked against its limit before anything is read; nothing is ever unpickled. A block is accepted only for
-its own tag (see `seal`), from any sender. Content is not encrypted.
+its own tag (see `BlockSignature`), from any sender. Content is not encrypted.
 """
 
 import hmac

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from troupellm.actors.metrics import tables
 from troupellm.actors.metrics.actor import Histogram, MetricsSink, MetricsStore, length_bounds
 from troupellm.actors.metrics.exposition import Exposition
+from troupellm.actors.metrics.families import families
 from troupellm.actors.metrics.tables import ENGINE, STORE
 from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.protocol.messages.graph_report import GraphReport
@@ -15,6 +17,7 @@ from troupellm.protocol.messages.metrics import DraftStats, RequestCancelled, Re
 from troupellm.protocol.messages.snapshot import (
     ActorSnapshot,
     EngineSnapshot,
+    KVEventsSnapshot,
     MailboxSnapshot,
     ProposerSnapshot,
     SchedulerSnapshot,
@@ -187,3 +190,9 @@ async def test_the_sink_drains_and_ends_with_its_inbox() -> None:
     await MetricsSink(inbox, store).run()
     assert store.generation_tokens == 6
     assert inbox.snapshot().dropped == 1
+
+
+def test_kv_events_are_counted() -> None:
+    events = KVEventsSnapshot(reported=12, kept=5, lost=4, waiting_readers=3, findable=9)
+    found = {family.name: family.samples[0].value for family in families(tables.KV_EVENTS, events)}
+    assert sorted(found.values()) == [3, 4, 5, 9, 12]

@@ -84,8 +84,11 @@ class MortalHost:
 class Life:
     """A worker actor with a scheduler that always has another plan, unless it is `idle`."""
 
-    def __init__(self, worker_host: MortalHost, *, losses: float = inf, idle: bool = False) -> None:
-        """losses: after so many nothing more is wanted."""
+    def __init__(
+        self, worker_host: MortalHost, *, losses: float = inf, idle: bool = False, one_plan: bool = False
+    ) -> None:
+        """losses: after so many nothing more is wanted. one_plan: each worker gets one plan and no other."""
+        self._one_plan = one_plan
         self._most = losses
         self._idle = idle
         self._epoch = 0
@@ -118,7 +121,7 @@ class Life:
                 elif self._epoch >= self._most:
                     self._plans.close()
                     return
-                else:
+                elif not self._one_plan or isinstance(message, WorkerRestarted):
                     await self._plan()
 
     async def _plan(self) -> None:
@@ -173,3 +176,11 @@ def test_rare_kills_of_an_idle_worker_never_add_up() -> None:
     assert error is None
     assert worker_host.restarts == 200
     assert seconds > 200 * 600.0
+
+
+@pytest.mark.parametrize("load", [4.0, 70.0])
+def test_workers_that_answer_the_one_plan_they_get_are_never_given_up(load: float) -> None:
+    """As where each request needs a single step: vectors, or one token."""
+    worker_host, error, _ = lived(partial(MortalHost, steps=1, idle=5.0, load=load), losses=60, one_plan=True)
+    assert error is None
+    assert worker_host.restarts == 60

@@ -260,14 +260,14 @@ class Tap:
 
 
 @pytest.fixture
-async def aux(make_exchange):
+async def watched(make_exchange):
     wire, tap = SlowWire(), Tap()
     exchange = make_exchange(wire, write_timeout=5.0, extensions={CHUNKS: Slot(wire)})
     return exchange, wire, tap
 
 
-async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(aux):
-    exchange, wire, tap = aux
+async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(watched):
+    exchange, wire, tap = watched
     brought = []
 
     async def first(events):
@@ -286,8 +286,8 @@ async def test_pieces_that_come_overtake_none_that_wait_for_their_turn(aux):
     assert [message.get("body") for message in wire.messages] == [None, b"first", b"old"]
 
 
-async def test_pieces_are_written_as_they_come_until_the_events_are_left(aux):
-    exchange, wire, tap = aux
+async def test_pieces_are_written_as_they_come_until_the_events_are_left(watched):
+    exchange, wire, tap = watched
     wire.taken.set()
     async with open_events(exchange, 0) as events:
         events.write_at_once(tap, b"".join)
@@ -300,8 +300,8 @@ async def test_pieces_are_written_as_they_come_until_the_events_are_left(aux):
 
 
 @pytest.mark.parametrize("name", ["gone", "finished"])
-async def test_nothing_is_written_to_who_has_left_or_after_the_end(aux, name):
-    exchange, wire, tap = aux
+async def test_nothing_is_written_to_who_has_left_or_after_the_end(watched, name):
+    exchange, wire, tap = watched
     wire.taken.set()
     async with open_events(exchange, 0) as events:
         events.write_at_once(tap, b"".join)
