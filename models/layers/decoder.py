@@ -257,7 +257,7 @@ class Decoder:
 
 
 def _places(aux_hidden_states: AuxHiddenStates, layer: int) -> list[int]:
-    """The places of a layer's output among the hidden states that are shown; a model of few layers has it several times."""
+    """Where a layer's output goes among the hidden states that are shown, once or several times."""
     return (
         [place for place, wanted in enumerate(aux_hidden_states.layers) if wanted == layer]
         if aux_hidden_states.layers
