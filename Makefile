@@ -5,7 +5,7 @@
 #   ALLOW_CUDA=1            download torch for CUDA although there is no NVIDIA GPU here
 #   PYTHON=python3.12       another interpreter for the environment
 #   ARGS="..."              arguments of `troupellm serve`, of pytest, or of the simulator
-#   TEST_JOBS=2             processes that run the tests side by side, a file each at a time
+#   TEST_JOBS=3             processes that run the tests side by side, a file each at a time; many tests wait
 #   ALLOW_ABSENT=1          skip tests in `make test-all` that need what cannot be installed here; else they fail
 #   AGENT_PYTHON=<path>    Python 3.12 for the coding agents that are written in it; else uv finds or downloads one
 #   PEERS=<folder>         where `make peers` puts the engines that the benchmarks compare with
@@ -21,7 +21,7 @@ export ALLOW_CUDA
 ARGS ?=
 SEEDS ?= 20000
 JOBS ?= 2
-TEST_JOBS ?= 2
+TEST_JOBS ?= 3
 TIMES ?= 3
 PYTHONS ?= python3.12 python3.13 python3.14
 ALLOW_ABSENT ?=

@@ -170,6 +170,7 @@ def latent_launches(gpu: Gpu) -> int:
     return count
 
 
+@pytest.mark.slow
 async def test_prompts_with_latent_attention_do_not_wait(drafters: Path, gpu: Gpu) -> None:
     """Long prompts, whose keys are expanded, alone and beside short ones, which attend to latent vectors."""
     text = np.random.default_rng(4).integers(0, 250, 90).tolist()

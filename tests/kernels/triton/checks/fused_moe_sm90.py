@@ -94,7 +94,10 @@ def test_sum_and_align_compile_without_spills() -> None:
     check(compile_for(align_kernel, arguments, Launch(constants={"BLOCK_M": 64, "BLOCK_E": 128, "CHUNK": 1024})))
 
 
-@pytest.mark.parametrize(("routing", "experts"), [(QWEN, 128), (GPT_OSS, 32), (DEEPSEEK, 256)])
+@pytest.mark.parametrize(
+    ("routing", "experts"),
+    [(QWEN, 128), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((GPT_OSS, 32), (DEEPSEEK, 256)))],
+)
 def test_routing_compiles_without_spills(routing: Any, experts: int) -> None:
     arguments = {
         "logits_ptr": "*bf16", "bias_ptr": "*fp32", "weights_ptr": "*fp32", "ids_ptr": "*i32", "row_stride": "i32",

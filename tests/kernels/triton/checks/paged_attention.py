@@ -77,6 +77,7 @@ def test_equals_the_reference_with_the_tiles_of_the_tables(name: str) -> None:
     check(BY_NAME[name], small=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("programs", [17])
 def test_any_number_of_programs_cuts_rows_anywhere(programs: int) -> None:
     check(BY_NAME["skewed"], programs=programs)
@@ -102,6 +103,7 @@ def test_rows_that_pad_become_zeros() -> None:
     torch.testing.assert_close(got[rest], expected[rest], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_row_with_nan_keys_is_nan_alone() -> None:
     case = BY_NAME["edges_of_pages"]
     inputs = make_device_inputs(case, DEVICE, 1)
@@ -233,7 +235,9 @@ def tree_of(starts: np.ndarray, counts: np.ndarray, window: int | None) -> TreeM
     return TreeMask(bases, seen, positions)
 
 
-@pytest.mark.parametrize(("window", "rows"), [(None, 32), (3, 32), pytest.param(20, 16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("window", "rows"), [(None, 32), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, 32), (20, 16)))]
+)
 def test_a_node_of_a_tree_sees_its_path_and_nothing_else(window: int | None, rows: int) -> None:
     starts, counts = np.array([3, 18, 40]), np.array([20, 9, 1])
     case = Case("tree", tuple(starts.tolist()), tuple(counts.tolist()), 4, 2, 16, window=window)

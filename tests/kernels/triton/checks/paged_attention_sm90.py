@@ -73,7 +73,8 @@ def test_attention_of_prompts_uses_matrix_instructions() -> None:
     assert report.count("wgmma.mma_async") > 0
 
 
-@pytest.mark.parametrize("window", [None, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 4096])
 def test_attention_with_trees_of_drafts_compiles(window: int | None) -> None:
     extend(AttentionShape(32, 8, 128, 16, window), tree=True)
 
@@ -91,13 +92,15 @@ def test_attention_with_other_head_dims_compiles(head_dim: int) -> None:
     extend(AttentionShape(32, 8, head_dim, 16))
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(torch.float8_e4m3fn, marks=pytest.mark.slow), torch.int8])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("heads", [32, pytest.param(64, marks=pytest.mark.slow)])
 def test_attention_over_8_bit_caches_compiles(heads: int, dtype: torch.dtype) -> None:
     decode(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
     extend(AttentionShape(heads, 8, 128, 16, kv_dtype=dtype))
 
 
+@pytest.mark.slow
 def test_a_window_a_cap_and_sinks() -> None:
     shape = AttentionShape(64, 8, 64, 16, window=128)
     decode(shape, softcap=True, sinks=True)
