@@ -74,10 +74,8 @@ class WorkerActor:
         self._clock = clock
         self._timeout = step_timeout
         self._crashes = Crashes(intensity or Intensity(), clock)
-        self._answered = False
-        """The present worker has answered a plan, and the scheduler has not refused the answer."""
-        self._unforgiven = False
-        """There were losses, and no worker since has given an answer that the scheduler took."""
+        self._num_answers = 0
+        """Of the present worker, without one that the scheduler has refused."""
         self._pending: deque[StepPlan] = deque()
         """Handed over and not come back, oldest first."""
         self._dormant: Waiter | None = None
@@ -192,7 +190,7 @@ class WorkerActor:
                         self._launch(message)
                     case RestartWorker(reason=reason, engine_epoch=epoch, fault=fault):
                         if epoch == self.losses:
-                            self._answered = self._answered and not fault
+                            self._num_answers -= fault
                             raise _Lost(WorkerGone(reason, fault=fault))
                     case CommandWorker():
                         raise _Commanded(message)
@@ -203,9 +201,6 @@ class WorkerActor:
         if plan.engine_epoch != self.losses:
             self.num_dropped += 1
             return
-        if self._unforgiven and self._answered:
-            self._unforgiven = False
-            self._crashes.forgive()
         if not self._pending:
             self.busy_since = self._clock.now()
             if self._dormant is not None:
@@ -225,7 +220,7 @@ class WorkerActor:
             self._pending.popleft()
             now = self.last_step = self._clock.now()
             self.busy_since = now if self._pending else None
-            self._answered = True
+            self._num_answers += 1
             try:
                 if not self._scheduler.offer(StepFinished(result)):
                     raise RuntimeError("the scheduler has no room for the result of a plan that it sent")
@@ -267,9 +262,9 @@ class WorkerActor:
         since = self._clock.now() if self.busy_since is None else self.busy_since
         self.busy_since = None
         self.losses += 1
-        if self._answered and self._unforgiven:
+        if self._num_answers > 0:
             self._crashes.forgive()
-        self._answered, self._unforgiven = False, True
+        self._num_answers = 0
         self.restarting = reason = _reason(cause)
         if isinstance(cause, WorkerStuck):
             raise cause

@@ -37,7 +37,7 @@ MUTANTS: Final[tuple[Mutant, ...]] = (
         "steps that finish do not forgive the losses before",
         "actors/worker/actor.py",
         "            self._crashes.forgive()\n",
-        "",
+        "            pass\n",
         "actors/worker/test_crash_loops.py",
     ),
     Mutant(
