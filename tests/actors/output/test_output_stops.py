@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from troupellm.actors.output.core import OutputCore
+from troupellm.actors.output.stop_strings import StopStrings
 from troupellm.protocol.errors import RequestFailed
 from troupellm.protocol.messages.output import RequestClosed, RowFailed, RowFinished
 from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
@@ -93,3 +94,9 @@ def test_tokens_behind_a_stop_string_are_not_used_where_another_row_fails() -> N
     end = msgspec.structs.replace(end, error=RequestFailed("logits are not numbers"))
     core.handle(step({}, failed=(failed,), closed=(end,)), 0.0)
     assert [told.usage.completion_tokens for told in ends] == [len(shown) + len(beside)]
+
+
+def test_a_stop_string_is_found_inside_the_beginning_of_a_longer_one() -> None:
+    strings = StopStrings(["abcd", "bc"])
+    _, read, found = strings.scan(0, "xabc!")
+    assert (read, found) == (4, "bc")
