@@ -133,7 +133,7 @@ class ChatTurn:
         return TurnAnswer(completion, choices)
 
     def events(self, deltas: list[Delta]) -> list[TurnEvent]:
-        """What pieces of the stream say, in their order; it may be nothing."""
+        """The events of pieces of the stream, in their order; there may be none."""
         events: list[TurnEvent] = []
         tokens = 0
         for delta in deltas:

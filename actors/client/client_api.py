@@ -10,7 +10,7 @@ import msgspec
 
 from troupellm.actors.admission.prompts import PromptLike, as_prompt, as_salt
 from troupellm.actors.client.mapping import map_streams
-from troupellm.actors.client.pooling import PoolingDoor
+from troupellm.actors.client.pooling import PoolingApi
 from troupellm.actors.client.stream import Stream
 from troupellm.models.chat_parsers.served_parser import ChatFormat, ChatParser
 from troupellm.protocol.config.kv_hints import NO_HINTS, KVHints
@@ -22,7 +22,7 @@ from troupellm.protocol.params.sampling import SamplingParams
 from troupellm.protocol.params.tools import NO_TOOLS, ToolUse, tool_use
 
 
-class Door(PoolingDoor):
+class ClientApi(PoolingApi):
     """All ways to send a request. A subclass says where the requests go."""
 
     @property

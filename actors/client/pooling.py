@@ -35,7 +35,7 @@ class Scored(msgspec.Struct, frozen=True):
     """One of the two texts was longer and was cut."""
 
 
-class PoolingDoor(ABC):
+class PoolingApi(ABC):
     """Requests that end with their prompt. A subclass says where the requests go."""
 
     @property

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from troupellm.actors.client.client_api import Door
+from troupellm.actors.client.client_api import ClientApi
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.admin import EngineAdmin
 from troupellm.actors.engine.api_process_session import Answer, ApiProcessSession
@@ -35,7 +35,7 @@ from troupellm.protocol.quota import Quota
 from troupellm.protocol.wire.api_process import Serving
 
 
-class Engine(EngineAdmin, Door):
+class Engine(EngineAdmin, ClientApi):
     """See the module. Settings are the fields of `EngineConfig`, flat; they override `config`.
 
     Raises:

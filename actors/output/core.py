@@ -12,7 +12,7 @@ import msgspec
 
 from troupellm.actors.output.detokenizer import SequenceText, TextTables
 from troupellm.actors.output.logprobs import token_logprobs
-from troupellm.actors.output.rows import NOBODY, OutputRequest, OutputRow, StepRows
+from troupellm.actors.output.rows import NO_ROWS, OutputRequest, OutputRow, StepRows
 from troupellm.actors.output.stop_strings import StopRegions, StopStrings
 from troupellm.protocol.errors import TroupeError, row_failure
 from troupellm.protocol.messages.output import OpenRequest, OutputMessage, RequestClosed, RowFinished, StepOutput
@@ -54,8 +54,8 @@ class OutputCore:
         """Those that take the hot path."""
         self._stopped: dict[int, OutputRequest] = {}
         """By row, those of open requests that have met a stop string."""
-        self._step_rows = NOBODY
-        """Rows of the last step that take the hot path; `NOBODY` once a row has joined or left the hot path."""
+        self._step_rows = NO_ROWS
+        """Rows of the last step that take the hot path; `NO_ROWS` once a row has joined or left the hot path."""
         self._readers = 0
         """Requests that stream and have a first token: those that wait or answer in one piece are not woken."""
         self._pause = 0.0
@@ -238,7 +238,7 @@ class OutputCore:
         if not row.logprobs:
             if row.text is None or row.text.plain:
                 self._keeping[number] = row
-                self._step_rows = NOBODY
+                self._step_rows = NO_ROWS
             else:
                 row.stepwise = row.text
         self._wake(row.request, now)
@@ -357,7 +357,7 @@ class OutputCore:
     def _leave_hot_path(self, number: int) -> None:
         """Idempotent."""
         self._keeping.pop(number, None)
-        self._step_rows = NOBODY
+        self._step_rows = NO_ROWS
 
     def _share_wakes(self) -> None:
         """There is one reader more or less."""

@@ -71,7 +71,7 @@ class StepRows:
         self.open_rows = [row for row in self.kept if row is not None]
 
 
-NOBODY = StepRows((), {})
+NO_ROWS = StepRows((), {})
 
 
 def _no_text(token_ids: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import msgspec
 
 from troupellm.actors.admission.prompts import demand_of
-from troupellm.actors.client.client_api import Door
+from troupellm.actors.client.client_api import ClientApi
 from troupellm.actors.client.stream import Stream
 from troupellm.actors.engine.api_process_session import api_process_budget
 from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
@@ -81,7 +81,7 @@ class _Request:
         """Woken once it is clear whether it gets a place."""
 
 
-class RemoteEngine(Door):
+class RemoteEngine(ClientApi):
     """Implements `server.served.ServedEngine`. `handle` takes what the engine's process says."""
 
     def __init__(

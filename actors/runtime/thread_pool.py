@@ -184,7 +184,7 @@ class StepThread(ThreadPool):
         nothing while the next call computes without the lock.
 
         Returns:
-            what the calls call, on this thread, at the good moment.
+            the function that the calls call, on this thread, at the good moment.
         """
         self._holds = True
         return self._tell
@@ -217,7 +217,7 @@ class StepThread(ThreadPool):
 
 
 def _outcome(call: _Call[Any]) -> tuple[Any, BaseException | None]:
-    """What the call returned or raised.
+    """The call's result, or the error that it raised.
 
     An error's traceback holds the frames of the call and those below, so these may hold neither the call's arguments
     nor the error: a refused prompt would stay until the next garbage collection.
@@ -230,8 +230,8 @@ def _outcome(call: _Call[Any]) -> tuple[Any, BaseException | None]:
 
 
 def clear_functions(error: BaseException) -> None:
-    """Clear the locals of the functions in an error's traceback. An error that was raised before may have coroutines
-    there too, which wait: those stay."""
+    """Clear the locals of the functions in an error's traceback. Coroutines stay: an error that was raised before may
+    have some there that still wait."""
     entry = error.__traceback__
     while entry is not None:
         if not entry.tb_frame.f_code.co_flags & _MAY_WAIT:

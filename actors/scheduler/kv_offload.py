@@ -133,7 +133,7 @@ class Offload:
             return False
         if not (self._fetches.inward and self.reads(sequence) and self._beyond(sequence)[0]):
             return False
-        tiers.asked = not self._fetches.paying()  # what computing is quicker than is not asked this time
+        tiers.asked = not self._fetches.paying()  # computing is quicker than asking, this time
         if tiers.asked:
             self._fetches_not_done()
         return not tiers.asked

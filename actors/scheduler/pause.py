@@ -30,12 +30,12 @@ class PauseControl:
         self._in_flight = plans_in_flight
         self._held: dict[int, None] = {}
         self._kept: frozenset[int] = frozenset()
-        """Requests that were here when all was halted at once."""
+        """Requests that were here when planning stopped at once."""
         self._waiting: list[Callable[[bool], None]] = []
         self.halted = False
         self.finishing = False
         self.asked = False
-        """Somebody may have to be told: `review` has something to do."""
+        """`review` has a waiting caller to answer, or may have."""
 
     def begin(self, settled: Callable[[bool], None], *, finish: bool) -> None:
         """See `PausePlanning`."""

@@ -107,7 +107,7 @@ class LastToken:
 
 
 class TierState:
-    """What the tiers behind the device have of a sequence, and what it wants of them."""
+    """The state of a sequence's blocks in the tiers behind the device."""
 
     __slots__ = ("asked", "asks_again", "brought", "gave_up", "host_hits", "loading", "num_offered", "rounds")
 

@@ -43,7 +43,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class LayerParts:
+class FusedLayerWeights:
     """The parts of a layer: norm, attention, projection, norm, gated feed-forward; all sums go to the residual."""
 
     attention_norm: Tensor | None
@@ -88,7 +88,7 @@ class DecoderLayers:
     """The layers in the form of compiled code: `Layer` of layers.h."""
 
     def __init__(
-        self, function: cpp.Function, layers: Sequence[LayerParts], layer_products: Sequence[Sequence[int]]
+        self, function: cpp.Function, layers: Sequence[FusedLayerWeights], layer_products: Sequence[Sequence[int]]
     ) -> None:
         """
         Raises:
@@ -254,7 +254,7 @@ class _SameCaches:
         return True
 
 
-def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
+def decoder_layers(layers: Sequence[FusedLayerWeights]) -> DecoderLayers | None:
     """Layers as one call; None where some product has no part in it, KV heads differ, or without compiled code."""
     function = load() if len({layer.attention.num_kv_heads for layer in layers}) == 1 else None
     found = [_products(layer) for layer in layers]
@@ -262,13 +262,13 @@ def decoder_layers(layers: Sequence[LayerParts]) -> DecoderLayers | None:
     return None if function is None or len(known) < len(found) else DecoderLayers(function, layers, known)
 
 
-def own_products(layers: Sequence[LayerParts], head: PackedLinear | None) -> bool:
+def own_products(layers: Sequence[FusedLayerWeights], head: PackedLinear | None) -> bool:
     """True if compiled code computes every product of the layers and the head, for any number of rows."""
     products = [head, *(product for layer in layers for product in (layer.qkv, layer.out, layer.gate_up, layer.down))]
     return all(product is not None and product.native is not None and product.invariant for product in products)
 
 
-def _products(layer: LayerParts) -> list[int] | None:
+def _products(layer: FusedLayerWeights) -> list[int] | None:
     """Kind and address of each weight."""
     found: list[int] = []
     for product in (layer.qkv, layer.out, layer.gate_up, layer.down):

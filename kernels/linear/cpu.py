@@ -62,7 +62,7 @@ class CppWeight:
         "most_rows",
         "out_features",
         "part",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

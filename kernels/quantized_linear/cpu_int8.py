@@ -51,7 +51,7 @@ class Int8FewRows(CppRows):
         "most_rows",
         "out_features",
         "part",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -231,7 +231,7 @@ def settle_kernel(
             for begin in range(0, number, BLOCK):
                 ids, x = candidates_at(
                     row, list_of_row, begin, number, compact, peak, factor, least, spread, first, last, BLOCK
-                )  # fmt: skip
+                )
                 kept = (ordered(x) >= threshold) & (x > float("-inf"))
                 scores = x - log_exponential(tl.load(codes + ids, kept, 0), low, high)
                 here, here_id = winner(tl.where(kept, scores, float("-inf")), ids)

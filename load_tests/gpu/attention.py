@@ -108,7 +108,7 @@ REAL = {
         ("fresh prompt", [0], [600]),
         ("chunks behind keys", [512, 100], [300, 65]),
     ),
-}  # fmt: skip
+}
 """Positions and numbers of query tokens, by the operation that computes them."""
 
 

@@ -45,7 +45,7 @@ class Correctness(msgspec.Struct, frozen=True):
         """Why a goal is not to be timed; empty where it may be."""
         return "; ".join(
             f"{operation} {said}" for operation in GOALS[goal].needs if (said := self._objection(operation))
-        )  # fmt: skip
+        )
 
     def _objection(self, operation: str) -> str:
         if operation in self.wrong:

@@ -87,7 +87,7 @@ def _latent_plan(case: mla_cases.Case, made: mla_cases.Inputs, device: str) -> P
 
     shape = AttentionShape(
         case.heads, 1, case.latent + case.rotated, case.block_size, kv_dtype=made.cache.dtype, latent=case.latent
-    )  # fmt: skip
+    )
     return DevicePlan.from_host(
         made.plan.block_tables.numpy(), np.array(case.contexts), np.array(case.counts), shape=shape,
         device=torch.device(device),

@@ -116,7 +116,7 @@ class Shapes:
 
     def rowwise(
         self, name: str, run: Callable[[Tensor], Tensor], batch: int, columns: int, moved: float
-    ) -> Iterator[Work]:  # fmt: skip
+    ) -> Iterator[Work]:
         """moved: how many times its input's size it reads and writes."""
         size = batch * columns * self.width
         inputs = [self.random(batch, columns) for _ in range(self.copies(size))]
@@ -171,7 +171,7 @@ class Shapes:
 
     def attention(
         self, name: str, starts: list[int], counts: list[int], codes: torch.dtype | None = None
-    ) -> Iterator[Work]:  # fmt: skip
+    ) -> Iterator[Work]:
         """Rows that compute `counts` tokens behind `starts` others; codes as in `caches`."""
         size, lengths = self.size, [start + count for start, count in zip(starts, counts, strict=True)]
         width = -(-max(lengths) // BLOCK_SIZE)

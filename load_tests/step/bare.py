@@ -73,7 +73,7 @@ class BareWorker:
 
     def _run(
         self, rows: tuple[int, ...], start: int, count: int, new: tuple[NewRow, ...], freed_rows: tuple[int, ...]
-    ) -> StepResult:  # fmt: skip
+    ) -> StepResult:
         plan = self._plan(rows, start, count, new, freed_rows)
         return self._worker.collect(self._worker.launch(plan))
 

@@ -26,7 +26,7 @@ from troupellm.models.gpu.launched_step import Choice, LaunchedPlan, computed_pl
 from troupellm.models.gpu.row_table import DeviceRows
 from troupellm.models.gpu.sample import Chooser
 from troupellm.models.gpu.sampling_tensors import ELSEWHERE, GREEDY, SamplingTensors
-from troupellm.models.gpu.steps_in_flight import Flights
+from troupellm.models.gpu.steps_in_flight import LaunchedSteps
 from troupellm.models.layers.decoder import RunnableDecoder
 from troupellm.models.runner.poison import Poison
 from troupellm.models.runner.pooler import Pooler
@@ -107,7 +107,7 @@ class CudaRunner:
         self._maker = BatchMaker(cache, plan)
         self._results = Results(device, TURNS, max(slots, 1))
         late = None if guides is None else LateChoices(guides, self.chooser, self.rows)
-        self.flights = Flights(device, self._results, late, decoder.config.vocab_size)
+        self.flights = LaunchedSteps(device, self._results, late, decoder.config.vocab_size)
         self._broken: Exception | None = None
         self._pads = set(cache.layout.windows) == {None}  # all that lies before the tokens of rows is there still
         self.graphs = self._make_graphs(capture_sizes, codes, clock)

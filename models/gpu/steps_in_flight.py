@@ -13,7 +13,7 @@ from troupellm.models.gpu.sample import only, sampled_of
 from troupellm.protocol.messages.worker import MOST_LAUNCHED, StepPlan, StepResult
 
 
-class Flights:
+class LaunchedSteps:
     """Oldest first. Calls come from one thread, in torch's inference mode."""
 
     def __init__(self, device: Device, results: Results, late: LateChoices | None, vocab: int) -> None:

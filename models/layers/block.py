@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from troupellm.kernels.fused_decoder.layers import LayerParts
+from troupellm.kernels.fused_decoder.layers import FusedLayerWeights
 from troupellm.kernels.linear import QuantizedRows
 from troupellm.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantized
 from troupellm.models.checkpoint.safetensors import WeightSource
@@ -81,7 +81,7 @@ class DecoderLayer:
             return None, residual
         return self._weighed(self._fed(update, residual, tokens), self.after_feed_forward), residual
 
-    def parts(self, rotation: int | None) -> LayerParts | None:
+    def parts(self, rotation: int | None) -> FusedLayerWeights | None:
         """The parts from which compiled code computes all layers of a step; None if this layer has another form.
 
         Args:
@@ -90,7 +90,7 @@ class DecoderLayer:
         attention, feed_forward = self._adding_attention, self._adding_feed_forward
         if attention is None or feed_forward is None or attention.native is None:
             return None
-        return LayerParts(
+        return FusedLayerWeights(
             attention_norm=self.before_attention,
             qkv=attention.qkv,
             attention=attention.native,

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from troupellm.kernels.common.batch_invariance import batch_invariance
-from troupellm.kernels.fused_decoder.layers import DecoderLayers, LayerParts, decoder_layers, own_products
+from troupellm.kernels.fused_decoder.layers import DecoderLayers, FusedLayerWeights, decoder_layers, own_products
 from troupellm.kernels.linear import PackedLinear, linear, norm_scores, pack
 from troupellm.kernels.paged_attention.cpu import takes_compiled
 from troupellm.kernels.rms_norm import rms_norm
@@ -192,7 +192,7 @@ class Decoder:
         aux.copy_(residual)
         return batch.with_logits(residual)
 
-    def _parts(self) -> list[LayerParts] | None:
+    def _parts(self) -> list[FusedLayerWeights] | None:
         """The parts from which compiled code computes all layers; None if some layer has another form."""
         if self.embedding.dtype != torch.float32 or self.embedding.device.type != "cpu":
             return None

@@ -37,7 +37,7 @@ class CpuPlace:
         self._config = config
 
     def dtype(self, model: DecoderConfig) -> torch.dtype:
-        """The dtype to compute in: the configured one, or float32, whatever the checkpoint has."""
+        """The dtype to compute in: the configured one, else float32, also where the checkpoint has another."""
         return DTYPES.get(self._config.model.dtype, torch.float32)
 
     def available(self) -> int | None:

@@ -67,7 +67,7 @@ class Step:
     """Masks of guided rows, which other threads may be filling."""
     prepared: float = 0.0
     aux: list[Tensor] = field(default_factory=list)
-    """What the proposer is shown of the forward pass, piece by piece."""
+    """Hidden states of the forward pass for the proposer, piece by piece."""
     about_prompts: list[RowLogprobs] = field(default_factory=list)
     computed: float = 0.0
     sampled: Sampled | None = None

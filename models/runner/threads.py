@@ -119,7 +119,7 @@ class _Record:
         """steps: of each choice, that count."""
         return cls(
             _Choice(deque(maxlen=steps)), _Choice(deque(maxlen=steps)), stood_still=stood_still, expected=expected
-        )  # fmt: skip
+        )
 
     @property
     def ratio(self) -> float:

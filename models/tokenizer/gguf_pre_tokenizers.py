@@ -102,7 +102,7 @@ _ROWS = {
     "bailingmoe": PreTokenizer((_BAILING,)),
     "kimi-k2": PreTokenizer((_KIMI,)),
     "falcon": PreTokenizer(_FALCON),
-}  # fmt: skip
+}
 PRE_TOKENIZERS = {name: row for names, row in _ROWS.items() for name in names.split()}
 _OF_ARCHITECTURE = {
     "qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2", "gpt-oss": "gpt-4o",

@@ -19,7 +19,7 @@ from troupellm.tests.support.quantized.quantized_llama import (
     tiny_llama,
     tokens_of,
     write_model,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", SCHEMES)

@@ -20,7 +20,7 @@ from troupellm.tests.support.quantized.quantized_llama import (
     tiny_llama,
     tokens_of,
     write_model,
-)  # fmt: skip
+)
 
 WITH_INPUTS = {"quark_fp8_inputs", "quark_int8", *(name for name in FORMATS if name.startswith("fp8"))}
 """Both sides are to be in eight bits."""

@@ -59,7 +59,7 @@ def test_weights_and_tokens_are_those_of_transformers(tmp_path: Path, powers: bo
     plain = transformers.FineGrainedFP8Config(dequantize=True, weight_block_size=EVEN)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=plain
-    ).eval()  # fmt: skip
+    ).eval()
     check_weights(folder, {name: layer.weight for name, layer in linears(model).items() if name != "lm_head"})
     worker, _ = load(folder)
     check_tokens(model, tokens_of(worker))

@@ -35,7 +35,7 @@ MIXTURES = {
     "iq3_m": {"": Kind.IQ3_S, "attn_v": Kind.IQ3_XXS, "ffn_down": Kind.IQ2_S, "output.": Kind.Q5_K},
     "iq1_m": {"": Kind.IQ2_XXS, "attn_v": Kind.IQ2_XS, "ffn_down": Kind.IQ1_M, "ffn_up": Kind.IQ1_S},
     "mxfp4": {"": Kind.MXFP4, "attn_q": Kind.TQ1_0, "attn_k": Kind.TQ2_0, "token_embd": Kind.Q5_K},
-}  # fmt: skip
+}
 MIX = {"": Kind.Q4_K, "attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "output.": Kind.Q6_K, "token_embd": Kind.Q4_K}
 
 

@@ -110,7 +110,7 @@ CRAFTED = {
     "again": (gguf_bytes(tensors=2, body=tensor() * 2) + bytes(200), "has tensor t twice"),
     "overlap": (gguf_bytes(tensors=2, body=tensor() + tensor(name=b"u")) + bytes(200), "tensors t and u overlap"),
     "unknown": (gguf_bytes(tensors=1, body=tensor(kind=77)), "tensor t has type 77, which has no name here"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CRAFTED)

@@ -24,7 +24,7 @@ from troupellm.tests.support.quantized.quantized_llama import (
     tiny_llama,
     tokens_of,
     write_model,
-)  # fmt: skip
+)
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "v1_symmetric": {},

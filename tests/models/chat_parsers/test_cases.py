@@ -199,7 +199,7 @@ LLAMA = texts(
         ('So:\n{"name": "Bob", "parameters": {}}', 'So:\n{"name": "Bob", "parameters": {}}'),
         ('A list:\n{"a": 1}\n{"name": "now", "parameters": {}}', 'A list:\n{"a": 1}', None, (("now", {}),)),
     ],
-)  # fmt: skip
+)
 WRAPPED = [
     *texts(
         PLAIN,
@@ -234,7 +234,7 @@ AROUND = texts(
         (f"A\n{HERMES}\n \n", "A", None, (PARIS,)),
         (f"A{HERMES}{HERMES}\nB <tool_call> C", "A\nB <tool_call> C", None, (PARIS, PARIS)),
     ],
-)  # fmt: skip
+)
 GPT_OSS = texts(
     ("openai", "openai_gptoss"),
     [

@@ -40,7 +40,7 @@ NASTY = {
     "arguments in Python": ("[send(", "text=1,"),
     "tags": ("<tool_call>\n<function=send>\n<parameter=text>\n", "</parameter"),
     "channels": ("", "<|channel|>analysis<|message|>"),
-}  # fmt: skip
+}
 
 
 def nasty(name: str) -> str:

@@ -160,5 +160,5 @@ REFUSED: list[tuple[str, Any]] = [
     ("integer", {"type": "integer", "minimum": 1e20}),
     ("object", [1]),
     ("object", "x"),
-]  # fmt: skip
+]
 """The word that the refusal holds: the keyword, or what else is wrong."""

@@ -48,7 +48,7 @@ def idle() -> Named:
         ("choices that look like schemas", {"enum": [{"then": 1}, {"minContains": 0, "type": "string"}]}),
         *((f"string of {name}", {"type": "string", "maxLength": 6, "format": name}) for name in UNKNOWN_FORMATS),
         *((f"number of {name}", DIGIT | {"format": name}) for name in ("int32", "int64", "double", "float")),
-    ]  # fmt: skip
+    ]
 
 
 UNKNOWN_FORMATS = ("password", "binary", "byte", "int32", "multi-host-uri", "no such thing", "unknown")

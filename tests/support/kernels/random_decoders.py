@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from troupellm.kernels import kv_quant
 from troupellm.kernels.fused_decoder import layers as decoder_layers, step as decode_step
-from troupellm.kernels.fused_decoder.layers import DecoderLayers, LayerParts
+from troupellm.kernels.fused_decoder.layers import DecoderLayers, FusedLayerWeights
 from troupellm.kernels.paged_attention import cpu
 from troupellm.kernels.paged_attention.cpu import CELLS, CppAttention, Rotation
 from troupellm.kernels.paged_attention.plan import AttentionPlan
@@ -192,7 +192,7 @@ class Model:
             return some_product(random, outs, ins, int8)
 
         self.parts = [
-            LayerParts(
+            FusedLayerWeights(
                 gains(self.hidden), product(width + 2 * kv_width, self.hidden),
                 CppAttention(function, self.heads, self.kv_heads, self.size, self.size**-0.5,
                                 rotation=Rotation(None, 0.0, 2 * self.half)),

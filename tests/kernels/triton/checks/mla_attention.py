@@ -27,7 +27,7 @@ def check(case: Case, *, programs: int | None = None, dtype: torch.dtype | None 
         expected_cache = decode(cache, torch.float32)
     shape = AttentionShape(
         case.heads, 1, case.latent + case.rotated, case.block_size, kv_dtype=cache.dtype, latent=case.latent
-    )  # fmt: skip
+    )
     plan = DevicePlan.from_host(
         inputs.plan.block_tables.numpy(), np.array(case.contexts), np.array(case.counts), shape=shape, device=DEVICE,
         decode=SMALL, programs=programs,
