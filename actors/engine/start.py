@@ -39,8 +39,7 @@ from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, EngineStopped, TroupeError, WorkerCrashed
 from troupellm.protocol.messages.snapshot import EngineSnapshot
 from troupellm.protocol.messages.worker import LoadProgress, ProgressSink, Worker, WorkerReady
-from troupellm.protocol.messages.worker_abilities import HasIdleWork, HasMeanwhile, PreparesGuides
-from troupellm.protocol.params.guide import GuideProgram
+from troupellm.protocol.messages.worker_abilities import HasIdleWork, HasMeanwhile
 from troupellm.protocol.params.sampling import Limits
 from troupellm.protocol.wire.worker import MODEL_WORKER, resolve
 
@@ -146,18 +145,11 @@ class Machinery:
         make = resolve(factory) if isinstance(factory, str) else factory or self._model_worker
         worker = self._worker = await self.thread.run(make, folder)
         ready = await self.thread.run(worker.load, config, sink)
-        prepare = self._beside(worker) if isinstance(worker, PreparesGuides) else None
         if isinstance(worker, HasMeanwhile):
             worker.meanwhile(self.thread.hold())
         if isinstance(worker, HasIdleWork):
             self.thread.when_idle(worker.idle)
-        return ThreadWorker(worker, self.thread, ready, config.worker.step_deadline, prepare), ready
-
-    def _beside(self, worker: PreparesGuides) -> Callable[[GuideProgram], Awaitable[None]]:
-        async def prepare(program: GuideProgram) -> None:
-            await self.pool.run(worker.prepare_guide, program)
-
-        return prepare
+        return ThreadWorker(worker, self.thread, ready, config.worker.step_deadline, self.pool), ready
 
     def compiler(self, config: EngineConfig, loaded: Loaded) -> ProcessCompiler:
         """Of guides; `close` ends its processes."""
