@@ -38,6 +38,7 @@ FLOORS = {
         "config",
         "families gguf tokenizer",
         "chat_template checkpoint",
+        "adapters",
         "layers quantization",
         "batch transformers_backend",
         "kv_offload memory structured_outputs",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from troupellm.kernels.sampling.noise import token_codes
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.spans import Spans
 from troupellm.models.batch.step_result import step_result
@@ -66,6 +67,7 @@ class CudaRunner:
         activation: Activation = "softmax",
         guides: GuidedRows | None = None,
         speculation: MakeSpeculator | None = None,
+        adapters: AdapterSlots | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """
@@ -99,6 +101,7 @@ class CudaRunner:
             poison=poison,
             guides=guides,
             speculator=self.speculator,
+            adapters=adapters,
             asynchronous=True,
         )
         self._columns = SamplingTensors()
@@ -218,7 +221,7 @@ class CudaRunner:
             chooses = chooses or kind > graph.kind  # the graph has appended others
         else:
             columns, hidden = self._eager(step)
-            logits, chooses = self.decoder.logits(hidden) if slots.size else None, True
+            logits, chooses = self.stages.logits(hidden, rows) if slots.size else None, True
         seconds = StepTimings(prepare=perf_counter() - begin)
         positions, logprob_parts = tuple(ends.tolist()), self.chooser.logprob_parts(slots)
         ticket = LaunchedPlan(plan, step.sampling, rows, positions, None, seconds, logprob_parts=logprob_parts)
@@ -242,7 +245,7 @@ class CudaRunner:
         if graph is None:
             _, hidden = self._eager(step)
             stages.read_prompts(step, step.spans, hidden, drawn)
-            logits = self.decoder.logits(hidden[:drawn]) if drawn else None
+            logits = stages.logits(hidden[:drawn], step.drawn) if drawn else None
         elif step.verify_batch is None:
             _, logits, _ = self._replay(graph, step.spans)
         else:
@@ -255,7 +258,7 @@ class CudaRunner:
         uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             uniform = False
-        batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform)
+        batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform, adapters=self._adapted(spans))
         key = self.graphs.dispatcher.key(batch, kind)
         return None if key is None else self.graphs.prepare(key)  # prompts do not wait for a capture either
 
@@ -296,9 +299,17 @@ class CudaRunner:
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             return None
         longest, tokens = int(spans.counts.max()), int(spans.counts.sum())
-        batch = BatchDescriptor(tokens, spans.slots.size, uniform=bool((spans.counts == longest).all()))
+        uniform = bool((spans.counts == longest).all())
+        batch = BatchDescriptor(tokens, spans.slots.size, uniform, adapters=self._adapted(spans))
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
         return None if key is None else self.graphs.prepare(key)
+
+    def _adapted(self, spans: Spans) -> bool:
+        """True if a row computes with an adapter. Batch-invariant rows take one path beside rows with adapters and
+        alone."""
+        if self.stages.adapters is not None and self.decoder.batch_invariant:
+            return True
+        return self.rows.adapted > 0 and bool(self.rows.adapters[spans.slots].any())
 
     def _eager(self, step: Step) -> tuple[Tensor, Tensor]:
         """Compute any step, kernel by kernel.
@@ -345,6 +356,7 @@ class CudaRunner:
             sent[3],
             text=text,
             inputs=inputs,
+            adapters=self.stages.adapted(spans, owner),
         )
         return sent[0], self.stages.forward(step, batch)
 

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from troupellm.models.adapters.batch import AdapterBatch, HeadAdapters, adapter_batch, adapter_rows
+from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.host_device import to_device
 from troupellm.models.batch.kv_cache import KVCache
 from troupellm.models.batch.row_table import PlanError, RowTable
@@ -89,16 +91,18 @@ class Stages:
         poison: Poison | None,
         guides: GuidedRows | None,
         speculator: Speculator | None,
+        adapters: AdapterSlots | None = None,
         asynchronous: bool = False,
     ) -> None:
         """
         Args:
             pooler: knows rows by their slots.
+            adapters: None if no row may have one.
             asynchronous: the device computes by itself. Every step of a speculator goes by its verification then, and
                 takes as long as the clock says, not as long as its thread computes.
         """
         self.decoder, self.cache, self.rows, self.sampler, self.pooler = decoder, cache, rows, sampler, pooler
-        self.poison, self.guides, self.speculator = poison, guides, speculator
+        self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
         self._asynchronous = asynchronous
         self._device = cache.storage.device
 
@@ -112,6 +116,11 @@ class Stages:
             raise PlanError(f"step {plan.step}: drafts are not verified by this worker")
         for row in plan.freed_rows:
             self._retire(row)
+        for change in plan.adapters:
+            if self.adapters is None or not self.adapters.fill(change.slot, change.digest):
+                raise PlanError(
+                    f"step {plan.step}: adapter {change.digest[:16]} is not prepared for slot {change.slot}"
+                )
         for new in plan.new_rows:
             self._add(new)
         if plan.forks:
@@ -247,6 +256,29 @@ class Stages:
         ]
         return np.concatenate(wanted), int(behind.sum())
 
+    def adapted(self, spans: Spans, owner: NDArray[np.int64]) -> AdapterBatch | None:
+        """The adapters of a flat batch; None where every row computes with the base model.
+
+        Args:
+            owner: [tokens] index of each token's span.
+        """
+        slots = self.adapters
+        if slots is None or not (self.rows.adapted or self.decoder.batch_invariant):
+            return None
+        of_rows, invariant = self.rows.adapters[spans.slots], self.decoder.batch_invariant
+        if not (invariant or of_rows.any()):  # an invariant row goes the same way beside any others
+            return None
+        return adapter_batch(slots, of_rows[owner], self.wanted(spans)[0], self._device, invariant=invariant)
+
+    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Scores of the vocabulary, float32 [rows, vocab], of hidden states of these rows."""
+        slots = self.adapters
+        if slots is None or not self.rows.adapted:
+            return self.decoder.logits(hidden)
+        of_rows = self.rows.adapters[[self.rows.slot(row) for row in rows]]
+        chosen = adapter_rows(of_rows, slots.num_slots, self._device)
+        return self.decoder.logits(hidden, add_adapters=HeadAdapters(slots, chosen, self.decoder.batch_invariant))
+
     def inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
         """Positions [places] with input embeddings instead of tokens, and the embeddings [places, hidden]."""
         places, values, begin = [], [], 0
@@ -290,6 +322,8 @@ class Stages:
             self.guides.drop(row)
 
     def _add(self, new: NewRow) -> None:
+        if new.adapter and (self.adapters is None or not self.adapters.holds(new.adapter)):
+            raise PlanError(f"row {new.row}: adapter slot {new.adapter} holds none")
         if self.speculator is not None and new.row in self.rows:
             self.speculator.drop_row(new.row)
         known = self.rows.add(new)
@@ -349,7 +383,7 @@ class Stages:
             row, width = plan.rows[int(spans.rows[index])], int(self.rows.prompt_logprobs[slot])
             for begin in range(first, last, LOGIT_TOKENS):
                 end = min(begin + LOGIT_TOKENS, last)
-                logits = self.decoder.logits(hidden[begin - first : end - first])
+                logits = self.logits(hidden[begin - first : end - first], (row,) * (end - begin))
                 found.append(prompt_logprobs(logits, row, begin, self.rows.tokens[slot, begin:end], width))
             hidden = hidden[count:]
         return found

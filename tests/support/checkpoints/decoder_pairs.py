@@ -20,7 +20,7 @@ from troupellm.models.layers.decoder import EMBEDDING, Decoder
 from troupellm.models.load.architecture import describe_model
 from troupellm.models.load.tied_head import settle_head
 from troupellm.models.runner.runner import ModelRunner
-from troupellm.protocol.messages.worker import NewRow, RowChange, SamplingState, StepPlan, StepResult
+from troupellm.protocol.messages.worker import AdapterSlot, NewRow, RowChange, SamplingState, StepPlan, StepResult
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
 TOLERANCE = 1e-4
@@ -286,9 +286,13 @@ class Driver:
         self.prompts: dict[int, int] = {}
         self.done: dict[int, int] = {}
         self.held: dict[int, int] = {}
+        self.adapters: dict[int, int] = {}
+        self.slots: tuple[AdapterSlot, ...] = ()
+        """For the next step."""
         self.step = 0
 
-    def submit(self, row: int, prompt: list[int]) -> None:
+    def submit(self, row: int, prompt: list[int], adapter: int = 0) -> None:
+        self.adapters[row] = adapter
         self.tokens[row], self.prompts[row], self.done[row], self.held[row] = list(prompt), len(prompt), 0, 0
 
     def run(self, spans: dict[int, int]) -> StepResult:
@@ -300,15 +304,16 @@ class Driver:
                 ids = np.array(self.tokens[row], dtype="<i4").tobytes()
                 state = SamplingState(temperature=0.0)
                 new.append(NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids,
-                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,)))  # fmt: skip
+                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,), adapter=self.adapters[row]))  # fmt: skip
             elif blocks:
                 changes.append(RowChange(row=row, appended_blocks=(blocks,)))
         rows = tuple(spans)
         result = self.runner.run(
             StepPlan(step=self.step, engine_epoch=0, rows=rows, epochs=(1,) * len(rows), new_rows=tuple(new),
                      starts=tuple(self.done[row] for row in rows), counts=tuple(spans.values()),
-                     changes=tuple(changes))
+                     changes=tuple(changes), adapters=self.slots)
         )  # fmt: skip
+        self.slots = ()
         self.step += 1
         tokens = iter(result.tokens)
         for row, count in zip(rows, result.token_counts, strict=True):
