@@ -73,6 +73,7 @@ FLOORS = {
 }
 """The rooms of each package from the lowest floor up. A room imports lower floors only, so no circle exists."""
 TORCH_FREE_MODELS = (
+    "adapters/files",
     "hub/source",
     "tokenizer/tokenizer",
     "chat_template/template",

@@ -10,8 +10,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from troupellm.models.adapters.sites import Part, Site, decoder_sites
-from troupellm.models.config.decoder_config import DecoderConfig
+from troupellm.models.config.decoder_config import DecoderConfig, RopeConfig
 
+MODEL = DecoderConfig(
+    architecture="LlamaForCausalLM", vocab_size=40, hidden_size=16, intermediate_size=24, num_layers=2, num_heads=2,
+    num_kv_heads=1, head_dim=8, rms_norm_eps=1e-6, max_position_embeddings=64, rope=RopeConfig(),
+    tie_word_embeddings=False, checkpoint_dtype="float32",
+)  # fmt: skip
+WEIGHTS = "adapter_model.safetensors"
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -59,7 +65,7 @@ def write_adapter(
             del tensors[name]
         else:
             tensors[name] = tensor
-    save_file(tensors, folder / "adapter_model.safetensors")
+    save_file(tensors, folder / WEIGHTS)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": sorted(names), **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return tensors

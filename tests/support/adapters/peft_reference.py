@@ -2,8 +2,8 @@
 
     PYTHONPATH=FOLDER_OF_PEFT python peft_reference.py BASE_FOLDER OUT_FOLDER CASES
 
-CASES is a JSON object of lists of LoraConfig's arguments by name, and under "prompts" lists of token ids. Each adapter is
-saved in OUT_FOLDER/NAME, and its answers in OUT_FOLDER/NAME.safetensors: `tokens.N` and, of the steps that chose them,
+CASES is a JSON object: LoraConfig's arguments by name, and under "prompts" lists of token ids. Each adapter is saved in
+OUT_FOLDER/NAME, and its answers in OUT_FOLDER/NAME.safetensors: `tokens.N` and, of the steps that chose them,
 `logits.N`. A process of its own: transformers imports peft wherever it finds it, which slows down every other test.
 """
 

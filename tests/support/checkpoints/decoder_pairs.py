@@ -304,7 +304,8 @@ class Driver:
                 ids = np.array(self.tokens[row], dtype="<i4").tobytes()
                 state = SamplingState(temperature=0.0)
                 new.append(NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids,
-                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,), adapter=self.adapters[row]))  # fmt: skip
+                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,),
+                                  adapter=self.adapters[row]))  # fmt: skip
             elif blocks:
                 changes.append(RowChange(row=row, appended_blocks=(blocks,)))
         rows = tuple(spans)
