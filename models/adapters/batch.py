@@ -1,5 +1,6 @@
 """The rows of a step that compute with adapters, and the products that are added for them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from troupellm.models.adapters.sites import HEAD_LAYER
 from troupellm.models.adapters.slots import AdapterSlots, SiteSlots
 
 Ints = NDArray[np.int64]
+ToDevice = Callable[[NDArray[np.int32]], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +80,12 @@ class HeadAdapters:
         scores.add_(found)
 
 
-def adapter_rows(of_rows: Ints, num_slots: int, device: torch.device) -> AdapterRows:
+def adapter_rows(of_rows: Ints, num_slots: int, to_device: ToDevice) -> AdapterRows:
     """Sort rows by their adapters.
 
     Args:
         of_rows: int64 [rows], the slot of each, from 1 on; 0 is none.
+        to_device: copies numbers there.
     """
     order = np.argsort(of_rows, kind="stable")
     starts = np.searchsorted(of_rows[order], np.arange(1, num_slots + 2))
@@ -92,21 +95,20 @@ def adapter_rows(of_rows: Ints, num_slots: int, device: torch.device) -> Adapter
             first, last = int(order[begin]), int(order[end - 1])
             together = last - first == end - begin - 1  # `order` rises within a slot
             groups.append((slot, slice(first, last + 1) if together else torch.from_numpy(order[begin:end])))
-    chosen = torch.from_numpy(order[starts[0] :].astype(np.int32))
-    begins = torch.from_numpy((starts - starts[0]).astype(np.int32))
-    return AdapterRows(tuple(groups), chosen.to(device), begins.to(device))
+    chosen, begins = order[starts[0] :].astype(np.int32), (starts - starts[0]).astype(np.int32)
+    return AdapterRows(tuple(groups), to_device(chosen), to_device(begins))
 
 
 def adapter_batch(
-    slots: AdapterSlots, of_tokens: Ints, kept: Ints, device: torch.device, *, invariant: bool
+    slots: AdapterSlots, of_tokens: Ints, kept: Ints, to_device: ToDevice, *, invariant: bool
 ) -> AdapterBatch:
     """
     Args:
         of_tokens: int64 [tokens], the slot of each, from 1 on; 0 is none.
         kept: int64 [logits], the tokens that logits are wanted for.
     """
-    tokens = adapter_rows(of_tokens, slots.num_slots, device)
-    return AdapterBatch(slots, tokens, adapter_rows(of_tokens[kept], slots.num_slots, device), invariant)
+    tokens = adapter_rows(of_tokens, slots.num_slots, to_device)
+    return AdapterBatch(slots, tokens, adapter_rows(of_tokens[kept], slots.num_slots, to_device), invariant)
 
 
 def _add(site: SiteSlots, x: Tensor, out: Tensor, rows: AdapterRows, *, invariant: bool) -> None:

@@ -6,6 +6,7 @@ its device's own.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -105,6 +106,7 @@ class Stages:
         self.poison, self.guides, self.speculator, self.adapters = poison, guides, speculator, adapters
         self._asynchronous = asynchronous
         self._device = cache.storage.device
+        self._to_device = partial(to_device, device=self._device)
 
     def apply(self, plan: StepPlan) -> None:
         """Take in the plan's changes of rows, blocks and options.
@@ -268,7 +270,7 @@ class Stages:
         of_rows, invariant = self.rows.adapters[spans.slots], self.decoder.batch_invariant
         if not (invariant or of_rows.any()):  # an invariant row goes the same way beside any others
             return None
-        return adapter_batch(slots, of_rows[owner], self.wanted(spans)[0], self._device, invariant=invariant)
+        return adapter_batch(slots, of_rows[owner], self.wanted(spans)[0], self._to_device, invariant=invariant)
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Scores of the vocabulary, float32 [rows, vocab], of hidden states of these rows."""
@@ -276,7 +278,7 @@ class Stages:
         if slots is None or not self.rows.adapted:
             return self.decoder.logits(hidden)
         of_rows = self.rows.adapters[[self.rows.slot(row) for row in rows]]
-        chosen = adapter_rows(of_rows, slots.num_slots, self._device)
+        chosen = adapter_rows(of_rows, slots.num_slots, self._to_device)
         return self.decoder.logits(hidden, add_adapters=HeadAdapters(slots, chosen, self.decoder.batch_invariant))
 
     def inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:

@@ -3,12 +3,15 @@
 import os
 from pathlib import Path
 
+import msgspec
 import torch
 
 from troupellm.models.adapters.files import adapter_digest
 from troupellm.models.adapters.prepared import PreparedAdapters
-from troupellm.models.adapters.sites import adapter_bytes, decoder_sites
+from troupellm.models.adapters.sites import decoder_sites
 from troupellm.models.adapters.slots import AdapterSlots
+from troupellm.models.memory.plan import plan_memory
+from troupellm.protocol.config.engine import CacheConfig, EngineConfig
 from troupellm.protocol.config.lora import LoraConfig
 from troupellm.tests.support.adapters.peft_folders import MODEL, WEIGHTS, write_adapter
 
@@ -107,4 +110,12 @@ def test_the_memory_plan_counts_what_slots_take() -> None:
     slots = slots_over(prepared())
     sites = [slots.site(site.layer, site.name) for site in decoder_sites(MODEL)]
     taken = sum(tensor.nbytes for site in sites for tensor in (site.down, *site.ups))
-    assert taken == 2 * adapter_bytes(MODEL, 8, 4)
+    settings = EngineConfig(cache=CacheConfig(num_gpu_blocks_override=4))
+    without, with_slots = (
+        plan_memory(MODEL, config, torch.float32, available=2**30)
+        for config in (settings, msgspec.structs.replace(settings, lora=LORA))
+    )
+    assert (without.adapter_bytes, with_slots.adapter_bytes) == (0, taken)
+    assert without.free_bytes - with_slots.free_bytes == taken
+    assert "adapters" in with_slots.table()
+    assert "adapters" not in without.table()

@@ -14,6 +14,7 @@ from troupellm.protocol.messages.worker import AdapterSlot
 from troupellm.tests.support.adapters.peft_folders import write_adapter
 from troupellm.tests.support.checkpoints.decoder_pairs import Driver, Pair
 
+CPU = torch.device("cpu")
 KINDS: dict[str, dict[str, Any]] = {
     "two": {"names": ("q_proj", "v_proj"), "rank": 4},
     "all": {"rank": 8, "use_rslora": True},
@@ -33,10 +34,10 @@ class Adapters:
             self.by_name[name] = read_adapter(folder / name, model, 8)
         self.names = list(kinds)
 
-    def slots(self, dtype: torch.dtype = torch.float32) -> AdapterSlots:
+    def slots(self, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> AdapterSlots:
         by_digest = {adapter.digest: adapter for adapter in self.by_name.values()}
         return AdapterSlots(
-            self.model, by_digest.get, num_slots=len(self.names), max_rank=8, dtype=dtype, device=torch.device("cpu")
+            self.model, by_digest.get, num_slots=len(self.names), max_rank=8, dtype=dtype, device=device
         )
 
     def changes(self, *names: str) -> tuple[AdapterSlot, ...]:
