@@ -30,7 +30,7 @@ FLOORS = {
         "act_quant cpp grouped_linear",
         "gated_act kv_quant quantized_linear rms_norm sampling",
         "decode_io linear rope_kv_write",
-        "fused_moe paged_attention",
+        "fused_moe low_rank paged_attention",
         "fused_decoder mla_attention",
     ),
     "models": (

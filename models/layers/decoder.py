@@ -143,7 +143,8 @@ class Decoder:
         self, batch: ForwardBatch, caches: list[KVPair], aux_hidden_states: AuxHiddenStates, aux: Tensor | None
     ) -> Tensor:
         """aux: [tokens, width], to be written to; None where `aux_hidden_states` are none."""
-        if self.together is not None and not aux_hidden_states.layers and batch.adapters is None:
+        adapters = batch.adapters
+        if self.together is not None and not aux_hidden_states.layers and (adapters is None or adapters.compiled):
             plans = [group.plan for group in batch.groups]
             if self.together.takes(batch.token_ids.shape[0], plans, caches):
                 return self._run_together(self.together, batch, caches, aux if aux_hidden_states.last else None)
@@ -189,9 +190,10 @@ class Decoder:
         """As `_run`, in one call. aux: for the output of the last layer."""
         residual = self._entering(batch.token_ids, batch)
         views = [(group.plan, group.kv_rows) for group in batch.groups if takes_compiled(group.plan)]
+        adapters = None if batch.adapters is None else batch.adapters.of_layers()
         if aux is None:
-            return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens)
-        layers.run(residual, batch.positions, views, self.tables, caches, None)
+            return layers.run(residual, batch.positions, views, self.tables, caches, batch.logit_tokens, adapters)
+        layers.run(residual, batch.positions, views, self.tables, caches, None, adapters)
         aux.copy_(residual)
         return batch.with_logits(residual)
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from troupellm.models.adapters.batch import AdapterBatch, HeadAdapters, adapter_batch, adapter_rows
+from troupellm.models.adapters.batch import AdapterBatch, HeadAdapters, adapter_batch
 from troupellm.models.adapters.slots import AdapterSlots
 from troupellm.models.batch.host_device import to_device
 from troupellm.models.batch.kv_cache import KVCache
@@ -278,8 +278,8 @@ class Stages:
         if slots is None or not self.rows.adapted:
             return self.decoder.logits(hidden)
         of_rows = self.rows.adapters[[self.rows.slot(row) for row in rows]]
-        chosen = adapter_rows(of_rows, slots.num_slots, self._to_device)
-        return self.decoder.logits(hidden, add_adapters=HeadAdapters(slots, chosen, self.decoder.batch_invariant))
+        add = HeadAdapters.of(slots, of_rows, self._to_device, invariant=self.decoder.batch_invariant)
+        return self.decoder.logits(hidden, add_adapters=add)
 
     def inputs(self, spans: Spans) -> tuple[Tensor, Tensor] | None:
         """Positions [places] with input embeddings instead of tokens, and the embeddings [places, hidden]."""
