@@ -10,7 +10,7 @@ from torch import Tensor
 from troupellm.kernels.grouped_linear import grouped_linear
 from troupellm.kernels.low_rank.native import low_rank_native, takes_native
 from troupellm.kernels.low_rank.reference import low_rank_reference
-from troupellm.kernels.low_rank.weights import GroupedRows, LowRankWeights
+from troupellm.kernels.low_rank.weights import GroupedRows, HostRows, LowRankWeights
 
 
 def low_rank_add(
@@ -22,15 +22,23 @@ def low_rank_add(
         x: [rows, in_features], the type of the weights; the numbers of a row lie side by side.
         out: [rows, out_features], the type of the weights, or float32 on a CPU; the numbers of a row lie side by side.
         batch_invariant: each row is computed alike, to the bit, beside any others.
+
+    Rows that only the device knows are without their biases.
     """
-    if not any(weights.ranks[group] for group, _ in rows.runs):
+    if rows.host is not None and not any(weights.ranks[group] for group, _ in rows.host.runs):
         return
     if weights.by_kernels:
         _by_kernels(x, weights, rows, out)
     elif takes_native(x, weights, out):
-        low_rank_native(x, weights, rows, out)
+        low_rank_native(x, weights, _known(rows), out)
     else:
-        low_rank_reference(x, weights, rows, out, batch_invariant=batch_invariant)
+        low_rank_reference(x, weights, _known(rows), out, batch_invariant=batch_invariant)
+
+
+def _known(rows: GroupedRows) -> HostRows:
+    if rows.host is None:
+        raise ValueError("rows that only a device knows need its kernels")
+    return rows.host
 
 
 def _by_kernels(x: Tensor, weights: LowRankWeights, rows: GroupedRows, out: Tensor) -> None:
@@ -40,6 +48,7 @@ def _by_kernels(x: Tensor, weights: LowRankWeights, rows: GroupedRows, out: Tens
         first = part * weights.rank
         given = inner[:, first : first + weights.rank]
         grouped_linear(given, up.transpose(1, 2), rows.device_rows, rows.starts, out[:, begin : begin + width])
-    if weights.bias is not None:
-        of_rows = torch.repeat_interleave((rows.starts[1:] - rows.starts[:-1]).long(), output_size=rows.rows.size)
+    if weights.bias is not None and rows.host is not None:
+        counts = (rows.starts[1:] - rows.starts[:-1]).long()
+        of_rows = torch.repeat_interleave(counts, output_size=rows.device_rows.shape[0])
         out.index_add_(0, rows.device_rows.long(), weights.bias[of_rows])

@@ -12,7 +12,7 @@ from torch import Tensor
 from troupellm.kernels import cpp
 from troupellm.kernels.cpp.checks import FLOAT, check, check_array, check_rows, require, rows_of
 from troupellm.kernels.low_rank.reference import low_rank_reference
-from troupellm.kernels.low_rank.weights import GroupedRows, LowRankWeights, grouped_rows
+from troupellm.kernels.low_rank.weights import HostRows, LowRankWeights, grouped_rows
 
 MOST_PARTS = 3
 """As in low_rank.h."""
@@ -24,7 +24,7 @@ def takes_native(x: Tensor, weights: LowRankWeights, out: Tensor) -> bool:
     return plain and load() is not None
 
 
-def low_rank_native(x: Tensor, weights: LowRankWeights, rows: GroupedRows, out: Tensor) -> None:
+def low_rank_native(x: Tensor, weights: LowRankWeights, rows: HostRows, out: Tensor) -> None:
     """As `low_rank_add`.
 
     Raises:
@@ -35,7 +35,7 @@ def low_rank_native(x: Tensor, weights: LowRankWeights, rows: GroupedRows, out: 
     _add(function, x, weights, rows, out)
 
 
-def _add(function: cpp.Function, x: Tensor, weights: LowRankWeights, rows: GroupedRows, out: Tensor) -> None:
+def _add(function: cpp.Function, x: Tensor, weights: LowRankWeights, rows: HostRows, out: Tensor) -> None:
     numbers = np.array(numbers_of(weights), dtype=np.int64)
     count, x_apart = rows_of("x", x, weights.down.shape[2])
     out_apart = check_rows("out", out, count, weights.out_features)
@@ -87,7 +87,7 @@ class _Rows:
     held: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     @classmethod
-    def of(cls, rows: GroupedRows) -> "_Rows":
+    def of(cls, rows: HostRows) -> "_Rows":
         count = rows.rows.size
         held = np.ascontiguousarray(rows.rows), np.ascontiguousarray(rows.groups)
         for name, array in zip(("rows", "groups"), held, strict=True):
@@ -104,7 +104,7 @@ class LayerAdapters:
 
     __slots__ = ("_held", "pointer")
 
-    def __init__(self, weights: Sequence[LowRankWeights], rows: GroupedRows, kept: GroupedRows) -> None:
+    def __init__(self, weights: Sequence[LowRankWeights], rows: HostRows, kept: HostRows) -> None:
         """
         Args:
             weights: of qkv, out, gate_up and down of each layer.
@@ -145,6 +145,7 @@ def _agrees(function: cpp.Function) -> bool:
     rows = grouped_rows(np.array([1, -1, 0, 1, 0]), 2, torch.from_numpy)
     x, out = drawn(5, 19), drawn(5, 38)
     expected = out.clone()
-    low_rank_reference(x, weights, rows, expected)
-    _add(function, x, weights, rows, out)
+    assert rows.host is not None
+    low_rank_reference(x, weights, rows.host, expected)
+    _add(function, x, weights, rows.host, out)
     return torch.allclose(out, expected, atol=1e-4)

@@ -85,8 +85,8 @@ class LowRankWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedRows:
-    """Rows that have a group, sorted by it."""
+class HostRows:
+    """Rows that have a group, sorted by it, as the host knows them."""
 
     rows: Ints
     """int64 [n]."""
@@ -94,10 +94,18 @@ class GroupedRows:
     """int64 [n], the group of each."""
     runs: tuple[tuple[int, Tensor | slice], ...]
     """Each group with its rows, int64 [..] or a slice where they lie side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedRows:
+    """Rows that have a group, sorted by it."""
+
     device_rows: Tensor
-    """int32 [n], `rows` on the device."""
+    """int32 [n], on the device. Rows without a group may stand there, too, outside of all groups."""
     starts: Tensor
-    """int32 [groups + 1], where each group's rows begin in `rows`, on the device."""
+    """int32 [groups + 1], where each group's rows begin in `device_rows`, on the device."""
+    host: HostRows | None
+    """None where only the device knows them."""
 
 
 def grouped_rows(of_rows: Ints, num_groups: int, to_device: ToDevice) -> GroupedRows:
@@ -116,4 +124,17 @@ def grouped_rows(of_rows: Ints, num_groups: int, to_device: ToDevice) -> Grouped
             runs.append((group, slice(first, last + 1) if together else torch.from_numpy(order[begin:end])))
     rows = order[starts[0] :]
     places, begins = to_device(rows.astype(np.int32)), to_device((starts - starts[0]).astype(np.int32))
-    return GroupedRows(rows, of_rows[rows], tuple(runs), places, begins)
+    return GroupedRows(places, begins, HostRows(rows, of_rows[rows], tuple(runs)))
+
+
+def rows_on_device(of_rows: Tensor, num_groups: int) -> GroupedRows:
+    """`grouped_rows` of what lies on the device, without a wait for it, so that it can be part of a graph.
+
+    Args:
+        of_rows: int64 [rows], the group of each row; -1 is none.
+    """
+    if not by_kernels(of_rows.device):
+        return grouped_rows(of_rows.numpy(), num_groups, torch.from_numpy)
+    ordered, rows = torch.sort(of_rows, stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(num_groups + 1, device=of_rows.device))
+    return GroupedRows(rows.int(), starts.int(), None)

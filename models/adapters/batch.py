@@ -9,7 +9,7 @@ from torch import Tensor
 
 from troupellm.kernels.low_rank import low_rank_add
 from troupellm.kernels.low_rank.native import LayerAdapters, load
-from troupellm.kernels.low_rank.weights import GroupedRows, ToDevice, grouped_rows
+from troupellm.kernels.low_rank.weights import GroupedRows, ToDevice, grouped_rows, rows_on_device
 from troupellm.models.adapters.sites import HEAD_LAYER
 from troupellm.models.adapters.slots import AdapterSlots
 
@@ -42,12 +42,15 @@ class AdapterBatch:
 
     @property
     def compiled(self) -> bool:
-        """True if compiled code adds the adapters of a float32 model on a CPU."""
-        return load() is not None
+        """True if compiled code adds the adapters of a float32 model on a CPU. Invariant rows take one path in steps of
+        any size, which is layer by layer."""
+        return not self.invariant and load() is not None
 
     def of_layers(self) -> LayerAdapters:
         """The adapters of all layers for compiled code, which computes them in one call."""
-        return LayerAdapters(self.slots.of_layers, self.tokens, self.kept)
+        assert self.tokens.host is not None
+        assert self.kept.host is not None
+        return LayerAdapters(self.slots.of_layers, self.tokens.host, self.kept.host)
 
 
 def adapter_batch(
@@ -61,6 +64,13 @@ def adapter_batch(
     """
     tokens, of_kept = (grouped_rows(of - 1, slots.num_slots, to_device) for of in (of_tokens, of_tokens[kept]))
     return AdapterBatch(slots, tokens, of_kept, invariant)
+
+
+def graph_batch(slots: AdapterSlots, of_tokens: Tensor) -> AdapterBatch:
+    """As `adapter_batch`, of tokens that all have logits and whose slots lie on the device, int64 [tokens]. Biases and
+    heads of adapters are left out: see `AdapterSlots.goes_into_graphs`."""
+    rows = rows_on_device(of_tokens - 1, slots.num_slots)
+    return AdapterBatch(slots, rows, rows, invariant=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +94,7 @@ class HeadAdapters:
             scores: float32 [rows, vocab].
         """
         weights = self.slots.site(HEAD_LAYER, "head")
-        if not any(weights.ranks[group] for group, _ in self.rows.runs):
+        if self.rows.host is None or not any(weights.ranks[group] for group, _ in self.rows.host.runs):
             return
         found = scores
         if weights.by_kernels and normed.dtype != scores.dtype:

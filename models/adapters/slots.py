@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from troupellm.kernels.low_rank.weights import LowRankWeights
 from troupellm.models.adapters.adapter import Adapter
@@ -30,6 +32,8 @@ class AdapterSlots:
         """
         self.num_slots, self._find = num_slots, find
         self._filled: set[int] = set()
+        self._plain = np.ones(num_slots + 1, dtype=np.bool_)
+        """By number, whether a graph computes all of the slot's adapter."""
         self._sites = {
             (site.layer, site.name): LowRankWeights(
                 num_slots, max_rank, site.in_features, [part.width for part in site.parts], dtype, device
@@ -61,7 +65,14 @@ class AdapterSlots:
                 if found is not None:
                     weights.put(number - 1, part, found.down, found.up, found.bias)
         self._filled.add(number)
+        parts = [part for found in adapter.sites.values() for part in found if part is not None]
+        whole = (HEAD_LAYER, "head") not in adapter.sites and all(part.bias is None for part in parts)
+        self._plain[number] = whole
         return True
+
+    def goes_into_graphs(self, numbers: NDArray[np.int64]) -> bool:
+        """True if none of the slots' adapters has a bias or adapts the head, which no graph computes."""
+        return bool(self._plain[numbers].all())
 
     def holds(self, number: int) -> bool:
         """True if a row may use the slot; 0 is the base model."""

@@ -187,9 +187,10 @@ class GpuPlace:
         used = self._total - self.device.memory()[0] + drafter.weight_bytes  # which are read later
         activations = self._profile(budget, decoder, kv_dtype, reset_peak, peak) + drafter.activation_bytes
         activations += config.scheduler.max_num_seqs * drafter.row_bytes(decoder.dtype.itemsize)
-        activations += self._graph_bytes(decoder, kv_dtype, drafter) + budget.adapter_bytes
+        activations += self._graph_bytes(decoder, kv_dtype, drafter)
         activations += MOST_BLOCKS * block if config.offload.host_bytes else 0
         state = 4 * config.scheduler.max_num_seqs * (budget.max_model_len + budget.max_model_len // 8)
+        state += budget.adapter_bytes
         room = int(self._total * config.cache.gpu_memory_utilization) - used - activations - state - GRAPH_BYTES
         windows, span = cache_layout(model).windows, config.scheduler.max_num_batched_tokens
         longest = count_blocks(windows, budget.max_model_len, span, config.cache.block_size)

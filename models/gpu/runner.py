@@ -117,10 +117,13 @@ class CudaRunner:
 
     def _make_graphs(self, sizes: tuple[int, ...], codes: Tensor, clock: Callable[[], float]) -> DecodeGraphs:
         """The graphs of decode steps, or of the verification of drafts; arguments as of the runner."""
-        dispatcher, aux_hidden_states = Dispatcher(sizes), None
+        adapters = self.stages.adapters
+        with_adapters = adapters is not None and not self.decoder.batch_invariant
+        dispatcher, aux_hidden_states = Dispatcher(sizes, adapters=with_adapters), None
         if self.speculator is not None:
             aux_hidden_states = self.speculator.aux_hidden_states
-            dispatcher = Dispatcher(sizes, queries=(1, 1 + self.speculator.most), draws=False)
+            queries = (1, 1 + self.speculator.most)
+            dispatcher = Dispatcher(sizes, queries=queries, draws=False, adapters=with_adapters)
         return DecodeGraphs(
             self.device,
             dispatcher,
@@ -131,6 +134,7 @@ class CudaRunner:
             self.rows,
             codes,
             aux_hidden_states=aux_hidden_states,
+            adapters=adapters,
             clock=clock,
         )
 
@@ -258,7 +262,10 @@ class CudaRunner:
         uniform = bool(sampling.all()) and bool((spans.counts == 1).all())
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             uniform = False
-        batch = BatchDescriptor(int(spans.counts.sum()), spans.slots.size, uniform, adapters=self._adapted(spans))
+        adapted = self._adapted(spans)
+        batch = BatchDescriptor(
+            int(spans.counts.sum()), spans.slots.size, uniform and adapted is not None, bool(adapted)
+        )
         key = self.graphs.dispatcher.key(batch, kind)
         return None if key is None else self.graphs.prepare(key)  # prompts do not wait for a capture either
 
@@ -299,17 +306,25 @@ class CudaRunner:
         if self.rows.embeddings and self.stages.inputs(spans) is not None:
             return None
         longest, tokens = int(spans.counts.max()), int(spans.counts.sum())
-        uniform = bool((spans.counts == longest).all())
-        batch = BatchDescriptor(tokens, spans.slots.size, uniform, adapters=self._adapted(spans))
+        adapted = self._adapted(spans)
+        if adapted is None:
+            return None
+        batch = BatchDescriptor(tokens, spans.slots.size, bool((spans.counts == longest).all()), adapted)
         key = self.graphs.dispatcher.verifying(batch, longest, pads=self._pads)
         return None if key is None else self.graphs.prepare(key)
 
-    def _adapted(self, spans: Spans) -> bool:
-        """True if a row computes with an adapter. Batch-invariant rows take one path beside rows with adapters and
-        alone."""
-        if self.stages.adapters is not None and self.decoder.batch_invariant:
-            return True
-        return self.rows.adapted > 0 and bool(self.rows.adapters[spans.slots].any())
+    def _adapted(self, spans: Spans) -> bool | None:
+        """Whether a row computes with an adapter; None where no graph does so. Batch-invariant rows take one path,
+        beside rows with adapters and alone."""
+        adapters = self.stages.adapters
+        if adapters is not None and self.decoder.batch_invariant:
+            return None
+        if adapters is None or not self.rows.adapted:
+            return False
+        numbers = self.rows.adapters[spans.slots]
+        if not numbers.any():
+            return False
+        return True if adapters.goes_into_graphs(numbers) else None
 
     def _eager(self, step: Step) -> tuple[Tensor, Tensor]:
         """Compute any step, kernel by kernel.
@@ -364,10 +379,14 @@ class CudaRunner:
         self.stages.apply(plan)
         for new in plan.new_rows:
             if new.pooling is None:
-                self._columns.put(self.rows.slot(new.row), self.stages.sampler.options(new.row))
+                self._put_columns(new.row)
         for change in plan.changes:
             if change.sampling is not None:
-                self._columns.put(self.rows.slot(change.row), self.stages.sampler.options(change.row))
+                self._put_columns(change.row)
+
+    def _put_columns(self, row: int) -> None:
+        slot = self.rows.slot(row)
+        self._columns.put(slot, self.stages.sampler.options(row), int(self.rows.adapters[slot]))
 
 
 def _classified(decoder: RunnableDecoder, device: torch.device, vectors: Tensor) -> Tensor:

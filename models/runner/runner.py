@@ -52,7 +52,7 @@ class ModelRunner:
     | guides                             | masks are filled during the forward pass | chosen later, by `LateChoices`   |
     | plug-ins, thinking limits, phrases | as sampling options                      | at once, by `Sampler`            |
     | prompt log-probabilities, pooling  | read after each piece                    | at once, without a graph         |
-    | adapters                           | layer by layer                           | kernel by kernel                 |
+    | adapters                           | all layers in one call, then `Sampler`   | graphs of their own              |
     | a speculator, no row has drafts    | as without one                           | at once, as with drafts          |
     | drafts                             | `Verification`: a draw after each draft  | at once; a graph if they are few |
     """

@@ -9,7 +9,7 @@ from troupellm.kernels.low_rank import low_rank_add
 from troupellm.kernels.low_rank.cases import CASES, Case, Inputs, make_inputs
 from troupellm.kernels.low_rank.native import LayerAdapters, load, low_rank_native, takes_native
 from troupellm.kernels.low_rank.reference import low_rank_reference
-from troupellm.kernels.low_rank.weights import LowRankWeights, grouped_rows
+from troupellm.kernels.low_rank.weights import GroupedRows, HostRows, LowRankWeights, grouped_rows
 
 CPU = torch.device("cpu")
 
@@ -29,8 +29,17 @@ def expected(case: Case, made: Inputs) -> torch.Tensor:
     return out
 
 
+def host(rows: GroupedRows) -> HostRows:
+    assert rows.host is not None
+    return rows.host
+
+
+def by_reference(x, weights, rows, out, **more):
+    low_rank_reference(x, weights, host(rows), out, **more)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("function", [low_rank_add, low_rank_reference])
+@pytest.mark.parametrize("function", [low_rank_add, by_reference])
 def test_rows_get_the_products_of_their_groups(case, function):
     made = make_inputs(case, "cpu", 3)
     wanted = expected(case, made)
@@ -40,7 +49,7 @@ def test_rows_get_the_products_of_their_groups(case, function):
 
 def test_a_row_has_the_same_bits_beside_any_others():
     case = CASES[2]
-    for function in (low_rank_add, low_rank_reference):
+    for function in (low_rank_add, by_reference):
         whole, one = make_inputs(case, "cpu", 5), make_inputs(case, "cpu", 5)
         function(*whole, batch_invariant=True)
         rows = grouped_rows(np.array([2]), 3, torch.from_numpy)
@@ -65,16 +74,17 @@ def test_a_group_that_was_cleared_adds_nothing_and_can_be_written_again():
 
 @pytest.mark.skipif(load() is None, reason="there is no compiled code here")
 def test_the_binding_refuses_what_would_lead_out_of_memory():
-    x, weights, rows, out = make_inputs(CASES[2], "cpu", 1)
+    x, weights, grouped, out = make_inputs(CASES[2], "cpu", 1)
+    rows = host(grouped)
     assert takes_native(x, weights, out)
     with pytest.raises(RefusedCall, match="out must be"):
         low_rank_native(x, weights, rows, out[:, :-1])
     with pytest.raises(RefusedCall, match="x must be"):
         low_rank_native(x[:, :-1], weights, rows, out)
     with pytest.raises(RefusedCall, match="group 0 is 5"):
-        low_rank_native(x, weights, grouped_rows(np.array([5]), 6, torch.from_numpy), out)
+        low_rank_native(x, weights, host(grouped_rows(np.array([5]), 6, torch.from_numpy)), out)
     with pytest.raises(RefusedCall, match="row with a group 0 is 7"):
-        low_rank_native(x, weights, grouped_rows(np.array([-1] * 7 + [0]), 3, torch.from_numpy), out)
+        low_rank_native(x, weights, host(grouped_rows(np.array([-1] * 7 + [0]), 3, torch.from_numpy)), out)
     weights.ranks[0] = 17
     with pytest.raises(RefusedCall, match="ranks beyond 16"):
         low_rank_native(x, weights, rows, out)
