@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         CompletionOutput as CompletionOutput,
         RequestOutput as RequestOutput,
     )
+    from troupellm.actors.llm.lora_request import LoRARequest as LoRARequest
     from troupellm.actors.llm.pooling_outputs import (
         ClassificationOutput as ClassificationOutput,
         ClassificationRequestOutput as ClassificationRequestOutput,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from troupellm.protocol.config.engine import EngineConfig as EngineConfig, ServerConfig as ServerConfig
     from troupellm.protocol.config.speculation import SpeculativeConfig as SpeculativeConfig
     from troupellm.protocol.errors import (
+        AdapterError as AdapterError,
         ConfigError as ConfigError,
         Conflict as Conflict,
         ContextLengthExceeded as ContextLengthExceeded,
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
         WorkerCrashed as WorkerCrashed,
         WrongEventLoop as WrongEventLoop,
     )
+    from troupellm.protocol.messages.adapters import AdapterInfo as AdapterInfo
     from troupellm.protocol.messages.input import (
         ChatPrompt as ChatPrompt,
         TextPrompt as TextPrompt,
@@ -124,11 +127,13 @@ _HOMES = {
     "LLM": "actors.llm.llm",
     "RequestOutput": "actors.llm.llm",
     "CompletionOutput": "actors.llm.llm",
+    "LoRARequest": "actors.llm.lora_request",
     "EngineConfig": "protocol.config.engine",
     "ServerConfig": "protocol.config.engine",
     "TextPrompt": "protocol.messages.input",
     "TokensPrompt": "protocol.messages.input",
     "ChatPrompt": "protocol.messages.input",
+    "AdapterInfo": "protocol.messages.adapters",
     "EngineSnapshot": "protocol.messages.snapshot",
     "SamplingParams": "protocol.params.sampling",
     "GuideSpec": "protocol.params.guide",
@@ -152,6 +157,7 @@ _HOMES = {
     "WorkerCrashed": "protocol.errors",
     "GraphCaptureError": "protocol.errors",
     "RequestAborted": "protocol.errors",
+    "AdapterError": "protocol.errors",
     "ConfigError": "protocol.errors",
     "ModelNotFound": "protocol.errors",
     "Conflict": "protocol.errors",

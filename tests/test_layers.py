@@ -51,7 +51,7 @@ FLOORS = {
     ),
     "actors": (
         "runtime sequences",
-        "admission guide kv_cache metrics output worker",
+        "adapters admission guide kv_cache metrics output worker",
         "client input kv_offload",
         "scheduler",
         "engine",

@@ -13,6 +13,8 @@ from typing import Any, cast
 import anyio
 import msgspec
 
+from troupellm.actors.adapters.actor import AdapterSources
+from troupellm.actors.engine.adapter_sources import adapter_sources, load_modules
 from troupellm.actors.engine.system import EngineParts, System
 from troupellm.actors.guide.compiler import CompilerSettings, ProcessCompiler
 from troupellm.actors.metrics.exposition import Exposition
@@ -210,6 +212,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     machinery: Machinery
     system: System
     exposition: Exposition
+    adapters: AdapterSources | None = None
+    """None: no adapters are served."""
 
 
 async def start(
@@ -245,11 +249,12 @@ async def start(
         max_tokens=token_cap(config.model.override_generation_config),
         stream_interval=config.stream.stream_interval,
     )
+    adapters = adapter_sources(config.lora, ready, loaded.names, machinery.pool)
     parts = EngineParts(
         config=config, ready=ready, limits=limits, worker_host=loaded.worker_host, tokenizer=loaded.tokenizer,
         tables=loaded.tables, chat_template=loaded.chat_template, pool=machinery.pool,
         compiler=machinery.compiler(config, loaded),
-        clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint),
+        clock=clock, randomness=randomness, hash_key=prefix_hash_key(secret, ready.fingerprint), adapters=adapters,
     )  # fmt: skip
     system = System(parts)
     systems.append(system)
@@ -264,8 +269,17 @@ async def start(
         if system.failure is None:
             raise
         raise system.failure from None
+    if adapters is not None:
+        await load_modules(system, config.lora, adapters)
     exposition = Exposition(system.store, snapshot, _cache_config(config, ready))
-    return Running(loaded=loaded, limits=limits, machinery=machinery, system=system, exposition=exposition)
+    return Running(
+        loaded=loaded,
+        limits=limits,
+        machinery=machinery,
+        system=system,
+        exposition=exposition,
+        adapters=adapters,
+    )
 
 
 class _Shielded:

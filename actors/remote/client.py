@@ -28,6 +28,7 @@ from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
+from troupellm.protocol.messages.adapters import AdapterInfo, AdaptersServed
 from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
 from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.messages.snapshot import EngineSnapshot
@@ -181,6 +182,18 @@ class RemoteEngine(ClientApi):
         """
         return await self._queries.metrics(compat=compat)
 
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        """See `Engine.list_adapters`."""
+        if not self.config.lora.enabled:
+            return ()
+        body = await self._queries.administer("list_adapters", b"{}")
+        return msgspec.json.decode(body, type=AdaptersServed).adapters
+
+    async def find_adapter(self, name: str) -> AdapterInfo:
+        """See `Engine.find_adapter`."""
+        body = await self._queries.administer("find_adapter", msgspec.json.encode({"lora_name": name}))
+        return msgspec.json.decode(body, type=AdapterInfo)
+
     async def administer(self, action: str, arguments: bytes) -> bytes:
         """Run an admin route's action in the engine's process.
 
@@ -328,6 +341,7 @@ class RemoteEngine(ClientApi):
                     segment=prompt.segment,
                     leases=prompt.leases,
                     hints=submission.hints,
+                    adapter=submission.adapter,
                 )
             )
         except BaseException as error:

@@ -134,6 +134,7 @@ class Request:
     """The state that a request's sequences share."""
 
     __slots__ = (
+        "adapter",
         "arrival",
         "cached_sources",
         "cached_tokens",
@@ -177,6 +178,7 @@ class Request:
         self.owner = ""
         """As `NewRow.tenant`."""
         self.lease_owner, self.session, self.leases = message.tenant, message.session, message.leases
+        self.adapter = message.adapter
         self.streaming = message.streaming
         self.arrival = message.arrival
         self.max_tokens = message.max_tokens

@@ -92,12 +92,17 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(map(_read, self.lora_modules))
 
 
+def is_adapter_name(name: str) -> bool:
+    """Whether a name has the right characters, and names a folder below another one."""
+    return ADAPTER_NAME.fullmatch(name) is not None and not {"", ".", ".."} & set(name.split("/"))
+
+
 def check_adapter_name(name: str, param: str) -> None:
     """
     Raises:
         ConfigError: the name has other characters, or is too long.
     """
-    if not ADAPTER_NAME.fullmatch(name) or ".." in name.split("/"):
+    if not is_adapter_name(name):
         raise ConfigError(
             f"{param}: {name[:64]!r} is no name of an adapter; use 1 to 128 letters, digits, '.', '_', '-' and '/'",
             param=param,

@@ -11,6 +11,39 @@ PREPARE_SECONDS = 120.0
 """An adapter that the worker has not prepared by then is given up."""
 
 
+class AdapterRef(msgspec.Struct, frozen=True):
+    """The adapter of a request, as it was when the request came."""
+
+    name: str
+    digest: str
+    """SHA-256 of weights and configuration, in hex."""
+    folder: str
+    """Where the worker reads it."""
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that requests may name."""
+
+    name: str
+    digest: str
+    folder: str
+    parent: str
+    """The name of the model that it belongs to."""
+    rank: int
+    num_bytes: int
+    """Of its weights, as they are stored."""
+
+    @property
+    def ref(self) -> AdapterRef:
+        return AdapterRef(self.name, self.digest, self.folder)
+
+
+class AdaptersServed(msgspec.Struct, frozen=True):
+    """All that requests may name, by name."""
+
+    adapters: tuple[AdapterInfo, ...]
+
+
 class AdapterPreparation(msgspec.Struct, frozen=True, kw_only=True):
     """How the preparation of an adapter by the worker ended."""
 

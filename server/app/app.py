@@ -37,7 +37,7 @@ from troupellm.protocol.errors import ConfigError
 from troupellm.server.access.auth import Gate, admin_keys, as_keys
 from troupellm.server.access.host_and_origin import Guard, mounted_guard
 from troupellm.server.access.keys import read_keys, require_limits
-from troupellm.server.admin import probes, routes as admin_routes
+from troupellm.server.admin import adapters as adapter_routes, probes, routes as admin_routes
 from troupellm.server.app import invocations
 from troupellm.server.app.lifespan import run_lifespan
 from troupellm.server.base.body import most_bytes, read_body
@@ -180,6 +180,7 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
         *batch_routes.routes(host, prefix),
         *kv_sessions.routes(host, prefix),
         *admin_routes.routes(host, prefix),
+        *adapter_routes.routes(host, prefix),
     ]  # fmt: skip
 
 

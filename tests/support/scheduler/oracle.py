@@ -54,6 +54,7 @@ def ready(
     groups: int = 1,
     windows: tuple[int | None, ...] = (),
     most_drafts: int = 0,
+    max_loras: int = 0,
 ) -> WorkerReady:
     """
     Args:
@@ -77,6 +78,7 @@ def ready(
         memory_free_bytes=0,
         load_seconds=0.0,
         most_drafts=most_drafts,
+        max_loras=max_loras,
     )
 
 
