@@ -325,7 +325,7 @@ class AdapterLibrary:
                 _refuse(asker, EngineStopped(_ENDED, code="engine_restarting"))
         for message in self._adding:
             message.done(EngineStopped(_ENDED, code="engine_restarting"))
-        for digest in self._serving:
+        for digest in self._serving | self._preparing.keys():
             late = AdapterPreparation(outcome="late", error=_ENDED)
             self._scheduler.control(AdapterLoaded(digest, self._engine_epoch(), late))
 

@@ -160,6 +160,8 @@ class AdapterGate:
             self._loaded.move_to_end(digest)
             self._make_room(0)
             return
+        if preparation.outcome == "late" and digest not in self._loaded:
+            self._asks.append(DropAdapter(digest))  # it may be read after all
         for request in {s.request.number: s.request for s in self.held if _adapter(s).digest == digest}.values():
             error: TroupeError = AdapterError(preparation.error)
             if preparation.outcome == "late":

@@ -144,9 +144,9 @@ class SchedulerCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `plan` is due though nothing happens: a waiting request may have to be dropped, or an adapter has waited
-        long enough. On the clock of `plan`."""
-        review = None if self.adapters is None else self.adapters.next_review
+        """When `plan` is due though nothing happens: a request may be too late, or an adapter has waited long enough."""
+        waits = len(self._in_flight) or self._replay.reason is not None or self.pause_control.halted
+        review = None if self.adapters is None or waits else self.adapters.next_review
         return min((time for time in (self._deadlines.next, review) if time is not None), default=None)
 
     def submit(self, message: SubmitRequest) -> None:

@@ -211,6 +211,11 @@ class Request:
         self.reason: FinishReason | None = None
         """Of the sequence that ended last."""
 
+    @property
+    def adapter_name(self) -> str:
+        """Empty: the model itself."""
+        return "" if self.adapter is None else self.adapter.name
+
 
 class Sequence:
     """One row. Attributes are public to this package; only `handle` changes the state."""

@@ -20,7 +20,7 @@ def worker_ready(scenario: Scenario, language: Language) -> WorkerReady:
         groups=tuple(CacheGroup(num_layers=1, sliding_window=window) for window in pressure.windows),
         dtype="float32", device="cpu", architecture="Oracle",
         num_parameters=0, weight_bytes=0, kv_cache_bytes=0, activation_bytes=0, memory_free_bytes=0, load_seconds=0.0,
-        most_drafts=pressure.drafts, host_slots=pressure.host_slots,
+        max_loras=pressure.loras, most_drafts=pressure.drafts, host_slots=pressure.host_slots,
         tiers=tuple(
             TierInfo(name=name, failure_policy="fail" if name == FAILING_TIER else "recompute")
             for name in pressure.outer
