@@ -144,7 +144,7 @@ class SchedulerCore:
 
     @property
     def next_deadline(self) -> float | None:
-        """When `plan` is due though nothing happens: a request may be too late, or an adapter has waited long enough."""
+        """When `plan` is due though nothing happens: a request may be late, or an adapter has waited long enough."""
         waits = len(self._in_flight) or self._replay.reason is not None or self.pause_control.halted
         review = None if self.adapters is None or waits else self.adapters.next_review
         return min((time for time in (self._deadlines.next, review) if time is not None), default=None)
