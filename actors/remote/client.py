@@ -20,15 +20,15 @@ from troupellm.actors.input.actor import has_short_lists, is_short, letters_of
 from troupellm.actors.input.long_texts import LONG_LETTERS, LongTexts
 from troupellm.actors.input.prepare import Preparer
 from troupellm.actors.output.outbox import LocalOutbox
+from troupellm.actors.remote.open_request import NoSlot, OpenRequest
 from troupellm.actors.remote.queries import Queries
 from troupellm.actors.runtime.ports import Clock, Randomness, Threads
-from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.models.chat_parsers.served_parser import ChatFormat
 from troupellm.models.chat_template.template import ChatTemplate
 from troupellm.models.tokenizer.tokenizer import Tokenizer
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import EngineStopped, InvalidRequest, RequestAborted, RequestFailed, TroupeError
-from troupellm.protocol.messages.adapters import AdapterInfo, AdaptersServed
+from troupellm.protocol.messages.adapters import AdapterInfo
 from troupellm.protocol.messages.input import EmbedsPrompt, Submission, TextPrompt, TokensPrompt
 from troupellm.protocol.messages.scheduler import AbortRequest, ReaderPaused, ReaderResumed, SchedulerControl
 from troupellm.protocol.messages.snapshot import EngineSnapshot
@@ -58,28 +58,6 @@ SILENT_SECONDS = 5.0
 """After so long without a word the engine's process counts as stuck."""
 
 Answer = Admitted | Ended | Chunks | MetricsText | AdminAnswer | ChargeAnswer | Status
-
-
-class _NoSlot:
-    """The place is taken up in the engine's process."""
-
-    def tokenized(self, tokens: int) -> None: ...
-
-    def scheduled(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-
-class _Request:
-    __slots__ = ("admitted", "answered", "invalid", "outbox", "prompt")
-
-    def __init__(self, outbox: LocalOutbox) -> None:
-        self.outbox = outbox
-        self.prompt: tuple[int, ...] = ()
-        self.admitted = False
-        self.invalid = False
-        self.answered: Waiter = new_waiter()
-        """Woken once it is clear whether it gets a place."""
 
 
 class RemoteEngine(ClientApi):
@@ -120,7 +98,7 @@ class RemoteEngine(ClientApi):
             Preparer(tokenizer, template, serving.limits, serving.ready, iter(())) for template in templates
         )
         self._numbers = count(1)
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, OpenRequest] = {}
         self._queries = Queries(post)
         self._lost = False
 
@@ -183,16 +161,10 @@ class RemoteEngine(ClientApi):
         return await self._queries.metrics(compat=compat)
 
     async def list_adapters(self) -> tuple[AdapterInfo, ...]:
-        """See `Engine.list_adapters`."""
-        if not self.config.lora.enabled:
-            return ()
-        body = await self._queries.administer("list_adapters", b"{}")
-        return msgspec.json.decode(body, type=AdaptersServed).adapters
+        return await self._queries.list_adapters() if self.config.lora.enabled else ()
 
     async def find_adapter(self, name: str) -> AdapterInfo:
-        """See `Engine.find_adapter`."""
-        body = await self._queries.administer("find_adapter", msgspec.json.encode({"lora_name": name}))
-        return msgspec.json.decode(body, type=AdapterInfo)
+        return await self._queries.find_adapter(name)
 
     async def administer(self, action: str, arguments: bytes) -> bytes:
         """Run an admin route's action in the engine's process.
@@ -357,18 +329,18 @@ class RemoteEngine(ClientApi):
             return EngineStopped("the engine has failed", code="engine_failed")
         return EngineStopped(f"the engine is {self.state}", code=self.state)
 
-    def _new_request(self, *, streaming: bool) -> _Request:
+    def _new_request(self, *, streaming: bool) -> OpenRequest:
         number = next(self._numbers)
         outbox = LocalOutbox(
             number,
             arrival=self._clock.now(),
-            slot=_NoSlot(),
+            slot=NoSlot(),
             clock=self._clock,
             budget=api_process_budget(self.config.stream) if streaming else None,
             to_scheduler=self._control,
             on_terminal=self._forget,
         )
-        request = self._requests[number] = _Request(outbox)
+        request = self._requests[number] = OpenRequest(outbox)
         return request
 
     def _forget(self, number: int) -> None:

@@ -20,6 +20,7 @@ from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.plans import PlansInFlight
 from troupellm.actors.scheduler.running_set import RunningSet
 from troupellm.actors.sequences.sequence import Request, Sequence, State
+from troupellm.protocol.config.lora import LoraConfig
 from troupellm.protocol.errors import AdapterError, EngineStopped, TroupeError
 from troupellm.protocol.messages.adapter_library import AdapterAsk, DropAdapter, ServeAdapter
 from troupellm.protocol.messages.adapters import AdapterRef
@@ -247,6 +248,19 @@ class AdapterGate:
     def _turn(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
         """Smaller is served first, as in the waiting queue."""
         return self._fair_share.served(sequence.request.tenant), sequence.arrival_key
+
+
+def make_adapter_gate(
+    config: LoraConfig | None,
+    running_set: RunningSet,
+    plans_in_flight: PlansInFlight,
+    fair_share: FairShare,
+    end_request: EndRequest,
+) -> AdapterGate | None:
+    """None where the worker has no slots."""
+    if config is None or not running_set.adapter_slots.size:
+        return None
+    return AdapterGate(running_set, plans_in_flight, fair_share, end_request, config.host_adapters)
 
 
 def _adapter(sequence: Sequence) -> AdapterRef:

@@ -10,7 +10,7 @@ import msgspec
 
 from troupellm.actors.kv_cache.block_tables import BlockTables
 from troupellm.actors.kv_cache.events import KVEventLog
-from troupellm.actors.scheduler.adapter_gate import AdapterGate
+from troupellm.actors.scheduler.adapter_gate import make_adapter_gate
 from troupellm.actors.scheduler.adapter_slots import AdapterSlots
 from troupellm.actors.scheduler.fair_share import FairShare
 from troupellm.actors.scheduler.guide_gate import GuideGate
@@ -86,7 +86,7 @@ class SchedulerCore:
         self._waiting = WaitingQueue(fair_share)
         budget = self._prefill_budget = PrefillBudget(config, ready)
         self._in_flight = PlansInFlight(config.plans_in_flight)
-        slots = AdapterSlots(ready.max_loras if lora is not None and lora.enabled else 0)
+        slots = AdapterSlots(0 if lora is None else min(ready.max_loras, lora.num_slots))
         self._running_set = RunningSet(self._tables, self._waiting, self._in_flight, fair_share, slots)
         self._offload = self._tables.tiers = make_offload(
             offload, ready, self._tables, self._running_set, self._waiting, budget.seconds_per_token, kv_events
@@ -111,11 +111,9 @@ class SchedulerCore:
         )
         self._planner.speculative_rows = make_speculative_rows(speculative, ready, config, self._tables)
         self.guides = self._planner.guides = GuideGate(self._running_set, self._open) if builds_guides else None
-        self.adapters: AdapterGate | None = None
-        if lora is not None and slots.size:
-            self.adapters = self._planner.adapters = AdapterGate(
-                self._running_set, self._in_flight, fair_share, self._open.end_request, lora.host_adapters
-            )
+        self.adapters = self._planner.adapters = make_adapter_gate(
+            lora, self._running_set, self._in_flight, fair_share, self._open.end_request
+        )
         self._replay = Replay(
             self._open,
             self._running_set,

@@ -83,6 +83,11 @@ class LoraConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.lora_dir
 
     @property
+    def num_slots(self) -> int:
+        """Adapters that one step may use; 0 where none are served."""
+        return self.max_loras if self.enable_lora else 0
+
+    @property
     def host_adapters(self) -> int:
         """How many adapters host memory holds in the end."""
         return self.max_cpu_loras or _CPU_FACTOR * self.max_loras
