@@ -4,7 +4,7 @@ Owns:      names that are being looked for, with the requests that wait for them
 Receives:  PrepareRequest of requests that name an adapter, AddAdapter, RemoveAdapter, FindAdapter; on the control lane
            AbortRequest, and the scheduler's ServeAdapter and DropAdapter.
 Sends:     PrepareRequest to the input processor, with the digest of the adapter; a refusal to the request's outbox.
-           AdapterLoaded on the scheduler's control lane.
+           WantAdapter and AdapterLoaded on the scheduler's control lane.
 On crash:  restarted with the same registry; each request and call that waited is answered, each ServeAdapter too.
 """
 
@@ -21,6 +21,7 @@ from troupellm.actors.adapters.registry import AdapterRegistry
 from troupellm.actors.adapters.resolvers import LoraResolver
 from troupellm.actors.runtime.mailbox import Mailbox, MailboxClosed
 from troupellm.actors.runtime.ports import Clock, Threads
+from troupellm.actors.runtime.waiter import Waiter, new_waiter
 from troupellm.protocol.errors import (
     AdapterError,
     EngineOverloaded,
@@ -39,9 +40,15 @@ from troupellm.protocol.messages.adapter_library import (
     RemoveAdapter,
     ServeAdapter,
 )
-from troupellm.protocol.messages.adapters import AdapterInfo, AdapterPreparation
+from troupellm.protocol.messages.adapters import ADAPTERS_LATE, PREPARE_SECONDS, AdapterInfo, AdapterPreparation
 from troupellm.protocol.messages.input import IntakeMessage, PrepareRequest
-from troupellm.protocol.messages.scheduler import AbortRequest, AdapterLoaded, SchedulerControl, SchedulerMessage
+from troupellm.protocol.messages.scheduler import (
+    AbortRequest,
+    AdapterLoaded,
+    SchedulerControl,
+    SchedulerMessage,
+    WantAdapter,
+)
 
 logger = logging.getLogger("troupellm.engine")
 
@@ -79,25 +86,33 @@ class AdapterSources(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Turn:
-    """Of those who load one name, or read one digest: one at a time."""
+    """Of the calls that load one name: one at a time."""
 
-    __slots__ = ("dropped", "lock", "num_users")
+    __slots__ = ("lock", "num_users")
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
         self.num_users = 0
-        self.dropped = False
-        """The scheduler had the digest dropped meanwhile."""
+
+
+class _Preparing:
+    """A call that waits for the worker to read an adapter."""
+
+    __slots__ = ("outcome", "waiter")
+
+    def __init__(self) -> None:
+        self.waiter: Waiter = new_waiter()
+        self.outcome = ADAPTERS_LATE
 
 
 @asynccontextmanager
-async def _turn(table: dict[str, _Turn], key: str) -> AsyncIterator[_Turn]:
+async def _turn(table: dict[str, _Turn], key: str) -> AsyncIterator[None]:
     """Wait for one's turn. A key that is not in use is not in the table."""
     turn = table.setdefault(key, _Turn())
     turn.num_users += 1
     try:
         async with turn.lock:
-            yield turn
+            yield
     finally:
         turn.num_users -= 1
         if not turn.num_users:
@@ -142,7 +157,8 @@ class AdapterLibrary:
         """Names that are being loaded."""
         self._serving: set[str] = set()
         """Digests that the scheduler has asked for."""
-        self._preparing: dict[str, _Turn] = {}
+        self._wanted: dict[str, list[_Preparing]] = {}
+        """By digest, the calls that wait for the worker to read it."""
         self._loads = anyio.CapacityLimiter(PARALLEL_LOADS)
 
     @property
@@ -180,8 +196,6 @@ class AdapterLibrary:
                 self._serving.add(message.digest)
                 start(self._serve, message)
             case DropAdapter(digest=digest):
-                if digest in self._preparing:
-                    self._preparing[digest].dropped = True
                 self._release(digest)
             case _:
                 assert_never(message)
@@ -268,7 +282,7 @@ class AdapterLibrary:
             async with _turn(self._names, message.name):
                 self._registry.check(message.name, replace=message.replace)
                 info = await self._inspected(message.name, message.folder, message.parent)
-                preparation = await self._prepared(info.digest, info.folder)
+                preparation = await self._read_by_worker(info)
                 if preparation.outcome == "refused":
                     raise AdapterError(preparation.error)
                 if preparation.outcome == "late":
@@ -281,21 +295,26 @@ class AdapterLibrary:
         self._adding.remove(message)
         message.done(answer)
 
-    async def _serve(self, ask: ServeAdapter) -> None:
-        await self._prepared(ask.digest, ask.folder)
-        self._serving.discard(ask.digest)
+    async def _read_by_worker(self, info: AdapterInfo) -> AdapterPreparation:
+        """Have the worker read an adapter when the scheduler has made room for it."""
+        preparing = _Preparing()
+        waiting = self._wanted.setdefault(info.digest, [])
+        waiting.append(preparing)
+        self._scheduler.control(WantAdapter(info.digest, info.folder))
+        if not await preparing.waiter.wait(PREPARE_SECONDS):
+            waiting.remove(preparing)
+        return preparing.outcome
 
-    async def _prepared(self, digest: str, folder: str) -> AdapterPreparation:
-        """Have the worker read an adapter, and tell the scheduler. Again where it was dropped meanwhile."""
-        async with _turn(self._preparing, digest) as turn, self._loads:
-            while True:
-                turn.dropped = False
-                epoch = self._engine_epoch()
-                preparation = await self._prepare(digest, folder)
-                if not turn.dropped:
-                    break
-        self._scheduler.control(AdapterLoaded(digest, epoch, preparation))
-        return preparation
+    async def _serve(self, ask: ServeAdapter) -> None:
+        """Have the worker read an adapter, and tell all who wait for that."""
+        async with self._loads:
+            epoch = self._engine_epoch()
+            preparation = await self._prepare(ask.digest, ask.folder)
+        self._serving.discard(ask.digest)
+        self._scheduler.control(AdapterLoaded(ask.digest, epoch, preparation))
+        for preparing in self._wanted.pop(ask.digest, ()):
+            preparing.outcome = preparation
+            preparing.waiter.wake()
 
     async def _pass_on(self, asker: PrepareRequest | FindAdapter, info: AdapterInfo) -> None:
         if isinstance(asker, FindAdapter):
@@ -325,7 +344,7 @@ class AdapterLibrary:
                 _refuse(asker, EngineStopped(_ENDED, code="engine_restarting"))
         for message in self._adding:
             message.done(EngineStopped(_ENDED, code="engine_restarting"))
-        for digest in self._serving | self._preparing.keys():
+        for digest in self._serving:
             late = AdapterPreparation(outcome="late", error=_ENDED)
             self._scheduler.control(AdapterLoaded(digest, self._engine_epoch(), late))
 

@@ -38,6 +38,7 @@ from troupellm.protocol.messages.scheduler import (
     StepFinished,
     StopStringMet,
     SubmitRequest,
+    WantAdapter,
     WorkerAsleep,
     WorkerLost,
     WorkerRestarted,
@@ -140,6 +141,9 @@ class Scheduler:
                 self._core.guide_built(message)
             case AdapterLoaded():
                 self._core.adapter_loaded(message)
+            case WantAdapter(digest=digest, folder=folder):
+                if self._core.adapters is not None:
+                    self._core.adapters.want(digest, folder)
             case KeepTurn() | PrefetchSession() | DropSession():
                 self._core.leases.handle(message)
             case _:

@@ -63,6 +63,8 @@ class AdapterGate:
         """Digests in the worker's host memory, the least recently used first, and the newest plan that copies each."""
         self._loading: set[str] = set()
         """Digests that the library was asked for."""
+        self._wanted: dict[str, str] = {}
+        """Folders by digest, of adapters that are to be read though no sequence waits for them."""
         self._asks: list[AdapterAsk] = []
         self._dirty = False
         """Something has changed that waiting sequences may have waited for."""
@@ -114,6 +116,11 @@ class AdapterGate:
         self._next_review = min(self._next_review, self.slots.now + REVIEW_SECONDS)
         self._load(_adapter(sequence))
 
+    def want(self, digest: str, folder: str) -> None:
+        """Have an adapter read, as soon as there is room for it."""
+        self._wanted[digest] = folder
+        self._load_wanted()
+
     def review(self, now: float, *, all_at_once: bool) -> None:
         """Before a plan is drawn up: those that may have a slot now go back to the waiting queue.
 
@@ -122,6 +129,7 @@ class AdapterGate:
         """
         slots = self.slots
         slots.now = now
+        self._load_wanted()
         if not self._held:
             self._next_review = math.inf
             return
@@ -151,6 +159,7 @@ class AdapterGate:
     def answer(self, loaded: AdapterLoaded) -> None:
         """The worker has read an adapter, or cannot: then the requests that wait for it end."""
         digest, preparation = loaded.digest, loaded.preparation
+        self._wanted.pop(digest, None)
         if preparation.outcome == "gone":  # the next worker is asked again
             return
         self._loading.discard(digest)
@@ -159,7 +168,6 @@ class AdapterGate:
             self.num_loads += 1
             self._loaded.setdefault(digest, _NO_STEP)
             self._loaded.move_to_end(digest)
-            self._make_room(0)
             return
         if preparation.outcome == "late" and digest not in self._loaded:
             self._asks.append(DropAdapter(digest))  # it may be read after all
@@ -190,16 +198,23 @@ class AdapterGate:
         self._dirty = True
 
     def assert_invariants(self) -> None:
-        assert len(self._loading) <= self._host_adapters, "the worker is asked for more adapters than it holds"
+        expected = len(self._loaded.keys() | self._loading)
+        assert expected <= self._host_adapters, "the worker is asked for more adapters than it holds"
         for change in self.slots.changes.values():
             assert change in self._loaded, "a slot is to get an adapter that the worker does not have"
 
     def _load(self, adapter: AdapterRef) -> None:
         """Ask for an adapter that the worker does not have, if there is room for it."""
         digest = adapter.digest
-        if not self._has(digest) and digest not in self._loading and self._make_room(1):
+        if not self._has(digest) and digest not in self._loading and self._make_room():
             self._loading.add(digest)
             self._asks.append(ServeAdapter(digest, adapter.folder))
+
+    def _load_wanted(self) -> None:
+        for digest, folder in self._wanted.items():
+            if digest not in self._loading and (digest in self._loaded or self._make_room()):
+                self._loading.add(digest)
+                self._asks.append(ServeAdapter(digest, folder))
 
     def _has(self, digest: str) -> bool:
         """Whether the worker has an adapter, in host memory or in a slot."""
@@ -211,15 +226,16 @@ class AdapterGate:
             self._running_set.let_go(sequence)
         self._let_go += group
 
-    def _make_room(self, wanted: int) -> bool:
-        """Drop adapters from host memory that no sequence waits for and that no plan copies any more; False if that
-        does not suffice."""
-        excess = len(self._loaded) + len(self._loading) + wanted - self._host_adapters
+    def _make_room(self) -> bool:
+        """Make room for one more adapter: drop those from host memory that no sequence waits for and that no plan
+        copies any more. False if that does not suffice."""
+        excess = len(self._loaded.keys() | self._loading) + 1 - self._host_adapters
         if excess <= 0:
             return True
         self._let_go = [sequence for sequence in self._let_go if sequence.state in _ABOUT_TO_START]
         kept = {_adapter(sequence).digest for sequence in (*self.held, *self._let_go)}
         kept.update(self.slots.changes.values())
+        kept.update(self._wanted)
         last_returned = self._in_flight.last_returned
         droppable = [digest for digest, step in self._loaded.items() if step <= last_returned and digest not in kept]
         for digest in droppable[:excess]:

@@ -173,6 +173,14 @@ class GuideBuilt(msgspec.Struct, frozen=True):
     outcome: BuildOutcome
 
 
+class WantAdapter(msgspec.Struct, frozen=True):
+    """From the adapter library: have the worker read an adapter that no request needs yet, when there is room for it.
+    Answered by `ServeAdapter`."""
+
+    digest: str
+    folder: str
+
+
 class AdapterLoaded(msgspec.Struct, frozen=True):
     """From the adapter library: the worker has read an adapter, or cannot."""
 
@@ -197,6 +205,7 @@ SchedulerControl = (
     | WorkerRestarted
     | GuideBuilt
     | AdapterLoaded
+    | WantAdapter
     | KeepTurn
     | PrefetchSession
     | DropSession

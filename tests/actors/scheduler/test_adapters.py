@@ -221,12 +221,36 @@ def test_one_slot_and_one_place_in_host_memory_serve_many_adapters() -> None:
     harness.assert_idle()
 
 
-def test_an_adapter_that_was_loaded_on_its_own_pushes_the_oldest_out() -> None:
+def test_an_adapter_that_no_request_needs_yet_takes_the_place_of_the_oldest() -> None:
     harness = AdapterHarness(max_loras=1, max_cpu_loras=1)
     harness.ask(1, "a")
     harness.run()
-    harness.answer(ServeAdapter(adapter("b").digest, ""))
-    assert harness.take_asks() == [DropAdapter(adapter("a").digest)]
+    gate = harness.core.adapters
+    assert gate is not None
+    for _ in range(2):  # the second one is there: the worker says so at once
+        gate.want(adapter("b").digest, "/b")
+        asks = harness.take_asks()
+        assert asks[-1] == ServeAdapter(adapter("b").digest, "/b")
+        assert asks[:-1] in ([], [DropAdapter(adapter("a").digest)])
+        for asked in asks:
+            harness.answer(asked)
+    assert harness.most_host == 1
+
+
+def test_an_adapter_that_no_request_needs_waits_for_those_that_requests_need() -> None:
+    harness = AdapterHarness(max_loras=1, max_cpu_loras=1)
+    harness.ask(1, "a")
+    harness.step()
+    harness.ask(2, "b")
+    harness.step()
+    gate = harness.core.adapters
+    assert gate is not None
+    gate.want(adapter("c").digest, "/c")
+    assert harness.take_asks() == []
+    harness.run()
+    assert set(harness.reader.closed) == {1, 2}
+    assert ServeAdapter(adapter("c").digest, "/c") in harness.asks
+    assert harness.most_host == 1
 
 
 def test_requests_that_end_while_they_wait_leave_nothing() -> None:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 ADAPTED_SHARE = 0.3
 _NAMES = ("a", "b", "c", "d")
-_UNDER_WAY = 3
-"""Adapters in host memory beyond what it may hold: two are read at once for callers, and one answer is on its way."""
 
 
 def draw_adapted(seed: int) -> Scenario:
@@ -79,7 +77,7 @@ class SimAdapters:
         if digest != _digest(folder):
             self._report(f"the worker is to read {digest} from {folder}")
         self._host.add(digest)
-        if self.most_host and len(self._host) > self.most_host + _UNDER_WAY:
+        if self.most_host and len(self._host) > self.most_host:
             self._report(f"host memory holds {len(self._host)} adapters, {self.most_host} are allowed")
         return AdapterPreparation(outcome="prepared", num_bytes=1)
 
