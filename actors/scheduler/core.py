@@ -325,9 +325,11 @@ class SchedulerCore:
         pool = self._tables.pool
         running_set = self._running_set
         running, paused = len(running_set.running), len(running_set.paused) + len(running_set.held)
-        paused -= self._planner.num_held
+        held = self._planner.num_held
+        paused -= held
         return SchedulerSnapshot(
             waiting=max(0, len(self._open.sequences) - running - paused - len(running_set.ending)),
+            held=held,
             running=running,
             paused=paused,
             waiting_tokens=self._waiting.num_tokens,

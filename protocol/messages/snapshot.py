@@ -141,6 +141,8 @@ class AdapterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchedulerSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
+    held: int = 0
+    """Of those that wait, the ones that wait for nothing but their guide or adapter."""
     running: int = 0
     paused: int = 0
     waiting_tokens: int = 0
