@@ -253,6 +253,19 @@ def test_an_adapter_that_no_request_needs_waits_for_those_that_requests_need() -
     assert harness.most_host == 1
 
 
+def test_fifty_adapters_that_come_in_turns_wait_alike_for_four_slots() -> None:
+    harness = AdapterHarness(max_loras=4, settings=ready(num_blocks=400, max_loras=4), max_num_seqs=32)
+    arrivals: dict[int, float] = {}
+    for request in range(1, 501):
+        arrivals[request] = harness.now
+        harness.ask(request, f"lora-{request % 50}")
+        harness.step()
+    harness.run(most=5000)
+    waits = [harness.reader.closed[request].scheduled - arrival for request, arrival in arrivals.items()]
+    assert max(waits) <= 3 * sum(waits) / len(waits)
+    harness.assert_idle()
+
+
 def test_requests_that_end_while_they_wait_leave_nothing() -> None:
     harness = AdapterHarness(max_loras=1)
     harness.ask(1, "a")
