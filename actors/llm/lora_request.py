@@ -44,11 +44,13 @@ def lora_requests(given: object, count: int) -> list[LoRARequest | None]:
     each = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given] * count
     if len(each) != count:
         raise InvalidRequest(f"{count} prompts need as many lora_request, got {len(each)}", param="lora_request")
+    found: list[LoRARequest | None] = []
     for request in each:
         if request is not None and not isinstance(request, LoRARequest):
             kind = type(request).__name__
             raise InvalidRequest(f"lora_request must be a LoRARequest, got {kind}", param="lora_request")
-    return each
+        found.append(request)
+    return found
 
 
 async def serve(engine: Engine, request: LoRARequest) -> str:

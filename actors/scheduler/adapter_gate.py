@@ -160,9 +160,9 @@ class AdapterGate:
         """The worker has read an adapter, or cannot: then the requests that wait for it end."""
         digest, preparation = loaded.digest, loaded.preparation
         self._wanted.pop(digest, None)
-        if preparation.outcome == "gone":  # the next worker is asked again
-            return
         self._loading.discard(digest)
+        if preparation.outcome == "gone":  # asked again after a while, until there is a worker
+            return
         self._dirty = True
         if preparation.outcome == "prepared":
             self.num_loads += 1
@@ -224,7 +224,7 @@ class AdapterGate:
         for sequence in group:
             del self._held[sequence.row]
             self._running_set.let_go(sequence)
-        self._let_go += group
+        self._let_go = [sequence for sequence in (*self._let_go, *group) if sequence.state in _ABOUT_TO_START]
 
     def _make_room(self) -> bool:
         """Make room for one more adapter: drop those from host memory that no sequence waits for and that no plan

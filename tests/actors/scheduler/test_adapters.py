@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from troupellm.actors.scheduler.adapter_gate import PATIENCE_SECONDS
+from troupellm.actors.scheduler.adapter_gate import PATIENCE_SECONDS, REVIEW_SECONDS
 from troupellm.protocol.errors import AdapterError, EngineStopped
 from troupellm.protocol.messages.adapter_library import DropAdapter, ServeAdapter
 from troupellm.protocol.messages.adapters import AdapterPreparation
+from troupellm.protocol.messages.scheduler import WorkerLost
 from troupellm.tests.support.scheduler.adapter_requests import PROMPT, AdapterHarness, adapter
 from troupellm.tests.support.scheduler.oracle import ready, stream_of
 
@@ -184,19 +185,38 @@ def test_an_adapter_that_cannot_be_read_ends_its_requests_alone(outcome: str, er
     harness.assert_idle()
 
 
-def test_a_worker_that_is_gone_is_not_asked_again_but_the_next_one_is() -> None:
+def test_a_worker_that_is_gone_is_asked_again_after_a_while() -> None:
     harness = AdapterHarness()
     harness.answers = False
     harness.ask(1, "a")
     harness.step()
     (asked,) = harness.take_asks()
     harness.answer(asked, AdapterPreparation(outcome="gone"))
-    harness.step()
+    harness.core.plan(harness.now)
     assert harness.take_asks() == []
-    harness.lose(fault=False)
-    harness.answers = True
+    assert harness.core.next_deadline == harness.now + REVIEW_SECONDS
+    harness.step()
+    assert harness.take_asks() == [asked]
+    harness.answer(asked)
     harness.run()
     assert harness.reader.streams[100] == WHOLE
+
+
+def test_an_adapter_that_was_asked_for_between_two_workers_is_asked_for_again() -> None:
+    harness = AdapterHarness()
+    gate = harness.core.adapters
+    assert gate is not None
+    harness.ask(1)
+    harness.step()
+    harness.core.lose_worker(WorkerLost("it died", fault=False))
+    harness.oracle.reset()
+    gate.want(adapter("a").digest, "/a")
+    (asked,) = harness.take_asks()
+    harness.answer(asked, AdapterPreparation(outcome="gone"))
+    harness.core.worker_restarted(harness.settings)
+    harness.ask(2, "a")
+    harness.run()
+    assert harness.reader.streams[200] == WHOLE
 
 
 def test_host_memory_holds_no_more_adapters_than_it_may() -> None:
