@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from troupellm.actors.adapters.resolvers import LoraResolver as LoraResolver
     from troupellm.actors.admission.embeds_prompt import EmbedsPrompt as EmbedsPrompt
     from troupellm.actors.engine.engine import Engine as Engine
     from troupellm.actors.kv_offload.eviction import EvictionPolicy as EvictionPolicy, TierFull as TierFull
@@ -128,6 +129,7 @@ _HOMES = {
     "RequestOutput": "actors.llm.llm",
     "CompletionOutput": "actors.llm.llm",
     "LoRARequest": "actors.llm.lora_request",
+    "LoraResolver": "actors.adapters.resolvers",
     "EngineConfig": "protocol.config.engine",
     "ServerConfig": "protocol.config.engine",
     "TextPrompt": "protocol.messages.input",
