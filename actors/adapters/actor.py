@@ -259,8 +259,15 @@ class AdapterLibrary:
         return None
 
     async def _inspected(self, name: str, folder: str, parent: str) -> AdapterInfo:
-        async with self._loads:
-            found = await self._threads.run(self._sources.inspect, folder)
+        """The choke point for what reading a folder raises."""
+        try:
+            async with self._loads:
+                found = await self._threads.run(self._sources.inspect, folder)
+        except TroupeError:
+            raise
+        except Exception as error:
+            logger.error("the folder of an adapter could not be read", exc_info=error)
+            raise RequestFailed(f"the adapter {name} could not be read") from error
         return AdapterInfo(
             name=name, digest=found.digest, folder=folder, parent=parent, rank=found.rank, num_bytes=found.num_bytes
         )

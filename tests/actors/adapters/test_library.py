@@ -126,6 +126,8 @@ class Desk:
         )
 
     def inspect(self, folder: str) -> Inspected:
+        if "broken" in folder or self.contents.get(folder) == "":
+            raise OSError("the disk is gone")
         if "torn" in folder:
             raise AdapterError("adapter_config.json is missing")
         return Inspected(digest=self.contents.get(folder, f"digest of {folder}"), rank=4, num_bytes=100)
@@ -331,6 +333,17 @@ async def test_what_the_worker_says_decides_a_load(outcome: Any, kind: type) -> 
         await settled()
         assert isinstance(answers[0], kind)
         assert len(desk.registry) == (kind is AdapterInfo)
+
+
+async def test_a_folder_over_which_reading_breaks_costs_its_callers_alone() -> None:
+    async with running(Desk()) as desk:
+        answers, (message, other) = await desk.add("mine", "/broken"), [await desk.ask(name) for name in ("sql", "law")]
+        desk.finder.names.add("law")
+        desk.contents["/found/law"] = ""
+        await settled()
+        assert isinstance(answers[0], RequestFailed)
+        assert error_of(message) is None
+        assert isinstance(error_of(other), RequestFailed)
 
 
 async def test_a_folder_that_cannot_be_read_is_refused_before_the_worker_hears_of_it() -> None:
