@@ -66,6 +66,8 @@ class AdapterGate:
         self._wanted: dict[str, str] = {}
         """Folders by digest, of adapters that are to be read though no sequence waits for them."""
         self._asks: list[AdapterAsk] = []
+        self._members: set[Request] | None = None
+        """As of the last review."""
         self._dirty = False
         """Something has changed that waiting sequences may have waited for."""
         self._next_review = math.inf
@@ -121,14 +123,16 @@ class AdapterGate:
         self._wanted[digest] = folder
         self._load_wanted()
 
-    def review(self, now: float, *, all_at_once: bool) -> None:
+    def review(self, now: float, members: set[Request] | None) -> None:
         """Before a plan is drawn up: those that may have a slot now go back to the waiting queue.
 
         Args:
-            all_at_once: so do those of all adapters that have been read, since only some of the queue is admitted.
+            members: the requests that may be computed now; None lets everybody. Others take no room from them.
         """
         slots = self.slots
         slots.now = now
+        if members is not self._members:
+            self._members, self._dirty = members, True
         self._load_wanted()
         if not self._held:
             self._next_review = math.inf
@@ -139,13 +143,13 @@ class AdapterGate:
         self._next_review = now + REVIEW_SECONDS
         self._held = {sequence.row: sequence for sequence in self.held}
         groups: _Groups = {}
-        for sequence in sorted(self._held.values(), key=self._turn):
+        for sequence in sorted(filter(self._counts, self._held.values()), key=self._turn):
             groups.setdefault(_adapter(sequence).digest, []).append(sequence)
         for group in groups.values():
             self._load(_adapter(group[0]))
         groups = {digest: group for digest, group in groups.items() if self._has(digest)}
         self._close_slots(groups, now)
-        num_free = len(groups) if all_at_once else sum(not slot.rows for slot in slots)
+        num_free = sum(not slot.rows for slot in slots)
         for digest, group in groups.items():
             slot = slots.find(digest)
             if slot is None or not slot.rows:
@@ -233,7 +237,7 @@ class AdapterGate:
         if excess <= 0:
             return True
         self._let_go = [sequence for sequence in self._let_go if sequence.state in _ABOUT_TO_START]
-        kept = {_adapter(sequence).digest for sequence in (*self.held, *self._let_go)}
+        kept = {_adapter(sequence).digest for sequence in filter(self._counts, (*self.held, *self._let_go))}
         kept.update(self.slots.changes.values())
         kept.update(self._wanted)
         last_returned = self._in_flight.last_returned
@@ -260,6 +264,10 @@ class AdapterGate:
             if not _num_reading(slot):
                 for sequence in list(slot.rows.values()):
                     self._running_set.preempt(sequence)
+
+    def _counts(self, sequence: Sequence) -> bool:
+        """Whether a sequence may be computed now."""
+        return self._members is None or sequence.request in self._members
 
     def _turn(self, sequence: Sequence) -> tuple[float, tuple[int, int, int]]:
         """Smaller is served first, as in the waiting queue."""

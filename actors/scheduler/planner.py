@@ -114,7 +114,7 @@ class Planner:
         builder = StepPlanBuilder(PlanInFlight(self.step, now), tokens.most, limits=self.speculative_rows is not None)
         running_set = self._running_set
         if self.adapters is not None:
-            self.adapters.review(now, all_at_once=self._quarantine.members is not None)
+            self.adapters.review(now, self._quarantine.members)
         self._make_way()
         turn = self._in_turn()
         if self.speculative_rows is None:

@@ -307,8 +307,9 @@ def test_blocks_of_one_adapter_are_not_found_by_another_or_by_the_model() -> Non
     assert harness.core.snapshot().prefix_hits == 4
 
 
-def test_suspects_of_several_adapters_are_tried_one_after_the_other() -> None:
-    harness = AdapterHarness(max_loras=1)
+@pytest.mark.parametrize("host", [1, 4])
+def test_suspects_of_several_adapters_are_tried_one_after_the_other(host: int) -> None:
+    harness = AdapterHarness(max_loras=1, max_cpu_loras=host)
     for request, name in enumerate("abca", start=1):
         harness.ask(request, name)
     harness.step()
