@@ -25,7 +25,7 @@ from troupellm.actors.runtime.mailbox import Mailbox
 from troupellm.actors.runtime.supervise import Actor, Child, Supervisor
 from troupellm.protocol.errors import EngineStopped, ModelNotFound, RequestFailed, TroupeError, WorkerCrashed
 from troupellm.protocol.messages.adapter_library import AdapterControl, AdapterMessage, DropAdapter, ServeAdapter
-from troupellm.protocol.messages.adapters import AdapterPreparation
+from troupellm.protocol.messages.adapters import ADAPTERS_GONE, AdapterPreparation
 from troupellm.protocol.messages.guide import BuildGuide, GuideRequest
 from troupellm.protocol.messages.input import PrepareRequest
 from troupellm.protocol.messages.metrics import RequestCancelled, RequestRejected
@@ -192,8 +192,13 @@ class System:
         return self._guide
 
     def _build_library(self, inbox: Mailbox[AdapterMessage, AdapterControl], sources: AdapterSources) -> AdapterLibrary:
-        self._library = self._builder.adapters(inbox, sources, lambda: self._worker.losses)
+        self._library = self._builder.adapters(inbox, sources, self._prepare_adapter, lambda: self._worker.losses)
         return self._library
+
+    async def _prepare_adapter(self, digest: str, folder: str) -> AdapterPreparation:
+        if self._worker.restarting is not None:  # what a lost worker reads may count as the next one's
+            return ADAPTERS_GONE
+        return await self._parts.worker_host.prepare_adapter(digest, folder)
 
     def _build_watchdog(self) -> Watchdog:
         return Watchdog(

@@ -7,7 +7,7 @@ from typing import Never
 
 import msgspec
 
-from troupellm.actors.adapters.actor import AdapterLibrary, AdapterSources
+from troupellm.actors.adapters.actor import AdapterLibrary, AdapterSources, Prepare
 from troupellm.actors.engine.edges import CONTROL_MARGIN, CONTROLS_PER_SEQUENCE, SUPERVISION, edges
 from troupellm.actors.guide.actor import Guide
 from troupellm.actors.guide.compiler import GuideCompiler
@@ -144,16 +144,17 @@ class Builder:
         self,
         inbox: Mailbox[AdapterMessage, AdapterControl],
         sources: AdapterSources,
+        prepare: Prepare,
         engine_epoch: Callable[[], int],
     ) -> AdapterLibrary:
-        """engine_epoch: how often the worker was lost."""
+        """As of `AdapterLibrary`."""
         parts, boxes = self._parts, self._boxes
         return AdapterLibrary(
             inbox,
             boxes.intake,
             boxes.scheduler,
             sources,
-            prepare=parts.worker_host.prepare_adapter,
+            prepare=prepare,
             release=parts.worker_host.release_adapter,
             engine_epoch=engine_epoch,
             threads=parts.pool,

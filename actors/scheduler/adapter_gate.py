@@ -181,6 +181,12 @@ class AdapterGate:
                 error = EngineStopped(preparation.error, code="server_is_overloaded")
             self._end_request(request, error)
 
+    def answer_of_lost(self, loaded: AdapterLoaded) -> None:
+        """A worker that was lost was asked, and it may be the present one, started over, that has read the adapter."""
+        digest = loaded.digest
+        if loaded.preparation.outcome == "prepared" and digest not in self._loaded and digest not in self._loading:
+            self._asks.append(DropAdapter(digest))
+
     def take_changes(self, step: int) -> tuple[AdapterSlot, ...]:
         """Slots that get another content with a plan."""
         changes = self.slots.take_changes()

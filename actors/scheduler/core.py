@@ -210,8 +210,12 @@ class SchedulerCore:
 
     def adapter_loaded(self, loaded: AdapterLoaded) -> None:
         """The worker has read an adapter, or cannot."""
-        if self.adapters is not None and loaded.engine_epoch == self.engine_epoch:
+        if self.adapters is None:
+            return
+        if loaded.engine_epoch == self.engine_epoch:
             self.adapters.answer(loaded)
+        else:
+            self.adapters.answer_of_lost(loaded)
 
     def go_on(self) -> None:
         """After a halt."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from troupellm.models.config.decoder_config import DecoderConfig
 from troupellm.protocol.config.lora import LoraConfig
 from troupellm.protocol.errors import AdapterError
 from troupellm.protocol.messages.adapters import AdapterPreparation
+
+_STRAYS: Final = 2
+"""Adapters over the limit that a worker which was started over may have read for the time before; they are dropped."""
 
 
 class PreparedAdapters:
@@ -57,7 +61,7 @@ class PreparedAdapters:
 
     def _keep(self, adapter: Adapter) -> None:
         with self._lock:
-            most = self._config.host_adapters
+            most = self._config.host_adapters + _STRAYS
             if adapter.digest not in self._adapters and len(self._adapters) >= most:
                 raise AdapterError(f"host memory holds {most} adapters already", hint="raise --max-cpu-loras")
             self._adapters[adapter.digest] = adapter

@@ -203,6 +203,8 @@ class ModelWorker:
             raise RuntimeError("reset was called before load, after close, or in its sleep")
         if self._loaded.moves is not None:
             self._loaded.moves.forget()
+        if self._adapters is not None:
+            self._adapters.clear()
         self._start(self._loaded)
 
     def _start(self, loaded: "LoadedModel | LoadedEncoder") -> None:

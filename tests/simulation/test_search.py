@@ -28,7 +28,7 @@ KEPT_SEEDS = (
 """Seeds that have found a bug, without extras. The meaning of a seed changes with the workload and the alphabet: a bug
 of the engine needs a test of its own beside the code that had it."""
 KEPT_EXTENDED_SEEDS = (433, 493, 496, 16080, 30448, 60991, 65320, 68255, 68368)
-KEPT_ADAPTED_SEEDS = (32, 188, 239, 263)
+KEPT_ADAPTED_SEEDS = (32, 188, 239, 263, 383, 387, 877)
 _TORCH_SEED = 230
 """The tiny model computes, and its worker is killed once."""
 _FRONTED_SEEDS = (3, 8, 12)

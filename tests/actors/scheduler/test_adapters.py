@@ -219,6 +219,24 @@ def test_an_adapter_that_was_asked_for_between_two_workers_is_asked_for_again() 
     assert harness.reader.streams[200] == WHOLE
 
 
+def test_what_a_worker_that_was_started_over_has_read_for_the_time_before_is_dropped() -> None:
+    harness = AdapterHarness()
+    harness.answers = False
+    harness.ask(1, "a")
+    harness.ask(2, "b")
+    harness.step()
+    asked = harness.take_asks()
+    harness.lose(fault=False)
+    harness.core.abort(1)
+    for ask in asked:
+        harness.answer(ask, epoch=0)
+    harness.answers = True
+    harness.run()
+    assert harness.worker.host == {adapter("b").digest}
+    assert harness.reader.streams[200] == WHOLE
+    harness.assert_idle()
+
+
 def test_host_memory_holds_no_more_adapters_than_it_may() -> None:
     harness = AdapterHarness(max_loras=2, max_cpu_loras=2)
     names = "abcdefg"

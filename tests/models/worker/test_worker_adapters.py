@@ -77,7 +77,7 @@ def test_a_prepared_adapter_changes_the_rows_that_name_it(folder: Path, adapter:
         token(worker, 2, digest)
 
 
-def test_after_a_reset_slots_are_empty_and_prepared_adapters_are_there(folder: Path, adapter: Path) -> None:
+def test_after_a_reset_slots_are_empty_and_adapters_are_prepared_again(folder: Path, adapter: Path) -> None:
     worker, _ = loaded(folder, **LORA)
     digest = adapter_digest(adapter)
     worker.prepare_adapter(digest, str(adapter))
@@ -85,6 +85,9 @@ def test_after_a_reset_slots_are_empty_and_prepared_adapters_are_there(folder: P
     worker.reset()
     with pytest.raises(PlanError, match="slot 1 holds none"):
         token(worker, 1)
+    with pytest.raises(PlanError, match="is not prepared"):
+        token(worker, 2, digest)
+    worker.prepare_adapter(digest, str(adapter))
     assert token(worker, 2, digest) == changed
 
 
