@@ -42,6 +42,11 @@ MODEL = (
 """The operations of a step of a dense model."""
 FIRST = ("G8", "G5", "G3", "G1", "G13", "G16")
 """By default, in the order in which they are worth the time: all of them fit behind checks that take all of theirs."""
+HOUR = (
+    "G8", "G9", "G10", "G15", "G5", "G3", "G1", "G13", "G16", "G17", "G25", "G11", "G2", "G23", "G20", "G12", "G14",
+    "G26", "G27", "G4", "G6", "G7", "G7b", "G18", "G19", "G21", "G22", "G24",
+)  # fmt: skip
+"""All of them, in the order in which they decide what to mend: kernels, the step, graphs, formats, the server."""
 COUNTING = "G5"
 """Needs the number of kernels of a step."""
 PROFILED = ("G12",)

@@ -16,6 +16,7 @@ from troupellm.load_tests.gpu.checking import MODEL, Unfinished, begin, kernel_c
 from troupellm.load_tests.gpu.correctness import Correctness
 from troupellm.load_tests.gpu.gathered import Found, Gathered
 from troupellm.load_tests.gpu.measuring import Measuring
+from troupellm.load_tests.gpu.page import page
 from troupellm.load_tests.kernels.checks import Check
 from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import ConfigError
@@ -323,3 +324,57 @@ def test_who_measures_ends_with_who_asks(broken: Measuring) -> None:
     process = broken.process.process  # type: ignore[union-attr]
     os.close(process.stdin.fileno())  # type: ignore[union-attr]
     assert process.wait(timeout=30.0) == 128 + signal.SIGTERM
+
+
+def test_a_later_command_goes_on_where_the_report_ends(
+    checked: Callable[[dict[str, Any]], session.Session], tmp_path: Path
+) -> None:
+    result = tmp_path / "result.json"
+    first = checked({"row_codes": [WRONG], "fused_moe": Unfinished("it was not done in time", late=True)})
+    timed: Any = Instantly()
+    for name in ("G8", "G9", "G2"):
+        first.record(first.pursued(name, CEILINGS, timed))
+    later = session.Session(CPU, tmp_path, str(result), float("inf"))
+    later.go_on(str(result))
+    assert (later.whole, later.measured) == (["G8", "G9"], 2)  # G2 needs the wrong operation
+    assert later.kernels == {"small": 9}
+    missing = set(OPERATIONS) - set(later.checked.right)
+    assert missing == {"row_codes", "fused_moe"}
+    joined = later.checked.joined({operation: [RIGHT] for operation in missing})
+    assert joined.whole
+    assert set(joined.right) == set(OPERATIONS)
+
+
+def test_a_first_command_has_no_report_to_go_on_from(tmp_path: Path) -> None:
+    one = session.Session(CPU, tmp_path, str(tmp_path / "result.json"), float("inf"))
+    one.go_on(str(tmp_path / "result.json"))
+    one.go_on(None)
+    assert (one.whole, one.checked.right) == ([], [])
+
+
+def test_the_hour_has_every_goal_once() -> None:
+    assert sorted(goals.HOUR) == sorted(goals.GOALS)
+
+
+def test_the_page_says_what_was_found_and_what_is_owed(
+    checked: Callable[[dict[str, Any]], session.Session], tmp_path: Path
+) -> None:
+    one = checked({"row_codes": [WRONG]})
+    one.record(goals.judged("G9", {"ratio": 1.5}, {}))
+    one.record(one.pursued("G2", CEILINGS, Instantly()))  # type: ignore[arg-type]
+    text = page(json.loads((tmp_path / "result.json").read_text()))
+    assert "| G9 | ratio | 1.500 | at most 1.15 | missed |" in text
+    assert "- row_codes is wrong: two: 3 times" in text
+    assert "- G2: row_codes is wrong (two: 3 times)" in text
+    assert "Owed: G1, G3," in text
+
+
+@pytest.mark.slow
+def test_the_machine_and_the_built_in_model_are_looked_at_first(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    one = session.Session(CPU, tmp_path, str(result), float("inf"))
+    one.inspect()
+    report = json.loads(result.read_text())
+    assert report["machine"]["launch"] == "triton does not launch kernels on cpu here"
+    assert report["machine"]["versions"]["torch"] == torch.__version__
+    assert report["tokens"] == {"kernel by kernel": "same", "by graphs": "same"}
