@@ -75,9 +75,14 @@ async def starting_server(model: str | None, flags: Sequence[str]) -> AsyncItera
     """A server from the start of its process; callers wait for its readiness themselves."""
     command = [sys.executable, "-m", "troupellm.server.cli.main", "serve", *([model] if model else [])]
     process = await asyncio.create_subprocess_exec(
-        *command, "--port", "0", "--disable-access-log", *flags,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *command,
+        "--port",
+        "0",
+        "--disable-access-log",
+        *flags,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
     server = OwnServer(process)
     reading = asyncio.create_task(server.read_log())
     try:

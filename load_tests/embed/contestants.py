@@ -81,8 +81,11 @@ class Batches:
                 members = order[start : start + self._batch_size]
                 batch = tokenizer(
                     [texts[index] for index in members],
-                    padding=True, truncation=True, max_length=self._max_length, return_tensors="pt",
-                )  # fmt: skip
+                    padding=True,
+                    truncation=True,
+                    max_length=self._max_length,
+                    return_tensors="pt",
+                )
                 mask = batch["attention_mask"][:, :, None]
                 means = (model(**batch).last_hidden_state * mask).sum(1) / mask.sum(1)
                 for index, vector in zip(members, functional.normalize(means, dim=1).tolist(), strict=True):

@@ -53,11 +53,15 @@ def begin(tasks: Iterable[str], device: torch.device, folder: Path) -> Processes
     environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1) | ALONE
     return {
         task: subprocess.Popen(
-            [sys.executable, "-m", __name__, task, device.type], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=environment, cwd=folder,
+            [sys.executable, "-m", __name__, task, device.type],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=folder,
         )
         for task in tasks
-    }  # fmt: skip
+    }
 
 
 def begin_models(names: Iterable[str], device: torch.device, folder: Path) -> Processes:

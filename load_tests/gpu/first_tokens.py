@@ -47,9 +47,14 @@ def _plan(models: Models) -> ServerPlan:
     longest = max(PROMPTS.values()) + 16
     settings = models.serving(LARGE, 1, longest)
     plan = plan_server(
-        "troupellm", model=settings["model"], peers=models.folder, link=link_package(models.folder / "import"),
-        threads=4, sequences=1, length=longest,
-    )  # fmt: skip
+        "troupellm",
+        model=settings["model"],
+        peers=models.folder,
+        link=link_package(models.folder / "import"),
+        threads=4,
+        sequences=1,
+        length=longest,
+    )
     for name in settings.keys() - TOLD:
         value = settings[name]
         values = value if isinstance(value, tuple) else (value,)

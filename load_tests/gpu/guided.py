@@ -36,6 +36,10 @@ def _details(ratio: Ratio) -> dict[str, Any]:
     guided, plain = median(ratio.guided), median(ratio.plain)
     at_once, without = median(ratio.guided_pieces), median(ratio.plain_pieces)
     return {
-        "ms": guided * 1e3, "without ms": plain * 1e3, "runs": len(ratio.guided), "tokens at once": at_once,
-        "without, tokens at once": without, "step over one without": guided * at_once / (plain * without),
-    }  # fmt: skip
+        "ms": guided * 1e3,
+        "without ms": plain * 1e3,
+        "runs": len(ratio.guided),
+        "tokens at once": at_once,
+        "without, tokens at once": without,
+        "step over one without": guided * at_once / (plain * without),
+    }

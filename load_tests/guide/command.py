@@ -120,8 +120,9 @@ async def ratio_of(engine: "Engine", name: str, batch: int, output_len: int, rep
     """Rounds of both in turn, another one first in each; the first ones warm up."""
     ratio = Ratio(name, batch, [], [])
     sides: list[tuple[list[float], list[float], GuideSpec | None]] = [
-        (ratio.plain, ratio.plain_pieces, None), (ratio.guided, ratio.guided_pieces, _guide(ENDLESS)),
-    ]  # fmt: skip
+        (ratio.plain, ratio.plain_pieces, None),
+        (ratio.guided, ratio.guided_pieces, _guide(ENDLESS)),
+    ]
     for number in range(repeats + 1):
         for side, pieces, guide in sides if number % 2 else sides[::-1]:
             seconds, tokens = await _round(engine, batch, output_len, guide, number)

@@ -131,10 +131,13 @@ async def _schemas(traffic: Traffic, clients: int, num_bytes: int) -> list[Figur
             flood=flood, wait="gap of a stream", seconds=guided, bar=GAP_BAR * plain, beside_plain=plain, failed=failed
         ),
         Figure(
-            flood=flood, wait="small schema of another key", seconds=small.ended - small.sent, bar=SMALL_BAR,
+            flood=flood,
+            wait="small schema of another key",
+            seconds=small.ended - small.sent,
+            bar=SMALL_BAR,
             failed=small.error,
         ),
-    ]  # fmt: skip
+    ]
 
 
 async def _lists(traffic: Traffic, prompts: int, rounds: int) -> list[Figure]:
@@ -148,10 +151,13 @@ async def _lists(traffic: Traffic, prompts: int, rounds: int) -> list[Figure]:
         seconds = await _beside(traffic, rounds, wanted)
         figures.append(
             Figure(
-                flood=f"lists of {prompts} {kind}", wait="first token of another key", seconds=seconds,
-                bar=LIST_BAR * siblings, beside_plain=siblings,
+                flood=f"lists of {prompts} {kind}",
+                wait="first token of another key",
+                seconds=seconds,
+                bar=LIST_BAR * siblings,
+                beside_plain=siblings,
             )
-        )  # fmt: skip
+        )
     return figures
 
 
@@ -197,11 +203,14 @@ async def _chats(traffic: Traffic, rounds: int) -> list[Figure]:
     failed = next((record.error for record in beside if record.error), "")
     return [
         Figure(
-            flood=f"{CHATS} short chats", wait="chat of another key",
+            flood=f"{CHATS} short chats",
+            wait="chat of another key",
             seconds=percentile_95(record.ended - record.sent for record in beside),
-            bar=1.0, beside_plain=percentile_95(record.ended - record.sent for record in alone), failed=failed,
+            bar=1.0,
+            beside_plain=percentile_95(record.ended - record.sent for record in alone),
+            failed=failed,
         )
-    ]  # fmt: skip
+    ]
 
 
 def table(figures: list[Figure]) -> str:

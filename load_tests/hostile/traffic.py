@@ -38,9 +38,14 @@ class Traffic:
         record = RequestRecord(index=0, wanted_tokens=tokens, ignore_eos=True)
         path = "/v1/chat/completions" if chat else "/v1/completions"
         target = Target.make(
-            self._url, path, api_key=KEYS[key], chat=chat, model=self._model,
-            body={"temperature": 0.0, **fields}, timeout=REQUEST_SECONDS,
-        )  # fmt: skip
+            self._url,
+            path,
+            api_key=KEYS[key],
+            chat=chat,
+            model=self._model,
+            body={"temperature": 0.0, **fields},
+            timeout=REQUEST_SECONDS,
+        )
         await exchange(target, SampleRequest(prompt=prompt, output_len=tokens), record)
         return record
 
@@ -61,9 +66,14 @@ class Traffic:
 
     async def _stream(self) -> None:
         target = Target.make(
-            self._url, "/v1/completions", api_key=KEYS["steady"], chat=False, model=self._model,
-            body={"temperature": 0.0, "ignore_eos": True}, timeout=REQUEST_SECONDS,
-        )  # fmt: skip
+            self._url,
+            "/v1/completions",
+            api_key=KEYS["steady"],
+            chat=False,
+            model=self._model,
+            body={"temperature": 0.0, "ignore_eos": True},
+            timeout=REQUEST_SECONDS,
+        )
         while True:
             record = RequestRecord(index=0, wanted_tokens=STREAM_TOKENS, ignore_eos=True, chunk_times=self.chunks)
             await exchange(target, SampleRequest(prompt="Once upon a time", output_len=STREAM_TOKENS), record)

@@ -99,9 +99,14 @@ class _Watch:
         """
         body = {"temperature": 0.0, "ignore_eos": True}
         target = Target.make(
-            self._url, "/v1/completions", api_key=None, chat=False, model=self._server.model, body=body,
+            self._url,
+            "/v1/completions",
+            api_key=None,
+            chat=False,
+            model=self._server.model,
+            body=body,
             timeout=STREAM_SECONDS,
-        )  # fmt: skip
+        )
         while True:
             record = RequestRecord(index=0, wanted_tokens=STREAM_TOKENS, ignore_eos=True, chunk_times=self.chunks)
             await exchange(target, SampleRequest(prompt="Once upon a time", output_len=STREAM_TOKENS), record)
@@ -183,9 +188,7 @@ def _route(
 ) -> Route:
     end = time.perf_counter()
     probe, gap = watch.longest_probe(begin, end), watch.longest_gap(begin, end)
-    return Route(
-        name=name, body_seconds=seconds, statuses=statuses, longest_probe=probe, longest_gap=gap, wrong=wrong
-    )  # fmt: skip
+    return Route(name=name, body_seconds=seconds, statuses=statuses, longest_probe=probe, longest_gap=gap, wrong=wrong)
 
 
 def send(url: str, body: Body) -> tuple[float, int]:

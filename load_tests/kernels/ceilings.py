@@ -103,12 +103,14 @@ def _measure_cuda(device: torch.device, seconds: float) -> Measured:
     out = torch.empty_like(left)
     operations = 2 * CUDA_SIDE**3
     product = operations / measure(lambda _: torch.mm(left, right, out=out), device, seconds).least
-    more, failed = measured_one_by_one({
-        "gemm_fp8": lambda: _fp8_rate(left, right, operations, device, seconds),
-        "empty_kernel": lambda: empty_kernel_seconds(device, seconds),
-        "to_device": lambda: _transfer(device, seconds, up=True),
-        "to_host": lambda: _transfer(device, seconds, up=False),
-    })  # fmt: skip
+    more, failed = measured_one_by_one(
+        {
+            "gemm_fp8": lambda: _fp8_rate(left, right, operations, device, seconds),
+            "empty_kernel": lambda: empty_kernel_seconds(device, seconds),
+            "to_device": lambda: _transfer(device, seconds, up=True),
+            "to_host": lambda: _transfer(device, seconds, up=False),
+        }
+    )
     name = torch.cuda.get_device_name(device)
     return Measured(device=name, read=read, copy=copy, gemm_bfloat16=product, failed=failed, **more)
 

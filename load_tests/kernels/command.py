@@ -79,9 +79,7 @@ def size_of(model: str) -> ModelSize:
     return ModelSize.of({**msgspec.to_builtins(SHAPES[model]), "head_dim": SHAPES[model].head_size})
 
 
-def measured(
-    operation: str, batch: int, work: Work, device: torch.device, seconds: float, ceilings: Measured
-) -> Found:  # fmt: skip
+def measured(operation: str, batch: int, work: Work, device: torch.device, seconds: float, ceilings: Measured) -> Found:
     timing = measure(work.run, device, seconds)
     by_memory = work.bytes / ceilings.read
     flops = ceilings.flops(work.kind)

@@ -143,9 +143,13 @@ def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
 
 
 def _verdict(
-    what: str, chosen: Sequence[Comparison], peers: Sequence[str], other: str | None,
-    judged: Callable[[list[float]], float], wanted: float,
-) -> list[Verdict]:  # fmt: skip
+    what: str,
+    chosen: Sequence[Comparison],
+    peers: Sequence[str],
+    other: str | None,
+    judged: Callable[[list[float]], float],
+    wanted: float,
+) -> list[Verdict]:
     """Of our ratios to `other`, or to the best where it is None; nothing where there are none."""
     ratios = [ratio for one in chosen if (ratio := one.ratio(other or one.best)) is not None]
     if not ratios:

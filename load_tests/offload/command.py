@@ -64,9 +64,13 @@ async def _measure(
                 folder, settings, args.prefix_len, args.repeats, disk if tier == "disk" else None, **model
             )
             sure = await restore(
-                folder, {**settings, "batch_invariant": True}, min(args.prefix_len, CHECKED_LEN), 3,
-                disk.with_name("checked-blocks") if tier == "disk" else None, **model,
-            )  # fmt: skip
+                folder,
+                {**settings, "batch_invariant": True},
+                min(args.prefix_len, CHECKED_LEN),
+                3,
+                disk.with_name("checked-blocks") if tier == "disk" else None,
+                **model,
+            )
             content[tier] = {"timed": msgspec.structs.asdict(found), "checked": msgspec.structs.asdict(sure)}
             verdicts += _restore_verdicts(tier, found, sure, target, args.prefix_len)
     if "throughput" in args.parts:
@@ -89,13 +93,25 @@ def _restore_verdicts(tier: str, found: Restored, sure: Restored, target: float,
         f"{min(found.tokens_restored)} tokens of the prefix came from there"
     )
     return [
-        Verdict(f"first token with a prefix from {tier}, over computing it", median(ratios), f"<= {target}",
-                median(ratios) <= target),
-        Verdict(f"tokens of a prefix from {tier}", min(found.tokens_restored), f">= {prefix - 2 * BLOCK}",
-                min(found.tokens_restored) >= prefix - 2 * BLOCK),
-        Verdict(f"answers with a prefix from {tier} unlike the computed ones", sure.different, "0",
-                sure.different == 0 and min(sure.tokens_restored) >= min(prefix, CHECKED_LEN) - 2 * BLOCK),
-    ]  # fmt: skip
+        Verdict(
+            f"first token with a prefix from {tier}, over computing it",
+            median(ratios),
+            f"<= {target}",
+            median(ratios) <= target,
+        ),
+        Verdict(
+            f"tokens of a prefix from {tier}",
+            min(found.tokens_restored),
+            f">= {prefix - 2 * BLOCK}",
+            min(found.tokens_restored) >= prefix - 2 * BLOCK,
+        ),
+        Verdict(
+            f"answers with a prefix from {tier} unlike the computed ones",
+            sure.different,
+            "0",
+            sure.different == 0 and min(sure.tokens_restored) >= min(prefix, CHECKED_LEN) - 2 * BLOCK,
+        ),
+    ]
 
 
 def _throughput_verdict(rates: Rates) -> Verdict:
@@ -105,8 +121,12 @@ def _throughput_verdict(rates: Rates) -> Verdict:
         f"stored, {rates.hit_tokens} tokens hit; processor time "
         f"{median([off / on for on, off in zip(rates.on_cpu, rates.off_cpu, strict=True)]):.3f}x"
     )
-    return Verdict("throughput with offload on and no hits, over off", ratio, f">= {THROUGHPUT_TARGET}",
-                   ratio >= THROUGHPUT_TARGET and not rates.hit_tokens)  # fmt: skip
+    return Verdict(
+        "throughput with offload on and no hits, over off",
+        ratio,
+        f">= {THROUGHPUT_TARGET}",
+        ratio >= THROUGHPUT_TARGET and not rates.hit_tokens,
+    )
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:

@@ -39,9 +39,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 async def restore(
-    folder: Path, settings: dict[str, Any], prefix: int, repeats: int, disk: Path | None, *, vocab_size: int,
+    folder: Path,
+    settings: dict[str, Any],
+    prefix: int,
+    repeats: int,
+    disk: Path | None,
+    *,
+    vocab_size: int,
     token_bytes: int,
-) -> Restored:  # fmt: skip
+) -> Restored:
     """Each new prompt drives the one before it off the device (and, with a disk, out of host memory), which is then
     asked again.
 

@@ -68,9 +68,12 @@ def measure(args: argparse.Namespace, folder: Path, seat: str, running: int, dev
         TimeoutError: it took too long.
     """
     orders = Orders(
-        running=running, window=args.window_steps, windows=args.windows, device_seconds=device_ms / 1e3,
+        running=running,
+        window=args.window_steps,
+        windows=args.windows,
+        device_seconds=device_ms / 1e3,
         launch_seconds=args.launch_us / 1e6,
-    )  # fmt: skip
+    )
     (folder / ORDERS).write_bytes(msgspec.json.encode(orders))
     (folder / FOUND).unlink(missing_ok=True)
     options = {"use_uvloop": find_spec("uvloop") is not None}

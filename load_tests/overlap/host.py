@@ -26,10 +26,21 @@ from troupellm.protocol.messages.worker import MOST_LAUNCHED, NewRow, RowChange,
 BLOCK_SIZE, LENGTH = 16, 4096
 WARM_UP_STEPS = 16
 MODEL = DecoderConfig(
-    architecture="LlamaForCausalLM", vocab_size=512, hidden_size=32, intermediate_size=32, num_layers=1, num_heads=2,
-    num_kv_heads=1, head_dim=16, rms_norm_eps=1e-5, max_position_embeddings=LENGTH, rope=RopeConfig(),
-    tie_word_embeddings=False, checkpoint_dtype="float32", windows=(None,),
-)  # fmt: skip
+    architecture="LlamaForCausalLM",
+    vocab_size=512,
+    hidden_size=32,
+    intermediate_size=32,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position_embeddings=LENGTH,
+    rope=RopeConfig(),
+    tie_word_embeddings=False,
+    checkpoint_dtype="float32",
+    windows=(None,),
+)
 """Its size does not matter: graphs compute nothing."""
 
 
@@ -92,28 +103,45 @@ def host_time(running: int, steps: int) -> HostTime:
     launched, collected = launches[WARM_UP_STEPS:], collects[WARM_UP_STEPS - 1 :]
     both = [launch + collect for launch, collect in zip(launched, collected, strict=True)]
     return HostTime(
-        running=running, launch_us=1e6 * median(launched), collect_us=1e6 * median(collected),
+        running=running,
+        launch_us=1e6 * median(launched),
+        collect_us=1e6 * median(collected),
         total_us=1e6 * median(both),
-    )  # fmt: skip
+    )
 
 
 def decode_plans(running: int, steps: int) -> list[StepPlan]:
     """Of prompts of one token, so that every step decodes; as the scheduler would write them."""
     rows, ones = tuple(range(running)), (1,) * running
     blocks = count(2 * running)
-    new = tuple([
-        NewRow(
-            row=row, epoch=1, request_id=str(row), token_ids=bytes(4), num_prompt_tokens=1,
-            sampling=SamplingState(temperature=0.0), blocks=((row, running + row),),
-        )
-        for row in rows
-    ])  # fmt: skip
+    new = tuple(
+        [
+            NewRow(
+                row=row,
+                epoch=1,
+                request_id=str(row),
+                token_ids=bytes(4),
+                num_prompt_tokens=1,
+                sampling=SamplingState(temperature=0.0),
+                blocks=((row, running + row),),
+            )
+            for row in rows
+        ]
+    )
     plans = []
     for step in range(steps):
         grown = [row for row in rows if (step + row) % BLOCK_SIZE == 0]
         changes = tuple([RowChange(row=row, appended_blocks=((next(blocks),),)) for row in grown])
-        plans.append(StepPlan(
-            step=step, engine_epoch=0, rows=rows, epochs=ones, starts=(step,) * running, counts=ones,
-            new_rows=() if step else new, changes=changes if step else (),
-        ))  # fmt: skip
+        plans.append(
+            StepPlan(
+                step=step,
+                engine_epoch=0,
+                rows=rows,
+                epochs=ones,
+                starts=(step,) * running,
+                counts=ones,
+                new_rows=() if step else new,
+                changes=changes if step else (),
+            )
+        )
     return plans

@@ -119,9 +119,14 @@ class PeerBench:
         try:
             model = model_for(home_of(name), "fp32", config, self._work, self._converter)
             plan = plan_server(
-                name, model=model, peers=Path(args.peers_dir), link=self._link, threads=self._threads,
-                sequences=args.streams, length=-(-(args.random_input_len + args.random_output_len + 1) // 64) * 64,
-            )  # fmt: skip
+                name,
+                model=model,
+                peers=Path(args.peers_dir),
+                link=self._link,
+                threads=self._threads,
+                sequences=args.streams,
+                length=-(-(args.random_input_len + args.random_output_len + 1) // 64) * 64,
+            )
             server = ServerProcess(plan, self._work / f"server-{name}.log")
         except ContestantError as error:
             self.failures.append(f"{config}: {error}")
@@ -147,9 +152,7 @@ class PeerBench:
         command = [str(python), "-m", f"{sides}.loop", f"{sides}.{SIDES[name]}"]
         return Contestant(name, command, environment=environment, log=self._work / f"{name}.log")
 
-    def _turn(
-        self, name: str, config: str, number: int, servers: dict[str, ServerProcess], measured: Measured
-    ) -> None:  # fmt: skip
+    def _turn(self, name: str, config: str, number: int, servers: dict[str, ServerProcess], measured: Measured) -> None:
         """Round 0 warms up. A server that fails is out, with what was measured of it before."""
         server, args = servers[name], self._args
         try:

@@ -118,7 +118,12 @@ def _records(asked: Sequence[Asked]) -> list[RequestRecord]:
 async def _ask(server: OwnServer, asked: Asked, record: RequestRecord) -> None:
     body = {**_BODIES[asked.drawn], "ignore_eos": True, "return_token_ids": True}
     target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model=server.model, body=body,
+        urlsplit(server.url),
+        "/v1/completions",
+        api_key=None,
+        chat=False,
+        model=server.model,
+        body=body,
         timeout=REQUEST_SECONDS,
-    )  # fmt: skip
+    )
     await exchange(target, SampleRequest(prompt=asked.prompt, output_len=asked.max_tokens), record)

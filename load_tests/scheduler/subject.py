@@ -76,10 +76,18 @@ class Subject:
             ("num_parameters", "weight_bytes", "kv_cache_bytes", "activation_bytes", "memory_free_bytes"), 0
         )
         ready = WorkerReady(
-            vocab_width=VOCAB, max_model_len=CONTEXT, num_blocks=num_blocks, block_size=BLOCK_SIZE,
-            groups=(CacheGroup(num_layers=1),), dtype="float32", device="none", architecture="none",
-            load_seconds=0.0, most_drafts=0 if drafts is None else max(drafts.limit, 1), **zeros,
-        )  # fmt: skip
+            vocab_width=VOCAB,
+            max_model_len=CONTEXT,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            groups=(CacheGroup(num_layers=1),),
+            dtype="float32",
+            device="none",
+            architecture="none",
+            load_seconds=0.0,
+            most_drafts=0 if drafts is None else max(drafts.limit, 1),
+            **zeros,
+        )
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens)
         speculative = None if drafts is None else drafts.config(max_num_seqs)
         self.core = SchedulerCore(config, ready, enable_prefix_caching=True, hash_key=SECRET, speculative=speculative)
@@ -94,11 +102,17 @@ class Subject:
     def message(self, number: int, prompt: bytes, max_tokens: int) -> SubmitRequest:
         """A request as the input processor sends it, its block keys included."""
         return SubmitRequest(
-            request=number, request_id=str(number), arrival=0.0, prompt=prompt, max_tokens=max_tokens, min_tokens=0,
+            request=number,
+            request_id=str(number),
+            arrival=0.0,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            min_tokens=0,
             sequences=(SequenceSpec(row=number, sampling=SamplingState(temperature=0.0)),),
-            stop_token_ids=frozenset(), eos_token_ids=frozenset({VOCAB - 1}),
+            stop_token_ids=frozenset(),
+            eos_token_ids=frozenset({VOCAB - 1}),
             prompt_keys=self.hasher.prompt_keys(namespace(), prompt),
-        )  # fmt: skip
+        )
 
     def answer(self, plan: StepPlan) -> StepResult:
         """A worker's answer: a token for each row that has computed all its tokens."""
@@ -113,10 +127,15 @@ class Subject:
             accepted = tuple([min(given, (plan.step + row) % (given + 1)) for row, given in enumerate(drafted)])
             counts = tuple(map(sum, zip(counts, accepted, strict=True)))
         return StepResult(
-            step=plan.step, engine_epoch=plan.engine_epoch, rows=plan.rows, epochs=plan.epochs, token_counts=counts,
+            step=plan.step,
+            engine_epoch=plan.engine_epoch,
+            rows=plan.rows,
+            epochs=plan.epochs,
+            token_counts=counts,
             tokens=tuple([(7 * plan.step + index) % (VOCAB - 1) for index in range(sum(counts))]),
-            drafted=drafted, accepted=accepted,
-        )  # fmt: skip
+            drafted=drafted,
+            accepted=accepted,
+        )
 
     def step(self) -> tuple[StepPlan | None, float, float]:
         """One step: its plan, and CPU seconds of plan and update."""

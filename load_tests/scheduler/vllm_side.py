@@ -43,9 +43,12 @@ class _Subject:
         cache = config.CacheConfig(block_size=BLOCK_SIZE, cache_dtype="auto", enable_prefix_caching=True)
         cache.num_gpu_blocks = num_blocks
         scheduler = config.SchedulerConfig(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens, max_model_len=context,
-            is_encoder_decoder=False, enable_chunked_prefill=True,
-        )  # fmt: skip
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_tokens,
+            max_model_len=context,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=True,
+        )
         whole = config.VllmConfig(scheduler_config=scheduler, model_config=model, cache_config=cache)
         spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
         groups = KVCacheConfig(
@@ -54,9 +57,12 @@ class _Subject:
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
         self.scheduler = Scheduler(
-            vllm_config=whole, kv_cache_config=groups, block_size=BLOCK_SIZE, log_stats=True,
+            vllm_config=whole,
+            kv_cache_config=groups,
+            block_size=BLOCK_SIZE,
+            log_stats=True,
             structured_output_manager=StructuredOutputManager(whole),
-        )  # fmt: skip
+        )
 
     def request(self, name: str, prompt: list[int], max_tokens: int) -> Any:
         from vllm.sampling_params import SamplingParams
@@ -64,9 +70,12 @@ class _Subject:
 
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
         return Request(
-            request_id=name, prompt_token_ids=prompt, sampling_params=params, pooling_params=None,
+            request_id=name,
+            prompt_token_ids=prompt,
+            sampling_params=params,
+            pooling_params=None,
             block_hasher=self.hasher,
-        )  # fmt: skip
+        )
 
     def step(self) -> tuple[int, int, float]:
         """Rows, most tokens of a row, and CPU seconds of schedule and update_from_output."""
@@ -82,9 +91,13 @@ class _Subject:
             for index, name in enumerate(names)
         ]
         answer = ModelRunnerOutput(
-            req_ids=names, req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=sampled, logprobs=None, prompt_logprobs_dict={}, pooler_output=[],
-        )  # fmt: skip
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=sampled,
+            logprobs=None,
+            prompt_logprobs_dict={},
+            pooler_output=[],
+        )
         begin = time.thread_time()
         self.scheduler.update_from_output(output, answer)
         spent += time.thread_time() - begin

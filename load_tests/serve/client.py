@@ -34,9 +34,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def make(
-        cls, url: SplitResult, path: str, *, api_key: str | None, more_headers: Mapping[str, str] | None = None,
+        cls,
+        url: SplitResult,
+        path: str,
+        *,
+        api_key: str | None,
+        more_headers: Mapping[str, str] | None = None,
         **settings: Any,
-    ) -> "Target":  # fmt: skip
+    ) -> "Target":
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
         if api_key:
             headers["authorization"] = f"Bearer {api_key}"

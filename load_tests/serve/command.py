@@ -87,9 +87,12 @@ def _common_body(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _run(
-    args: argparse.Namespace, target: Target, samples: list[SampleRequest], times: list[float],
+    args: argparse.Namespace,
+    target: Target,
+    samples: list[SampleRequest],
+    times: list[float],
     before: list[SampleRequest],
-) -> Run:  # fmt: skip
+) -> Run:
     """One request alone proves that the set-up works, then the warm-ups, then the run."""
     from tqdm import tqdm
 

@@ -40,9 +40,15 @@ class Traffic:
     async def run(self) -> None:
         """One client, until the traffic is over."""
         kinds: list[tuple[Callable[[], Awaitable[str]], int]] = [
-            (self._whole, 20), (self._stream, 30), (self._chat, 15), (self._many, 8), (self._leave, 12),
-            (self._leave_at_once, 8), (self._bad, 10), (self._stall, 3),
-        ]  # fmt: skip
+            (self._whole, 20),
+            (self._stream, 30),
+            (self._chat, 15),
+            (self._many, 8),
+            (self._leave, 12),
+            (self._leave_at_once, 8),
+            (self._bad, 10),
+            (self._stall, 3),
+        ]
         calls, weights = zip(*kinds, strict=True)
         while not self.over:
             try:

@@ -119,9 +119,12 @@ class Bench:
     async def _synthetic(self, precision: str) -> None:
         """Random drafts that are kept by lot: the answers are not the model's."""
         settings = {
-            "method": "ngram", "num_speculative_tokens": SYNTHETIC_DRAFTS, "adaptive": False,
-            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": self._args.synthetic_length,
-        }  # fmt: skip
+            "method": "ngram",
+            "num_speculative_tokens": SYNTHETIC_DRAFTS,
+            "adaptive": False,
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": self._args.synthetic_length,
+        }
         name, length = self._args.config, self._args.output_len
         questions = random_tokens(1, length, SHAPES[name].vocab_size)
         with _random_model(name) as folder:
@@ -132,8 +135,10 @@ class Bench:
         self._judge(
             f"{name} {precision}, acceptance length {found.acceptance_length:.2f}, T({SYNTHETIC_DRAFTS + 1})/T(1) "
             f"{found.step_ratio:.2f}: with / without",
-            found.ratio, LEAST_SYNTHETIC[precision], None,
-        )  # fmt: skip
+            found.ratio,
+            LEAST_SYNTHETIC[precision],
+            None,
+        )
 
     async def _sweep(self, method: str) -> None:
         for batch in self._args.batches:
@@ -144,13 +149,23 @@ class Bench:
             self._judge(f"{method}, {batch} sequences: tokens/s with / without", found.ratio, LEAST_SWEEP, found)
 
     def _arms(
-        self, speculative: dict[str, Any], folder: Path | None = None, *, batch: int = 1,
-        longest: int = PROMPT_ROOM + MOST_TOKENS, quantization: str | None = None,
-    ) -> Arms:  # fmt: skip
+        self,
+        speculative: dict[str, Any],
+        folder: Path | None = None,
+        *,
+        batch: int = 1,
+        longest: int = PROMPT_ROOM + MOST_TOKENS,
+        quantization: str | None = None,
+    ) -> Arms:
         return Arms(
-            folder, speculative, batch=batch, longest=longest, threads=self._args.num_threads,
-            embedded=self._args.embedded, quantization=quantization,
-        )  # fmt: skip
+            folder,
+            speculative,
+            batch=batch,
+            longest=longest,
+            threads=self._args.num_threads,
+            embedded=self._args.embedded,
+            quantization=quantization,
+        )
 
     def _keep(self, part: str, found: Measured, *, compared: bool = True) -> None:
         print(line(part, found, compared=compared), flush=True)
@@ -163,12 +178,18 @@ class Bench:
         off, on = found.rates
         self._found.append(
             {
-                "part": part, "workload": found.name, "method": found.method, "batch": found.batch,
-                "tokens_per_s": {"off": off, "on": on}, "ratio": found.ratio, "step_ratio": found.step_ratio,
+                "part": part,
+                "workload": found.name,
+                "method": found.method,
+                "batch": found.batch,
+                "tokens_per_s": {"off": off, "on": on},
+                "ratio": found.ratio,
+                "step_ratio": found.step_ratio,
                 "acceptance_length": found.acceptance_length,
-                "differing_answers": found.differing if compared else None, "rounds": rounds,
+                "differing_answers": found.differing if compared else None,
+                "rounds": rounds,
             }
-        )  # fmt: skip
+        )
 
     def _judge(self, what: str, value: float, wanted: float, compared: Measured | None) -> None:
         self.verdicts.append(Verdict(what, value, wanted, 0 if compared is None else compared.differing))

@@ -57,9 +57,16 @@ async def subject(args: argparse.Namespace, readers: int, *more: str) -> AsyncIt
     flags += [] if "--chunk-bytes" in more else ["--fronts", str(args.fronts)]
     with tempfile.TemporaryDirectory(prefix="troupe-sse-") as folder:  # the process is killed, and would leave it there
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "troupellm.load_tests.sse.subject", "--model-folder", folder, *flags, *more,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "troupellm.load_tests.sse.subject",
+            "--model-folder",
+            folder,
+            *flags,
+            *more,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         found = Subject(process)
         try:
             found.port = int((await found.line())["url"].rpartition(":")[2])

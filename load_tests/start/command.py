@@ -160,9 +160,14 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 async def _first_token(server: OwnServer) -> float:
     body = {"temperature": 0.0, "ignore_eos": True}
     target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model=server.model, body=body,
+        urlsplit(server.url),
+        "/v1/completions",
+        api_key=None,
+        chat=False,
+        model=server.model,
+        body=body,
         timeout=REQUEST_SECONDS,
-    )  # fmt: skip
+    )
     record = RequestRecord(index=0, wanted_tokens=_PROMPT.output_len, ignore_eos=True)
     await exchange(target, _PROMPT, record)
     if record.error:

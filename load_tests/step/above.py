@@ -32,8 +32,10 @@ SPARE_STEPS = 4
 def filling(step_tokens: int) -> dict[str, Any]:
     """Settings with which prompts fill a step, on every device and beside every reader."""
     return {
-        "max_num_batched_tokens": step_tokens, "max_num_prefill_tokens": step_tokens, "itl_target_ms": 0.0,
-    }  # fmt: skip
+        "max_num_batched_tokens": step_tokens,
+        "max_num_prefill_tokens": step_tokens,
+        "itl_target_ms": 0.0,
+    }
 
 
 def prefill_steps(batch: int, context: int, step_tokens: int) -> int:
@@ -93,9 +95,17 @@ def steady_step_seconds(answers: Sequence[Arrivals]) -> float:
 
 
 def through_engine(
-    model: Path, settings: dict[str, Any], prompts: list[list[int]], tokens: int, *, steps: int, warm_up: int = 0,
-    rounds: int = 1, round_seconds: float = 0.0, limit: float = START_SECONDS + RUN_SECONDS,
-) -> list[float]:  # fmt: skip
+    model: Path,
+    settings: dict[str, Any],
+    prompts: list[list[int]],
+    tokens: int,
+    *,
+    steps: int,
+    warm_up: int = 0,
+    rounds: int = 1,
+    round_seconds: float = 0.0,
+    limit: float = START_SECONDS + RUN_SECONDS,
+) -> list[float]:
     """Embedded, the model on a thread, every reader woken at every step. Seconds of a step, of each round.
 
     Args:

@@ -63,9 +63,14 @@ class Row(msgspec.Struct, frozen=True):
 def run(args: argparse.Namespace) -> int:
     if args.beside is not None:
         return beside.run(
-            args.model, args.beside, args.batches, steps=args.steps, repeats=args.repeats,
-            batch_invariant=args.batch_invariant, result=args.result_json,
-        )  # fmt: skip
+            args.model,
+            args.beside,
+            args.batches,
+            steps=args.steps,
+            repeats=args.repeats,
+            batch_invariant=args.batch_invariant,
+            result=args.result_json,
+        )
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("bench step: there is no CUDA device; --device cpu", file=sys.stderr)
@@ -113,9 +118,7 @@ class StepBench:
         warm_up = WARM_UP_TOKENS if self.device.type == "cuda" else 0
         if "engine" in self.args.levels:
             settings, steps = self.settings_of(batch, tokens), self.args.steps
-            (seconds["engine"],) = through_engine(
-                self._model, settings, prompts, tokens, steps=steps, warm_up=warm_up
-            )  # fmt: skip
+            (seconds["engine"],) = through_engine(self._model, settings, prompts, tokens, steps=steps, warm_up=warm_up)
         if "http" in self.args.levels:
             log = self._work / "server.log"
             seconds["http"] = through_http(self._server(batch, tokens), log, prompts, tokens, warm_up=warm_up)
@@ -167,9 +170,14 @@ class StepBench:
         """The server with the engine's settings."""
         settings = self.settings_of(batch, tokens)
         plan = plan_server(
-            "troupellm", model=self._model, peers=self._work, link=link_package(self._work / "import"),
-            threads=self.threads, sequences=batch, length=settings["max_model_len"],
-        )  # fmt: skip
+            "troupellm",
+            model=self._model,
+            peers=self._work,
+            link=link_package(self._work / "import"),
+            threads=self.threads,
+            sequences=batch,
+            length=settings["max_model_len"],
+        )
         extra = ["--device", self.device.type, "--load-format", self.args.load_format]
         extra += ["--dtype", self.dtype, "--max-num-queued-reqs", str(batch)]
         extra += flags_of(settings, "block_size", *filling(0))

@@ -21,9 +21,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=finite, default=0.3, help="for each ceiling")
     parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: of a folder's config")
     parser.add_argument(
-        "--beside", nargs="+", type=natural, metavar="N",
+        "--beside",
+        nargs="+",
+        type=natural,
+        metavar="N",
         help="instead: all threads against one, decoding and prompts, beside N busy programs each (0 is quiet)",
-    )  # fmt: skip
+    )
     parser.add_argument("--batch-invariant", action="store_true", help="with --beside: as of `serve`")
     parser.add_argument("--repeats", type=count, default=3, help="with --beside: turns, whose median counts")
     parser.add_argument("--result-json", metavar="FILE", help="written after every batch size")

@@ -147,9 +147,15 @@ class BeamSearch:
         ids = torch.tensor([request.prompt])
         with torch.inference_mode():
             output = self._model.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.output_len, do_sample=False,
-                num_beams=self._width, num_return_sequences=self._width, eos_token_id=None, pad_token_id=0,
-            )  # fmt: skip
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=request.output_len,
+                do_sample=False,
+                num_beams=self._width,
+                num_return_sequences=self._width,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
         beams: list[list[int]] = output[:, len(request.prompt) :].tolist()
         return beams
 

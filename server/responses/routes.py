@@ -68,17 +68,28 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
             error_shape="responses",
         ),
         of_one(
-            "GET", one, retrieve.retrieve, "A response that was kept", ResponseObject,
-            query=retrieve.RetrieveQuery, streams=True, events=EVENTS, own_end=True,
+            "GET",
+            one,
+            retrieve.retrieve,
+            "A response that was kept",
+            ResponseObject,
+            query=retrieve.RetrieveQuery,
+            streams=True,
+            events=EVENTS,
+            own_end=True,
         ),
         of_one("DELETE", one, retrieve.delete, "Forget a response", DeletedResponse),
         of_one("POST", f"{one}/cancel", retrieve.cancel, "Cancel a background response", ResponseObject),
         of_one(
-            "GET", f"{one}/input_items", retrieve.input_items, "What a response was made from", InputItemList,
+            "GET",
+            f"{one}/input_items",
+            retrieve.input_items,
+            "What a response was made from",
+            InputItemList,
             query=ItemsQuery,
         ),
         *_conversation_routes(host, f"{prefix}/conversations"),
-    ]  # fmt: skip
+    ]
 
 
 def _conversation_routes(host: ServerState, base: str) -> list[Route]:

@@ -46,8 +46,9 @@ async def test_stream_gives_the_same_answer_in_the_exact_order(tiny_engine):
     assert tokens == whole["choices"][0]["token_ids"]
     assert whole["prompt_token_ids"]
     assert [event.get("prompt_token_ids") for event in events] == [
-        whole["prompt_token_ids"], *[None] * (len(events) - 1)
-    ]  # fmt: skip
+        whole["prompt_token_ids"],
+        *[None] * (len(events) - 1),
+    ]
     assert len({event["id"] for event in events}) == 1
     assert ["system_fingerprint" in event for event in events] == [False] * (len(events) - 1) + [True]
 

@@ -142,10 +142,18 @@ async def test_A8_bodies_that_come_by_drops_are_refused_at_their_deadline(tiny_e
 def spellings(path: str) -> list[str]:
     first = f"%{ord(path[1]):02x}"
     return [
-        f"{path}/", f"/{path}", f"{path}//", f"/x/..{path}", f"/.{path}", f"/{first}{path[2:]}",
+        f"{path}/",
+        f"/{path}",
+        f"{path}//",
+        f"/x/..{path}",
+        f"/.{path}",
+        f"/{first}{path[2:]}",
         path.replace("/", "%2f"),
-        f"/x/%2e%2e{path}", path.upper() if path.upper() != path else f"{path}x", f"{path}%00", f"{path};x",
-    ]  # fmt: skip
+        f"/x/%2e%2e{path}",
+        path.upper() if path.upper() != path else f"{path}x",
+        f"{path}%00",
+        f"{path};x",
+    ]
 
 
 @pytest.mark.parametrize("only", ROUTES)

@@ -109,10 +109,14 @@ def test_what_is_wrong_holds_up_what_needs_it_alone(
     checked: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it is timed, and all else is."""
-    one = checked({
-        "grouped_linear": Unfinished("it ended with 1"), "fused_moe": Unfinished("it was not done in time", late=True),
-        "decode_attention": [RIGHT, WRONG], "row_codes": [WRONG],
-    })  # fmt: skip
+    one = checked(
+        {
+            "grouped_linear": Unfinished("it ended with 1"),
+            "fused_moe": Unfinished("it was not done in time", late=True),
+            "decode_attention": [RIGHT, WRONG],
+            "row_codes": [WRONG],
+        }
+    )
     assert one.failed
     report = json.loads((tmp_path / "result.json").read_text())
     told = report["correctness"]

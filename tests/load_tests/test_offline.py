@@ -98,10 +98,22 @@ def test_a_heartbeat_summary_has_its_percentiles() -> None:
 @pytest.mark.parametrize("flush_ms", [20.0, 0.0])
 def test_bench_chain_reports_the_cost_of_each_part(tmp_path: Path, flush_ms: float) -> None:
     result = tmp_path / "chain.json"
-    assert bench(
-        "chain", "--running", "3", "--flush-ms", str(flush_ms), "--windows", "2", "--window-steps", "10",
-        "--result-json", str(result),
-    ) == 0  # fmt: skip
+    assert (
+        bench(
+            "chain",
+            "--running",
+            "3",
+            "--flush-ms",
+            str(flush_ms),
+            "--windows",
+            "2",
+            "--window-steps",
+            "10",
+            "--result-json",
+            str(result),
+        )
+        == 0
+    )
     (row,) = json.loads(result.read_text())
     assert (row["running"], row["flush_ms"]) == (3, flush_ms and 3000 / 1600)
     for part in ("total", "plan", "update", "scheduler", "worker", "output"):
@@ -137,11 +149,32 @@ def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> 
 def test_bench_throughput_reports_each_contestant(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     result = tmp_path / "throughput.json"
-    assert bench(
-        "throughput", "--preset", "tiny", "--num-requests", "5", "--input-len", "4", "20", "--output-len", "2", "9",
-        "--batch-size", "3", "--repeats", "1", "--num-threads", "1", "--one-output-len", "4",
-        "--result-json", str(result),
-    ) == 0  # fmt: skip
+    assert (
+        bench(
+            "throughput",
+            "--preset",
+            "tiny",
+            "--num-requests",
+            "5",
+            "--input-len",
+            "4",
+            "20",
+            "--output-len",
+            "2",
+            "9",
+            "--batch-size",
+            "3",
+            "--repeats",
+            "1",
+            "--num-threads",
+            "1",
+            "--one-output-len",
+            "4",
+            "--result-json",
+            str(result),
+        )
+        == 0
+    )
     report: dict[str, Any] = json.loads(result.read_text())
     assert set(report["contestants"]) == {"troupellm", "generate", "continuous", "troupellm-one", "generate-one"}
     assert set(report["same_tokens_as_generate"].values()) == {1.0}

@@ -184,9 +184,16 @@ def test_models_have_their_sizes(name: str) -> None:
 def test_a_random_qwen3_is_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     shape = Shape(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=512, head_dim=32, family="qwen3", tie_word_embeddings=True,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        head_dim=32,
+        family="qwen3",
+        tie_word_embeddings=True,
+    )
     model = transformers.AutoModelForCausalLM.from_pretrained(write_random_model(tmp_path / "model", shape))
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert sum(weight.numel() for weight in model.parameters()) == shape.num_parameters
@@ -220,9 +227,7 @@ def test_a_model_is_written_once_and_whole(tmp_path: Path) -> None:
 
 
 def comparison(precision: str, name: str, **rates: float) -> Comparison:
-    return Comparison(
-        config="c", precision=precision, cell=Cell(name, 1, 8, 8), rates=rates, spread={}, same_tokens={}
-    )  # fmt: skip
+    return Comparison(config="c", precision=precision, cell=Cell(name, 1, 8, 8), rates=rates, spread={}, same_tokens={})
 
 
 def test_rates_and_equal_tokens() -> None:
@@ -309,10 +314,32 @@ def test_bench_offline_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[st
     pytest.importorskip("transformers")
     result = tmp_path / "result.json"
     code = bench(
-        "offline", "--configs", "tiny", "--precisions", "fp32", "--contestants", "troupellm", "transformers", "vllm",
-        "--sequences", "2", "--input-len", "8", "--output-len", "6", "--prefill-len", "16", "--rounds", "1",
-        "--num-threads", "1", "--peers-dir", str(tmp_path / "none"), "--result-json", str(result),
-    )  # fmt: skip
+        "offline",
+        "--configs",
+        "tiny",
+        "--precisions",
+        "fp32",
+        "--contestants",
+        "troupellm",
+        "transformers",
+        "vllm",
+        "--sequences",
+        "2",
+        "--input-len",
+        "8",
+        "--output-len",
+        "6",
+        "--prefill-len",
+        "16",
+        "--rounds",
+        "1",
+        "--num-threads",
+        "1",
+        "--peers-dir",
+        str(tmp_path / "none"),
+        "--result-json",
+        str(result),
+    )
     report = json.loads(result.read_text())
     assert code == 1
     assert [cell["cell"]["name"] for cell in report["cells"]] == ["2 seq", "prefill"]

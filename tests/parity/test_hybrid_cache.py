@@ -28,11 +28,23 @@ class Reference:
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(12)
         config = transformers.Gemma3TextConfig(
-            vocab_size=384, hidden_size=64, intermediate_size=96, num_hidden_layers=5, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, max_position_embeddings=512, initializer_range=0.4, bos_token_id=1,
-            eos_token_id=2, pad_token_id=0, query_pre_attn_scalar=64, sliding_window=WINDOW,
-            layer_types=[SLIDING, SLIDING, FULL, SLIDING, SLIDING], tie_word_embeddings=False,
-        )  # fmt: skip
+            vocab_size=384,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=5,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            max_position_embeddings=512,
+            initializer_range=0.4,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=0,
+            query_pre_attn_scalar=64,
+            sliding_window=WINDOW,
+            layer_types=[SLIDING, SLIDING, FULL, SLIDING, SLIDING],
+            tie_word_embeddings=False,
+        )
         self.folder = byte_level(folder)
         self._model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         self._model.save_pretrained(folder)

@@ -42,24 +42,41 @@ FAMILIES = {
     "cohere2": lambda: transformers.Cohere2Config(**SIZES, sliding_window=20, sliding_window_pattern=2),
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**NEOX),
     "opt": lambda: transformers.OPTConfig(**{**NEOX, "ffn_dim": 96, "word_embed_proj_dim": 64}),
-    "gpt2": lambda: transformers.GPT2Config(vocab_size=300, n_embd=64, n_layer=2, n_head=4, n_positions=256,
-                                            bos_token_id=None, eos_token_id=None, pad_token_id=0),
-    "phimoe": lambda: transformers.PhimoeConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=20
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=300,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        n_positions=256,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
     ),
+    "phimoe": lambda: transformers.PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=20),
     "phi3_long": lambda: transformers.Phi3Config(
-        **{**SIZES, "max_position_embeddings": 512}, original_max_position_embeddings=1, rope_parameters={
-            "rope_type": "longrope", "rope_theta": 10000.0, "attention_factor": 1.3, "short_factor": [1.0] * 8,
-            "long_factor": [1.5 + index for index in range(8)]},
+        **{**SIZES, "max_position_embeddings": 512},
+        original_max_position_embeddings=1,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "attention_factor": 1.3,
+            "short_factor": [1.0] * 8,
+            "long_factor": [1.5 + index for index in range(8)],
+        },
     ),
     "gemma2": lambda: transformers.Gemma2Config(
-        **SIZES, head_dim=32, query_pre_attn_scalar=64, sliding_window=20, attn_logit_softcapping=3.0,
-        final_logit_softcapping=4.0, tie_word_embeddings=False,
+        **SIZES,
+        head_dim=32,
+        query_pre_attn_scalar=64,
+        sliding_window=20,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=4.0,
+        tie_word_embeddings=False,
     ),
     "gpt_oss": lambda: transformers.GptOssConfig(
         **SIZES, head_dim=32, num_local_experts=4, num_experts_per_tok=2, sliding_window=20
     ),
-}  # fmt: skip
+}
 """The last three are families of ours, too."""
 QUICK = ("starcoder2", "cohere2", "gpt_neox", "gemma2")
 MAMBA = {"vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 256}

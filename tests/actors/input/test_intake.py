@@ -74,9 +74,17 @@ async def test_seeds_are_unsigned_and_drawn_when_missing(bench, seed, expected):
 
 async def test_sampling_state_is_what_the_worker_needs(bench):
     params = SamplingParams(
-        temperature=1e-7, top_k=-1, logit_bias={3: 1}, allowed_token_ids=[9, 8, 9], min_tokens=2, stop_token_ids=[7],
-        logprobs=4, stop="x", include_stop_str_in_output=True, skip_special_tokens=False,
-    )  # fmt: skip
+        temperature=1e-7,
+        top_k=-1,
+        logit_bias={3: 1},
+        allowed_token_ids=[9, 8, 9],
+        min_tokens=2,
+        stop_token_ids=[7],
+        logprobs=4,
+        stop="x",
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )
     opened, submitted = await bench.prepare(TextPrompt("a"), params)
     state = submitted.sequences[0].sampling
     assert state.temperature == 0.0

@@ -254,9 +254,7 @@ def test_searches_of_two_tenants_do_not_take_the_rows_from_each_other(
 @pytest.mark.parametrize("plans", [1, 2])
 def test_a_search_that_fills_all_rows_makes_room_for_another_tenant(plans: int, caching: bool) -> None:
     made = ready(num_blocks=400, max_model_len=200)
-    core = make_core(
-        made, caching=caching, max_num_seqs=4, max_num_batched_tokens=64, max_plans_in_flight=plans
-    )  # fmt: skip
+    core = make_core(made, caching=caching, max_num_seqs=4, max_num_batched_tokens=64, max_plans_in_flight=plans)
     harness = Harness(core, made)
     search(harness, 1, 4, "a", max_tokens=100)
     asked: dict[int, int] = {}

@@ -31,9 +31,10 @@ class Deadly(Harness):
         if plan is not None:
             sequences = ledger_of(self.core).sequences
             guilty = [
-                row for row in plan.rows
+                row
+                for row in plan.rows
                 if row // 100 in self.poison and row in sequences and len(sequences[row].tokens) >= self.length
-            ]  # fmt: skip
+            ]
             if guilty:
                 self.deaths.append({row // 100 for row in plan.rows})
                 self.in_a_row += 1

@@ -269,8 +269,14 @@ def test_results_that_contradict_their_plan_are_a_workers_fault(
     decoding(harness)
     plan = planned(harness)
     result = StepResult(
-        step=plan.step, engine_epoch=0, rows=plan.rows, epochs=plan.epochs, token_counts=(len(tokens),),
-        tokens=tokens, drafted=drafted, accepted=accepted,
-    )  # fmt: skip
+        step=plan.step,
+        engine_epoch=0,
+        rows=plan.rows,
+        epochs=plan.epochs,
+        token_counts=(len(tokens),),
+        tokens=tokens,
+        drafted=drafted,
+        accepted=accepted,
+    )
     with pytest.raises(BrokenResult):
         harness.core.update(result, 99.0)

@@ -181,8 +181,15 @@ async def test_a_step_of_which_a_part_is_launched_later_is_waited_for_then(
     device.finish(3)
     assert await worker_host.receive() == 3
     assert device.calls == [
-        "launch 1", "launch 2", "collect 1", "complete 2", "collect 2", "launch 3", "complete 3", "collect 3",
-    ]  # fmt: skip
+        "launch 1",
+        "launch 2",
+        "collect 1",
+        "complete 2",
+        "collect 2",
+        "launch 3",
+        "complete 3",
+        "collect 3",
+    ]
     await worker_host.close()
     await elsewhere.close()
 

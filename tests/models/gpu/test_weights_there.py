@@ -43,8 +43,10 @@ def test_what_a_kind_stands_for(name: str) -> None:
         weight = moved(ALL[name], CUDA)
         assert isinstance(weight, QuantizedWeight)
         parts: Sequence[QuantizedWeight] = (
-            weight, weight.rows(slice(3, 7)), weight.rows(torch.zeros(5, dtype=torch.int64, device=CUDA))
-        )  # fmt: skip
+            weight,
+            weight.rows(slice(3, 7)),
+            weight.rows(torch.zeros(5, dtype=torch.int64, device=CUDA)),
+        )
         joined = merge([weight, weight])
         assert isinstance(joined, QuantizedWeight)
         for part in (*parts, joined):

@@ -229,9 +229,15 @@ def test_strangers_are_left_alone_and_not_counted(connect: Open, tmp_path: Path)
     (elsewhere / named).write_bytes(b"else")
     (ours.parent / "ff").symlink_to(elsewhere)
     strangers = [
-        tmp_path / "main.kv", tmp_path / named, tmp_path / "screens" / "main.kv", tmp_path / "a1" / named,
-        ours.parent / named, ours / "main.kv", ours / "deeper" / named, elsewhere / named,
-    ]  # fmt: skip
+        tmp_path / "main.kv",
+        tmp_path / named,
+        tmp_path / "screens" / "main.kv",
+        tmp_path / "a1" / named,
+        ours.parent / named,
+        ours / "main.kv",
+        ours / "deeper" / named,
+        elsewhere / named,
+    ]
     for path in strangers:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes(4 * FRAME))

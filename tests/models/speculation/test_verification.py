@@ -61,9 +61,10 @@ def make(parts: tuple[Decoder, KVCache], proposer: Proposer | None, **more: Any)
     if proposer is None:
         return ModelRunner(*parts, max_model_len=LENGTH)
     return ModelRunner(
-        *parts, max_model_len=LENGTH,
+        *parts,
+        max_model_len=LENGTH,
         speculation=lambda rows, options, guides: Speculator(proposer, rows, options, LOGITS_WIDTH, **more),
-    )  # fmt: skip
+    )
 
 
 def fill(host: SpeculativeHost, names: Sequence[str]) -> None:

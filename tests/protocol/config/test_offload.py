@@ -112,13 +112,23 @@ def test_offload_settings_come_from_flags_and_tables(tmp_path: Path) -> None:
     assert not parse().on
     assert parse("--kv-offloading-size", "4").host_bytes == 4 * GIB
     given = parse(
-        "--kv-offloading-size=512MiB", "--kv-offload-disk-path", "/blocks", "--kv-offload-disk-bytes", "8GiB",
-        "--preemption-mode", "offload", "--kv-offload-timeout", "2",
-    )  # fmt: skip
+        "--kv-offloading-size=512MiB",
+        "--kv-offload-disk-path",
+        "/blocks",
+        "--kv-offload-disk-bytes",
+        "8GiB",
+        "--preemption-mode",
+        "offload",
+        "--kv-offload-timeout",
+        "2",
+    )
     assert given == OffloadConfig(
-        kv_offloading_size="512MiB", kv_offload_disk_path="/blocks", kv_offload_disk_bytes=8 * GIB,
-        preemption_mode="offload", kv_offload_timeout=2.0,
-    )  # fmt: skip
+        kv_offloading_size="512MiB",
+        kv_offload_disk_path="/blocks",
+        kv_offload_disk_bytes=8 * GIB,
+        preemption_mode="offload",
+        kv_offload_timeout=2.0,
+    )
     file = tmp_path / "troupe.toml"
     file.write_text('[offload]\nkv_offloading_size = 2.5\n[kv_transfer_config]\nkv_connector = "shared"\n')
     read = parse("--config", str(file))
@@ -128,14 +138,26 @@ def test_offload_settings_come_from_flags_and_tables(tmp_path: Path) -> None:
 
 def test_plans_and_results_cross_a_process_border() -> None:
     plan = StepPlan(
-        step=1, engine_epoch=2, rows=(), epochs=(), starts=(), counts=(), cancelled=(3,),
+        step=1,
+        engine_epoch=2,
+        rows=(),
+        epochs=(),
+        starts=(),
+        counts=(),
+        cancelled=(3,),
         transfers=(BlockTransfer(1, "store", 0, 0, 7, 2, b"k"), BlockTransfer(2, "fetch", 1, 1, -1, 3, b"l")),
         lookups=(TierLookup(4, 1, (b"k", b"l")),),
-    )  # fmt: skip
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=StepPlan) == plan
     result = StepResult(
-        step=1, engine_epoch=2, rows=(), epochs=(), token_counts=(), tokens=(),
+        step=1,
+        engine_epoch=2,
+        rows=(),
+        epochs=(),
+        token_counts=(),
+        tokens=(),
         transfers=(TransferDone(1, True, seconds=0.5), TransferDone(2, False, "miss")),
-        found=(LookupDone(4, 1),), tiers=(TierReport(tier=1, disabled="No space left on device", failed=1),),
-    )  # fmt: skip
+        found=(LookupDone(4, 1),),
+        tiers=(TierReport(tier=1, disabled="No space left on device", failed=1),),
+    )
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult) == result

@@ -97,9 +97,15 @@ class FakeEngine:
 
     def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(
-            state=self.state, uptime_seconds=0.0, model="", max_model_len=0, open_requests=0,
-            scheduler=self.scheduler, actors=(), **self.told,
-        )  # fmt: skip
+            state=self.state,
+            uptime_seconds=0.0,
+            model="",
+            max_model_len=0,
+            open_requests=0,
+            scheduler=self.scheduler,
+            actors=(),
+            **self.told,
+        )
 
 
 def test_room_is_what_others_leave() -> None:

@@ -36,9 +36,14 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
     file = FileObject(id="file-0", bytes=1, created_at=0, filename="in", purpose="batch")
     await store.add_file("name:alice", file, written)
     batch = Batch(
-        id="batch_0", endpoint=URL, input_file_id="file-0", completion_window="24h", status="validating",
-        created_at=0, expires_at=2**40,
-    )  # fmt: skip
+        id="batch_0",
+        endpoint=URL,
+        input_file_id="file-0",
+        completion_window="24h",
+        status="validating",
+        created_at=0,
+        expires_at=2**40,
+    )
     await store.add_batch("name:alice", batch, None)
     yield store
     await store.close()

@@ -78,9 +78,25 @@ def server() -> Iterator[FakeServer]:
 
 def test_quick_chat_with_all_flags(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(
-        ["chat", "--url", server.url, "-q", "good day", "--system-prompt", "be kind", "--max-tokens", "9",
-         "--temperature", "0", "--api-key", "k", "--model-name", "mine", "--stats"]
-    )  # fmt: skip
+        [
+            "chat",
+            "--url",
+            server.url,
+            "-q",
+            "good day",
+            "--system-prompt",
+            "be kind",
+            "--max-tokens",
+            "9",
+            "--temperature",
+            "0",
+            "--api-key",
+            "k",
+            "--model-name",
+            "mine",
+            "--stats",
+        ]
+    )
     out = capsys.readouterr().out
     assert code == 0
     assert out.startswith("good day \n[TTFT ")

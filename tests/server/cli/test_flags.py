@@ -43,9 +43,21 @@ def test_what_is_no_size(text: str) -> None:
 
 def test_flags_reach_their_sections() -> None:
     engine, server = parse(
-        "--max-model-len", "8k", "--kv_cache_memory_bytes=4GiB", "--no-enable-prefix-caching", "--dtype", "bfloat16",
-        "--api-key", "a", "--api-key", "b", "--port", "0", "--flush-interval", "0.5",
-    )  # fmt: skip
+        "--max-model-len",
+        "8k",
+        "--kv_cache_memory_bytes=4GiB",
+        "--no-enable-prefix-caching",
+        "--dtype",
+        "bfloat16",
+        "--api-key",
+        "a",
+        "--api-key",
+        "b",
+        "--port",
+        "0",
+        "--flush-interval",
+        "0.5",
+    )
     assert engine.model.max_model_len == 8000
     assert engine.model.dtype == "bfloat16"
     assert engine.cache.kv_cache_memory_bytes == 4 * 2**30

@@ -39,8 +39,9 @@ def test_trusted_remote_code_is_a_warning(caplog: pytest.LogCaptureFixture, tmp_
     with caplog.at_level(logging.WARNING, logger="troupellm.config"):
         assert parse("--trust-remote-code") == parse("--config", str(file)) == parse()
     assert [message.partition(" is ")[0] for message in caplog.messages] == [
-        "--trust-remote-code", f"{file}: trust_remote_code",
-    ]  # fmt: skip
+        "--trust-remote-code",
+        f"{file}: trust_remote_code",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,14 @@ ITEM = f"in_{'a' * 32}0000"
 def stored(*items, output=()):
     body = msgspec.json.encode({"id": NAME, "output": list(output), "tools": [{"x": "y"}]})
     return StoredResponse(
-        id=NAME, previous=None, status="completed", background=False, logged=False, body=body,
+        id=NAME,
+        previous=None,
+        status="completed",
+        background=False,
+        logged=False,
+        body=body,
         items=msgspec.json.encode(list(items)),
-    )  # fmt: skip
+    )
 
 
 def item(text):

@@ -37,12 +37,17 @@ if TYPE_CHECKING:
 _START_SECONDS = (0.0, 0.01, 0.3)
 _STATUS = Status(
     snapshot=EngineSnapshot(
-        state="ready", uptime_seconds=0.0, model="", max_model_len=0, open_requests=0, scheduler=SchedulerSnapshot(),
+        state="ready",
+        uptime_seconds=0.0,
+        model="",
+        max_model_len=0,
+        open_requests=0,
+        scheduler=SchedulerSnapshot(),
         actors=(),
     ),
     draining=False,
     in_flight_elsewhere=0,
-)  # fmt: skip
+)
 _NO_CHAT_FORMAT: Any = None
 """No request is a chat here."""
 _ECHO = b"what the operator asks"

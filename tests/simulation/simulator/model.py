@@ -162,9 +162,14 @@ def right_selection(
     if params.use_beam_search:
         ends = frozenset() if params.ignore_eos else language.eos
         found = beams_of(
-            list(prompt), params.num_sequences, max_tokens, ends, params.length_penalty,
-            early_stopping=params.early_stopping, candidates=lambda tokens: ranking(state_of(tokens)),
-        )  # fmt: skip
+            list(prompt),
+            params.num_sequences,
+            max_tokens,
+            ends,
+            params.length_penalty,
+            early_stopping=params.early_stopping,
+            candidates=lambda tokens: ranking(state_of(tokens)),
+        )
         return tuple(_beam_answer(language, tokens, params, ends) for tokens in found[: params.n])
     answers = [right_answer(language, prompt, params, fork, max_tokens) for fork in range(params.num_sequences)]
     return tuple(sorted(answers, key=lambda answer: -_likelihood(prompt, answer.token_ids))[: params.n])

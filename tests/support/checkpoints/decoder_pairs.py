@@ -69,10 +69,13 @@ def longrope(rotary_dim: int, **more: float) -> dict[str, object]:
     """Phi's rotation, of three quarters of a head."""
     half = rotary_dim // 2
     return {
-        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
         "short_factor": [1.0 + 0.2 * index for index in range(half)],
-        "long_factor": [1.5 + 0.5 * index for index in range(half)], **more,
-    }  # fmt: skip
+        "long_factor": [1.5 + 0.5 * index for index in range(half)],
+        **more,
+    }
 
 
 FAMILIES: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -247,9 +250,13 @@ class Pair:
     @torch.inference_mode()
     def greedy(self, prompt: list[int], new_tokens: int) -> list[int]:
         output = self.reference.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long), do_sample=False,
-            max_new_tokens=new_tokens, min_new_tokens=new_tokens, pad_token_id=0,
-        )  # fmt: skip
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            pad_token_id=0,
+        )
         return output[0, len(prompt) :].tolist()
 
     @torch.inference_mode()
@@ -299,16 +306,32 @@ class Driver:
             if self.done[row] == 0:
                 ids = np.array(self.tokens[row], dtype="<i4").tobytes()
                 state = SamplingState(temperature=0.0)
-                new.append(NewRow(row=row, epoch=1, request_id=str(row), token_ids=ids,
-                                  num_prompt_tokens=self.prompts[row], sampling=state, blocks=(blocks,)))  # fmt: skip
+                new.append(
+                    NewRow(
+                        row=row,
+                        epoch=1,
+                        request_id=str(row),
+                        token_ids=ids,
+                        num_prompt_tokens=self.prompts[row],
+                        sampling=state,
+                        blocks=(blocks,),
+                    )
+                )
             elif blocks:
                 changes.append(RowChange(row=row, appended_blocks=(blocks,)))
         rows = tuple(spans)
         result = self.runner.run(
-            StepPlan(step=self.step, engine_epoch=0, rows=rows, epochs=(1,) * len(rows), new_rows=tuple(new),
-                     starts=tuple(self.done[row] for row in rows), counts=tuple(spans.values()),
-                     changes=tuple(changes))
-        )  # fmt: skip
+            StepPlan(
+                step=self.step,
+                engine_epoch=0,
+                rows=rows,
+                epochs=(1,) * len(rows),
+                new_rows=tuple(new),
+                starts=tuple(self.done[row] for row in rows),
+                counts=tuple(spans.values()),
+                changes=tuple(changes),
+            )
+        )
         self.step += 1
         tokens = iter(result.tokens)
         for row, count in zip(rows, result.token_counts, strict=True):
