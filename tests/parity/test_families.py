@@ -10,19 +10,14 @@ import torch
 from troupellm.models.hub.source import resolve_model
 from troupellm.models.runner import runner as runner_module
 from troupellm.protocol.config.engine import ModelConfig
-from troupellm.tests.support.checkpoints.decoder_pairs import (
-    FAMILIES,
-    LIKELIEST,
-    TOLERANCE,
-    Driver,
-    Pair,
-    assert_close_call,
-    make_prompt,
-)
+from troupellm.tests.support.checkpoints.close_calls import LIKELIEST, TOLERANCE, assert_close_call
+from troupellm.tests.support.checkpoints.decoder_pairs import FAMILIES, VARIANTS, Driver, Pair, make_prompt
 from troupellm.tests.support.checkpoints.watched_logits import watched_logits
 
+ROWS = [pytest.param(name, marks=pytest.mark.slow if name in VARIANTS else ()) for name in FAMILIES]
 
-@pytest.fixture(scope="module", params=list(FAMILIES))
+
+@pytest.fixture(scope="module", params=ROWS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(tmp_path_factory.mktemp(request.param), FAMILIES[request.param]())
 

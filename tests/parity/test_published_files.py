@@ -13,8 +13,10 @@ import transformers
 from troupellm.models.config.hf_config import ConfigReader
 from troupellm.models.families.registry import describe_decoder
 from troupellm.models.layers.rope import rope_frequencies
+from troupellm.models.load.architecture import served_part
 from troupellm.protocol.errors import ModelLoadError
-from troupellm.tests.support.checkpoints.decoder_pairs import IMAGES, TOLERANCE, Pair, make_prompt
+from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
+from troupellm.tests.support.checkpoints.decoder_pairs import IMAGES, Pair, make_prompt
 
 LENGTH = 60
 SIZES: dict[str, Any] = {
@@ -330,12 +332,12 @@ def test_gemmas_two_rotations_are_read_from_two_sections(name: str) -> None:
     nested = {**file["text_config"], **flat} if "text_config" in file else None
     changed = {**file, **flat} if nested is None else {**file, "text_config": nested}
     with pytest.raises(ModelLoadError, match="rope_parameters must have full_attention and sliding_attention"):
-        describe_decoder(ConfigReader(changed))
+        describe_decoder(served_part(ConfigReader(changed))[0])
     newer = {"full_attention": {"rope_type": "linear", "factor": 4.0}, "sliding_attention": {"rope_type": "default"}}
     if nested is not None:
         changed = {**file, "text_config": {**nested, "rope_parameters": newer}}
         with pytest.raises(ModelLoadError, match="rope_scaling must say the same as rope_parameters"):
-            describe_decoder(ConfigReader(changed))
+            describe_decoder(served_part(ConfigReader(changed))[0])
 
 
 def test_bases_beside_gemmas_two_sections_count_where_these_name_none() -> None:

@@ -24,15 +24,9 @@ from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
 from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
-from troupellm.tests.support.checkpoints.decoder_pairs import (
-    MAX_LEN,
-    SIZES,
-    TOLERANCE,
-    Driver,
-    Pair,
-    make_prompt,
-    write_tokenizer,
-)
+from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
+from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
+from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, SIZES, Driver, Pair, make_prompt
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {

@@ -14,7 +14,7 @@ from troupellm.models.speculation import drafter
 from troupellm.models.speculation.speculator import Speculator
 from troupellm.models.worker.worker import ModelWorker
 from troupellm.protocol.config.engine import EngineConfig
-from troupellm.tests.support.checkpoints.decoder_pairs import write_tokenizer
+from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.deepseek_mtp import write_deepseek
 from troupellm.tests.support.speculation.plain_heads import write_drafters
 
