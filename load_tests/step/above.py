@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 
 import anyio
 
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
 from troupellm.load_tests.peers.process import ContestantError
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import ServerPlan
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
 from troupellm.protocol.params.sampling import SamplingParams
 
 START_SECONDS, RUN_SECONDS = 600.0, 900.0

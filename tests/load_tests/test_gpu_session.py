@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from troupellm.load_tests.flags.operations import OPERATIONS
 from troupellm.load_tests.gpu import checking, goals, measuring, session
 from troupellm.load_tests.gpu.checking import MODEL, Unfinished, begin, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -18,7 +19,6 @@ from troupellm.load_tests.gpu.gathered import Found, Gathered
 from troupellm.load_tests.gpu.measuring import Measuring
 from troupellm.load_tests.gpu.page import page
 from troupellm.load_tests.kernels.checks import Check
-from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import ConfigError
 from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU
 

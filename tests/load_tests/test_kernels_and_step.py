@@ -18,18 +18,18 @@ import torch
 
 from troupellm.kernels import cpp
 from troupellm.load_tests import cli
+from troupellm.load_tests.bench.kernels import measured, size_of
+from troupellm.load_tests.bench.step import Row, line
+from troupellm.load_tests.flags.operations import MODELS, OPERATIONS
 from troupellm.load_tests.kernels import ceilings, checks
 from troupellm.load_tests.kernels.ceilings import Measured
 from troupellm.load_tests.kernels.checks import check
-from troupellm.load_tests.kernels.command import measured, size_of
-from troupellm.load_tests.kernels.flags import MODELS, OPERATIONS
 from troupellm.load_tests.kernels.outcome import Outcome
 from troupellm.load_tests.kernels.shapes import Shapes, Work
 from troupellm.load_tests.kernels.timing import measure
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 from troupellm.load_tests.step.above import steady_step_seconds
 from troupellm.load_tests.step.bare import BareWorker
-from troupellm.load_tests.step.command import Row, line
 from troupellm.load_tests.step.profile import PROFILED_STEPS, Parts, parts_of_steps, recorded_steps
 from troupellm.protocol.config.engine import EngineConfig
 
@@ -72,7 +72,7 @@ def test_a_wrong_operation_is_not_measured(
     monkeypatch.setattr(checks, "silu_mul", lambda gate_up: gate_up[..., ::2] * 0)
     result = tmp_path / "result.json"
     argv = ("--operations", "silu_mul", "rms_norm", "--model", "24m", "--batches", "2", "--seconds", "0.001")
-    monkeypatch.setattr("troupellm.load_tests.kernels.command.measure_ceilings", lambda *_: CEILINGS)
+    monkeypatch.setattr("troupellm.load_tests.bench.kernels.measure_ceilings", lambda *_: CEILINGS)
     assert bench("kernels", *argv, "--result-json", str(result)) == 1
     report = json.loads(result.read_text())
     assert {one["operation"] for one in report["found"]} == {"rms_norm"}
@@ -220,7 +220,7 @@ def test_bench_step_cleans_up_where_it_is_ended(number: signal.Signals, monkeypa
         assert callable(handler), "it would end at once"
         handler(number, None)
 
-    monkeypatch.setattr("troupellm.load_tests.step.command.StepBench", measure)
+    monkeypatch.setattr("troupellm.load_tests.bench.step.StepBench", measure)
     before = signal.signal(number, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as left:

@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from troupellm.load_tests import cli
-from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
-from troupellm.load_tests.offline.command import Bench
-from troupellm.load_tests.offline.table import judgement, line, means
+from troupellm.load_tests.bench.offline import Bench
+from troupellm.load_tests.peers.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
 from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
 from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
+from troupellm.load_tests.peers.table import judgement, line, means
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
 
 SIDE = """

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.own_server import OwnServer
-from troupellm.load_tests.recovery.command import Side, check_flags, run, table
-from troupellm.load_tests.recovery.flags import add_flags
-from troupellm.load_tests.recovery.streams import Kill, kill_under, seen, went_on
-from troupellm.load_tests.serve.records import RequestRecord
+from troupellm.load_tests.bench.recovery import Side, check_flags, run, table
+from troupellm.load_tests.client.records import RequestRecord
+from troupellm.load_tests.flags.servers import recovery as add_flags
+from troupellm.load_tests.traffic.own_server import OwnServer
+from troupellm.load_tests.traffic.streams import Kill, kill_under, seen, went_on
 from troupellm.protocol.errors import ConfigError
 from troupellm.server.cli.flags import ENV_PREFIX
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from troupellm.load_tests.soak import server
-from troupellm.load_tests.soak.command import KILLING_SHARE, Report, _drive, around, slope
-from troupellm.load_tests.soak.server import Held
+from troupellm.load_tests.bench.soak import KILLING_SHARE, Report, _drive, around, slope
+from troupellm.load_tests.traffic import held as server
+from troupellm.load_tests.traffic.held import Held
 from troupellm.server.cli.main import main
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
