@@ -1,10 +1,7 @@
 """A multipart body on its way to the disk: parsed piece by piece, so that memory does not grow with the file."""
 
-import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from python_multipart.exceptions import FormParserError
@@ -13,6 +10,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import BodyReader
 from troupellm.server.base.errors import too_large
+from troupellm.server.base.private_files import create_private, sync
 from troupellm.server.base.threads import offload
 
 MEDIA = "multipart/form-data"
@@ -38,14 +36,15 @@ class Form(msgspec.Struct, frozen=True):
     """Bytes of the file."""
 
 
-class _Part:
-    def __init__(self) -> None:
-        self.header = b""
-        self.value = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.name = ""
-        self.filename: str | None = None
-        self.data = bytearray()
+class _Part(msgspec.Struct):
+    """A part that is being read."""
+
+    header: bytes = b""
+    value: bytes = b""
+    headers: dict[bytes, bytes] = {}
+    name: str = ""
+    filename: str | None = None
+    data: bytes = b""
 
 
 class Upload:
@@ -74,13 +73,13 @@ class Upload:
         self._parser = MultipartParser(
             boundary,
             {
-                "on_part_begin": self._begin,
-                "on_part_data": self._data,
-                "on_part_end": self._end_part,
+                "on_part_begin": self._begin_part,
                 "on_header_field": self._header_field,
                 "on_header_value": self._header_value,
                 "on_header_end": self._header_end,
                 "on_headers_finished": self._headers_finished,
+                "on_part_data": self._data,
+                "on_part_end": self._end_part,
                 "on_end": self._end,
             },
             max_header_count=MAX_HEADERS,
@@ -117,7 +116,7 @@ class Upload:
                 output.close()
         return Form(self._fields, self._filename, self._size)
 
-    def _begin(self) -> None:
+    def _begin_part(self) -> None:
         self._part = _Part()
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
@@ -170,22 +169,6 @@ def plain_name(given: str) -> str:
     last = given.replace("\\", "/").rpartition("/")[2]
     plain = "".join(letter if letter.isprintable() else "?" for letter in last)[:MAX_FILENAME]
     return plain or "file"
-
-
-def new_name() -> str:
-    """For what is being written."""
-    return secrets.token_hex(16)
-
-
-def create_private(path: Path) -> BinaryIO:
-    """A new file that only its owner may read, with any umask."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-
-
-def sync(output: BinaryIO) -> None:
-    """Its bytes are on the disk when this returns. Blocks."""
-    output.flush()
-    os.fsync(output.fileno())
 
 
 def _invalid(message: str) -> InvalidRequest:

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from troupellm.server.access.keys import read_keys
-from troupellm.server.batches.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
+from troupellm.server.base.upload import BUFFER_BYTES, MAX_HEADER_BYTES, MAX_HEADERS
 from troupellm.server.storage.batches_service import MAX_UPLOADS_OF_ONE
 from troupellm.tests.support.servers.canary import Attacked, resident_bytes, under_many as under_attack
 from troupellm.tests.support.servers.serving import server_config

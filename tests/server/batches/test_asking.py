@@ -10,8 +10,7 @@ from anyio.lowlevel import checkpoint
 from troupellm.protocol.api.caller import Caller
 from troupellm.protocol.messages.snapshot import EngineSnapshot, SchedulerSnapshot
 from troupellm.server.batches.concurrency import Governor, has_room
-from troupellm.server.batches.lines import Bad, Good, Lines, count_lines
-from troupellm.server.batches.run_line import MOST_ATTEMPTS, ask
+from troupellm.server.batches.lines import MOST_ATTEMPTS, Bad, Good, Lines, ask, count_lines
 from troupellm.server.host.internal_requests import Answered
 
 pytestmark = pytest.mark.anyio
