@@ -16,10 +16,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 async def create(host: ServerState, exchange: Exchange, request: BatchRequest) -> None:
     """POST /v1/batches."""
-    batches = host.batches
-    batches.require_runner()
-    if request.endpoint not in batches.endpoints:
-        known = ", ".join(sorted(batches.endpoints))
+    host.batches.require_runner()
+    if request.endpoint not in host.batches.endpoints:
+        known = ", ".join(sorted(host.batches.endpoints))
         raise InvalidRequest(f"endpoint must be one of {known}", param="endpoint")
     window = request.completion_window
     seconds = int(window[:-1]) * _UNITS[window[-1]]
@@ -28,7 +27,7 @@ async def create(host: ServerState, exchange: Exchange, request: BatchRequest) -
     name = f"batch_{secrets.token_hex(12)}"
     batch = new_batch(name, request.endpoint, request.input_file_id, (window, seconds), request.metadata)
     life = None if request.output_expires_after is None else request.output_expires_after.seconds
-    await batches.store.add_batch(exchange.owner, batch, life)
+    await host.batches.store.add_batch(exchange.owner, batch, life)
     await exchange.respond(200, msgspec.json.encode(batch))
 
 

@@ -9,7 +9,8 @@ from troupellm.protocol.errors import InvalidRequest
 from troupellm.server.base.body import BodyReader
 from troupellm.server.base.exchange import Exchange
 from troupellm.server.base.json_body import invalid_field
-from troupellm.server.base.upload import MEDIA, OVERHEAD_BYTES, Form, Upload, new_name
+from troupellm.server.base.private_files import new_name
+from troupellm.server.base.upload import MEDIA, OVERHEAD_BYTES, Form, Upload
 from troupellm.server.host.server_state import ServerState
 from troupellm.server.storage.batches import new_file, no_such
 

@@ -4,6 +4,7 @@ import time
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
 import anyio
 import msgspec
@@ -153,16 +154,15 @@ class Progress:
     def _close(
         self, database: Connection, status: BatchStatus, files: dict[bool, FileObject], written: dict[bool, Path]
     ) -> None:
-        (held,) = database.execute(
-            "SELECT coalesce(sum(length(data)), 0) FROM results WHERE batch = ?", (self.entry.number,)
-        ).fetchone()
+        key = (self.entry.number,)
+        (held,) = database.execute("SELECT coalesce(sum(length(data)), 0) FROM results WHERE batch = ?", key).fetchone()
         add_usage(database, self.entry.owner, -held)
-        database.execute("DELETE FROM results WHERE batch = ?", (self.entry.number,))
+        database.execute("DELETE FROM results WHERE batch = ?", key)
         for good, file in files.items():
             self.store.insert_file(database, self.entry.owner, file, written[good])
         names = {"output_file_id" if good else "error_file_id": file.id for good, file in files.items()}
-        names |= {"status": status, f"{status}_at": int(time.time())}
-        save_batch(database, msgspec.structs.replace(self._read(database), **names))
+        ended: dict[str, Any] = {**names, "status": status, f"{status}_at": int(time.time())}
+        save_batch(database, msgspec.structs.replace(self._read(database), **ended))
 
     def _read(self, database: Connection) -> Batch:
         row = database.execute(f"SELECT {BATCH} FROM batches WHERE number = ?", (self.entry.number,)).fetchone()

@@ -10,7 +10,6 @@ from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Literal
 
 import msgspec
 
@@ -20,7 +19,7 @@ from troupellm.protocol.errors import Conflict, EngineOverloaded, InvalidRequest
 from troupellm.server.base.errors import HttpError
 from troupellm.server.base.private_files import sync_folder
 from troupellm.server.storage import batches_rows as rows
-from troupellm.server.storage.batches_rows import BATCH, FILE, OVER_STATUSES
+from troupellm.server.storage.batches_rows import OVER_STATUSES
 from troupellm.server.storage.database import Database, reading, transaction
 
 KEPT_BATCHES = 10_000
@@ -38,7 +37,7 @@ def new_file(name: str, size: int, purpose: Purpose, life: int | None) -> FileOb
     return FileObject(id=file_id, bytes=size, created_at=created, expires_at=expires, filename=name, purpose=purpose)
 
 
-def no_such(kind: Literal["file", "batch"]) -> HttpError:
+def no_such(kind: str) -> HttpError:
     """The answer where it is not there, or another key's."""
     return HttpError(404, f"there is no such {kind}", code=f"{kind}_not_found")
 
@@ -141,7 +140,7 @@ class Store(Database):
             InvalidRequest: there is no file `after`.
         """
         where, given = "(expires IS NULL OR expires > ?) AND purpose = coalesce(?, purpose)", (time.time(), purpose)
-        source = f"{FILE} FROM files"
+        source = f"{rows.FILE} FROM files"
         return FileList(
             **rows.page(database, source, rows.as_file, owner, where, given, after=after, newest=newest, limit=limit)
         )
@@ -211,9 +210,9 @@ class Store(Database):
         Raises:
             InvalidRequest: there is no batch `after` or `before`.
         """
-        source, where, given = f"{BATCH} FROM batches", "substr(id, 1, ?) = ?", (len(prefix), prefix)
-        ends = {"after": after if before is None else before, "newest": before is None, "turned": before is not None}
-        return BatchList(**rows.page(database, source, rows.as_batch, owner, where, given, limit=limit, **ends))
+        source, where, given = f"{rows.BATCH} FROM batches", "substr(id, 1, ?) = ?", (len(prefix), prefix)
+        page = rows.page(database, source, rows.as_batch, owner, where, given, after=after, before=before, limit=limit)
+        return BatchList(**page)
 
     @transaction
     def cancel_batch(self, database: Connection, owner: str, batch_id: str) -> Batch | None:
@@ -240,7 +239,7 @@ class Store(Database):
 
     def find_file(self, database: Connection, owner: str, file_id: str) -> FileObject | None:
         row = database.execute(
-            f"SELECT {FILE} FROM files WHERE id = ? AND owner = ? AND (expires IS NULL OR expires > ?)",
+            f"SELECT {rows.FILE} FROM files WHERE id = ? AND owner = ? AND (expires IS NULL OR expires > ?)",
             (file_id, owner, time.time()),
         ).fetchone()
         return None if row is None else rows.as_file(row)

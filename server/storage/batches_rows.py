@@ -105,24 +105,24 @@ def page(
     values: tuple[object, ...],
     *,
     after: str | None,
-    newest: bool,
+    before: str | None = None,
+    newest: bool = True,
     limit: int,
-    turned: bool = False,
 ) -> dict[str, Any]:
     """The fields of a page of an owner's list.
 
     Args:
         source: columns and the table's name, as a SELECT has them.
-        after: an id, behind which the page begins.
+        after, before: an id behind which the page begins, or before which it ends; not both.
         newest: the newest come first.
-        turned: the page stands in the other order.
 
     Raises:
-        InvalidRequest: there is no row `after`.
+        InvalidRequest: there is no row `after` or `before`.
     """
-    if after is not None:
+    border, newest = (after, newest) if before is None else (before, not newest)
+    if border is not None:
         place = f"SELECT number FROM {source.rpartition(' ')[2]} WHERE id = ? AND owner = ?"
-        row = database.execute(place, (after, owner)).fetchone()
+        row = database.execute(place, (border, owner)).fetchone()
         if row is None:
             raise InvalidRequest("after names nothing that is there", param="after")
         where, values = f"{where} AND number {'<' if newest else '>'} ?", (*values, *row)
@@ -130,6 +130,6 @@ def page(
     rows = database.execute(
         f"SELECT {source} WHERE owner = ? AND {where} {order}", (owner, *values, limit + 1)
     ).fetchall()
-    data = [made(row) for row in rows[:limit]][:: -1 if turned else 1]
+    data = [made(row) for row in rows[:limit]][:: 1 if before is None else -1]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return {"data": data, "first_id": first, "last_id": last, "has_more": len(rows) > limit}
