@@ -84,7 +84,7 @@ async def ask(tiny_engine: Any, given: dict[str, Any], seen: list[Any]) -> Any:
                 RELEASED.set()
 
 
-async def test_C8_what_one_engine_saved_with_a_plug_in_another_one_finds(
+async def test_C8_blocks_that_one_engine_saved_by_a_plug_in_are_found_by_another(
     tiny_engine: Any, tmp_path: Path, left: tuple[int, ...]
 ) -> None:
     seen: list[Any] = []

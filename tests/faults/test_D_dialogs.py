@@ -92,7 +92,7 @@ async def test_D3_a_background_response_outlives_whoever_asked_for_it(tiny_engin
     assert (found["status"], found["usage"]["output_tokens"]) == ("incomplete", 300)
 
 
-async def test_D3_whoever_follows_a_background_response_may_leave_it(tiny_engine):
+async def test_D3_followers_of_a_background_response_may_leave(tiny_engine):
     body = BODIES["/v1/responses"] | {"background": True, "stream": True}
     async with tiny_engine() as engine, under_attack(engine) as attacked:
 

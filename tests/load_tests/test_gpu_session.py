@@ -322,7 +322,7 @@ def test_a_session_ends_where_there_are_no_ceilings(broken: Measuring, tmp_path:
     assert (report["goals"], one.failed, one.measured) == ([], True, 0)
 
 
-def test_who_measures_ends_with_who_asks(broken: Measuring) -> None:
+def test_the_measuring_process_ends_with_its_asker(broken: Measuring) -> None:
     """Also where the asking process is killed: the measuring one would hold the device's memory."""
     assert broken.ceilings(STARTS)[1] == "1980 MHz"
     process = broken.process.process  # type: ignore[union-attr]

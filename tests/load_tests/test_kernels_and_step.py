@@ -128,7 +128,7 @@ def test_the_seconds_of_a_steady_step_are_those_while_all_run() -> None:
         steady_step_seconds([one, [(0.5, 1), (0.6, 1)]])
 
 
-def test_what_a_row_reports() -> None:
+def test_a_row_reports_roofline_shares_kernel_tax_and_rates() -> None:
     report: dict[str, Any] = Row(4, 1e-3, {"worker": 2e-3, "engine": 4e-3}, Parts(100, 0.05, 100.0)).report()
     assert report["roof_frac"] == {"worker": 0.5, "engine": 0.25}
     assert report["kernel_tax_us"] == pytest.approx(10.0)

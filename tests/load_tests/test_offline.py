@@ -129,7 +129,7 @@ def test_bench_heartbeat_reports_each_phase(tmp_path: Path) -> None:
     assert {"idle loop", "second start-up", "2 streams", "and long prompts", "shut-down"} < set(report)
 
 
-def test_nobody_always_follows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contestants_take_turns_in_another_order_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [turns(["a", "b", "c"], number)[0] for number in range(4)] == ["a", "b", "c", "a"]
     assert turns(["a", "b", "c"], 2) == ["c", "a", "b"]
     assert turns([], 3) == []

@@ -158,7 +158,7 @@ def test_a_contestant_that_is_named_twice_is_started_once(tmp_path: Path, monkey
     assert started == ["vllm", "troupellm"]
 
 
-def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_installed_has_no_python(tmp_path: Path) -> None:
     assert python_of("openvino", tmp_path) is None
     (tmp_path / "openvino" / "bin").mkdir(parents=True)
     (tmp_path / "openvino" / "bin" / "python").touch()

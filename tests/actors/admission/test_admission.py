@@ -255,7 +255,7 @@ async def test_a_tenant_in_line_is_let_in_no_further_than_its_own_limit() -> Non
         assert (len(served), admission.waiting, admission.quotas.snapshot()[0].inside) == (1, 0, 1)
 
 
-async def test_who_waits_for_its_own_limit_holds_nobody_back() -> None:
+async def test_a_request_that_waits_for_its_keys_limit_does_not_hold_back_others() -> None:
     admission, _ = door(seqs=4, queued=0, tenants=AT_MOST_ONE)
     others = [admission.enter(want(1, 1, "b")) for _ in range(4)]
     served: list[str] = []
@@ -346,7 +346,7 @@ def test_a_party_is_let_in_as_a_whole_or_not_at_all() -> None:
     admission.enter(want(3, 1))
 
 
-def test_who_does_not_come_gives_the_room_of_its_party_back() -> None:
+def test_a_group_whose_request_leaves_gives_back_the_room_of_the_whole_group() -> None:
     admission, _ = door(seqs=4, queued=0, tokens=10)
     request_group = RequestGroup(name="call", sequences=4, tokens=10)
     first = admission.enter(want(1, 2, request_group=request_group))

@@ -169,7 +169,7 @@ def test_what_never_began_costs_no_tokens() -> None:
     assert (account.requests, account.prompt_tokens, account.inside) == (3, 0, 0)
 
 
-def test_who_is_ended_from_outside_before_it_was_opened_pays_what_the_scheduler_tells() -> None:
+def test_a_request_aborted_before_it_opened_is_charged_what_the_scheduler_reports() -> None:
     """The output actor may crash over the very message that opens a request which the scheduler knows already."""
     admission, clock = door(tokens_per_minute=1000)
     aborts: list[object] = []

@@ -91,7 +91,7 @@ async def test_a_pause_that_waits_is_called_off(engine_of: Any, expected: Any, u
         assert reader.tokens == expected(PROMPT, 1500)
 
 
-async def test_who_was_held_back_can_leave_and_time_out(engine_of: Any, until: Any, quiet: Any) -> None:
+async def test_requests_held_back_by_a_pause_can_leave_and_time_out(engine_of: Any, until: Any, quiet: Any) -> None:
     async with engine_of() as engine:
         await engine.pause("keep")
         late, gone = Reader(), Reader()
@@ -149,7 +149,9 @@ async def test_sleep_ends_or_finishes_those_inside(engine_of: Any, expected: Any
         await quiet(engine)
 
 
-async def test_who_waits_for_a_place_waits_for_the_waking(engine_of: Any, expected: Any, until: Any) -> None:
+async def test_a_request_to_a_sleeping_engine_is_answered_after_it_wakes(
+    engine_of: Any, expected: Any, until: Any
+) -> None:
     async with engine_of() as engine, anyio.create_task_group() as group:
         await engine.sleep(2)
         reader = Reader()

@@ -244,7 +244,7 @@ async def test_template_arguments_cannot_replace_ours(bench, name):
     assert (await bench.refused(prompt)).param == "chat_template_kwargs"
 
 
-async def test_what_breaks_a_tokenizer_breaks_this_request_only(bench, monkeypatch):
+async def test_a_text_that_breaks_the_tokenizer_fails_its_own_request_only(bench, monkeypatch):
     def broken(self, text, **options):
         raise ValueError("secret")
 

@@ -165,7 +165,7 @@ async def test_followers_hear_everything_in_order_until_the_end() -> None:
     assert heard == [list(range(1, 36))] * 3
 
 
-async def test_who_waits_is_woken_once_for_many_events_and_leaves_nothing_behind() -> None:
+async def test_a_waiting_reader_is_woken_once_for_many_events_and_leaves_nothing_behind() -> None:
     log, woken = KVEventLog(10, 1), list[bool]()
 
     async def wait() -> None:

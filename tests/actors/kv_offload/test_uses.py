@@ -96,7 +96,7 @@ def test_groups_with_windows_load_only_what_is_seen() -> None:
 
 
 @pytest.mark.parametrize("windows", [(5,), (5, 6)])
-def test_what_only_windows_see_came_from_where_the_windows_are(windows: tuple[int, ...]) -> None:
+def test_the_source_of_cached_tokens_is_where_the_window_blocks_came_from(windows: tuple[int, ...]) -> None:
     harness = harness_of(windows=windows)
     out_and_back(harness)
     harness.run()

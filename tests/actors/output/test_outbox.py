@@ -129,7 +129,7 @@ def test_watchers_hear_of_the_end_once(desk: Desk) -> None:
     assert heard == ["before", "after"]
 
 
-def test_who_ends_a_request_early_is_counted_once() -> None:
+def test_each_early_end_is_counted_once_under_its_cause() -> None:
     ended: list[str] = []
     clock = FakeClock()
     admission = Admission(SchedulerConfig(max_num_seqs=4, max_num_queued_reqs=0), clock)

@@ -262,7 +262,7 @@ def test_many_readers_are_woken_less_often(sent):
     assert pause_of(core, range(100, 160), 0.6) == pytest.approx(0.100)
 
 
-def test_who_is_not_woken_for_pieces_slows_no_reader(sent):
+def test_readers_that_take_no_pieces_do_not_lengthen_the_pause_of_others(sent):
     """Those that wait for their turn, and whose answers come in one piece."""
     core = OutputCore(TABLES, sent.append, 0.02, most_wakes_per_second=100.0)
     core.handle(opened(Slot(), 1, (10,)), 0.0)

@@ -49,7 +49,7 @@ def test_what_just_fits_the_empty_cache_runs_to_its_end() -> None:
     assert harness.core.snapshot().preemptions == 0
 
 
-def test_what_fits_later_waits() -> None:
+def test_a_request_without_free_blocks_waits_and_is_not_preempted_later() -> None:
     settings = ready(num_blocks=4, block_size=4, max_model_len=16)
     harness = Harness(make_core(settings), settings)
     harness.submit(submission(1, [1] * 8, max_tokens=4))

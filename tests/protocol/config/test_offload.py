@@ -32,7 +32,7 @@ def test_an_offloading_size_counts_in_gib_or_as_written(given: float | str | Non
 
 
 @pytest.mark.parametrize("given", ["much", "-1", -1, "nan", "inf", float("nan"), float("inf"), 2**30])
-def test_what_is_no_size(given: float | str) -> None:
+def test_a_wrong_size_is_refused(given: float | str) -> None:
     with pytest.raises(ConfigError, match=r"kv_offloading_size: .* is no size") as raised:
         EngineConfig.from_flat({"kv_offloading_size": given})
     assert raised.value.param == "kv_offloading_size"

@@ -19,6 +19,10 @@ class Anything(msgspec.Struct):
     a: object = None
 
 
+HUGE = 2_000_000
+"""Parts of a body that a reader in quadratic time would not refuse within a test's limit of time."""
+
+
 def nested(depth: int) -> bytes:
     return b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
@@ -33,26 +37,21 @@ def nested(depth: int) -> bytes:
         b'{"a":NaN}',
         b'{"a":-Infinity}',
         b'{"a":1e999}',
-        b'{"a":' + b"9" * 100_000 + b"}",
+        b'{"a":' + b"9" * HUGE + b"}",
         b'{"a":1,"a":2}',
         b'{"a":{"b":[{"c":1,"d":2,"\\u0063":3}]}}',
         b'{"a":"\xff"}',
         b'{"a":"\\ud800"}',
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
+        b"[" * HUGE,
+        b'{"a":' * HUGE,
         nested(65),
     ],
     ids=lambda raw: raw[:24].decode("latin-1"),
 )
-def test_body_that_is_not_strict_json_is_refused_quickly(raw):
-    seconds = []
-    for _ in range(5):
-        began = time.thread_time()
-        with pytest.raises(InvalidRequest) as caught:
-            decode_json(raw, Anything)
-        seconds.append(time.thread_time() - began)
-        assert caught.value.code == "invalid_json"
-    assert min(seconds) < 0.05
+def test_body_that_is_not_strict_json_is_refused(raw):
+    with pytest.raises(InvalidRequest) as caught:
+        decode_json(raw, Anything)
+    assert caught.value.code == "invalid_json"
 
 
 def test_body_accepts_colons_and_quotes_in_strings_and_64_levels():

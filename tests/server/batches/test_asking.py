@@ -137,9 +137,8 @@ async def test_lines_wait_in_line_for_room() -> None:
             group.start_soon(enter, number)
             await checkpoint()
         for expected in ([0, 1], [0, 1, 2], [0, 1, 2, 3]):
-            with anyio.fail_after(5):
-                while entered != expected:  # noqa: ASYNC110 - the governor looks again after a while
-                    await anyio.sleep(0.001)
+            await anyio.wait_all_tasks_blocked()
+            assert entered == expected
             governor.leave()
         governor.leave()
     assert governor.inside == 0

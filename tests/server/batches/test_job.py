@@ -99,7 +99,7 @@ async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: p
     assert inside.callers == {Caller("alice", "name:alice")}
 
 
-async def test_who_only_reads_waits_for_no_other_process(store: Store, tmp_path: Path) -> None:
+async def test_reading_the_store_does_not_wait_for_another_processs_transaction(store: Store, tmp_path: Path) -> None:
     await store.read(lambda database: database.execute("PRAGMA busy_timeout = 0"))
     other = sqlite3.connect(tmp_path / STATE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
