@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from troupellm.load_tests.random_model import Shape, write_random_model
+from troupellm.load_tests.random_model import Shape, write_model_of_texts
 from troupellm.load_tests.traffic.hostile import Traffic, key_file, percentile_95, response_format, schema
 from troupellm.load_tests.traffic.own_server import own_server
-from troupellm.models.hub.source import BUILTIN_FOLDER
 
 GAP_BAR = 3.0
 """Times the longest gap beside as many plain requests."""
@@ -78,7 +77,7 @@ async def _measure(args: argparse.Namespace) -> list[Figure]:
         folder = Path(name)
         keys = folder / "keys.toml"
         keys.write_text(key_file(), encoding="utf-8")
-        model = args.model or str(_model(folder / "model"))
+        model = args.model or str(write_model_of_texts(folder / "model", SHAPE))
         async with own_server(model, ["--api-key-file", str(keys), *args.serve_arg]) as server:
             before = server.workers()[:1]
             traffic = Traffic(server)
@@ -92,17 +91,8 @@ async def _measure(args: argparse.Namespace) -> list[Figure]:
                 figures += await _chats(traffic, args.rounds)
             if server.workers()[:1] != before:
                 raise RuntimeError("the worker was replaced:\n" + "\n".join(server.log))
-            if code := await server.stop():
-                raise RuntimeError(f"the server ended with exit code {code}:\n" + "\n".join(server.log))
+            await server.end()
     return figures
-
-
-def _model(folder: Path) -> Path:
-    """Random weights with the built-in model's tokenizer and template."""
-    write_random_model(folder, SHAPE)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((BUILTIN_FOLDER / name).read_bytes())
-    return folder
 
 
 async def _schemas(traffic: Traffic, clients: int, num_bytes: int) -> list[Figure]:

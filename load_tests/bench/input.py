@@ -20,10 +20,9 @@ import msgspec
 
 from troupellm.load_tests.client.client import Target, exchange
 from troupellm.load_tests.client.records import RequestRecord, SampleRequest
-from troupellm.load_tests.random_model import Shape, write_random_model
+from troupellm.load_tests.random_model import Shape, write_model_of_texts
 from troupellm.load_tests.traffic.bodies import Body, bodies
 from troupellm.load_tests.traffic.own_server import OwnServer, own_server
-from troupellm.models.hub.source import BUILTIN_FOLDER
 
 PROBE_BAR = 0.100
 """Seconds within which every probe is to be answered."""
@@ -98,15 +97,8 @@ class _Watch:
             RuntimeError: one failed.
         """
         body = {"temperature": 0.0, "ignore_eos": True}
-        target = Target.make(
-            self._url,
-            "/v1/completions",
-            api_key=None,
-            chat=False,
-            model=self._server.model,
-            body=body,
-            timeout=STREAM_SECONDS,
-        )
+        server = self._server
+        target = Target.completions(server.url, model=server.model, body=body, timeout=STREAM_SECONDS)
         while True:
             record = RequestRecord(index=0, wanted_tokens=STREAM_TOKENS, ignore_eos=True, chunk_times=self.chunks)
             await exchange(target, SampleRequest(prompt="Once upon a time", output_len=STREAM_TOKENS), record)
@@ -139,17 +131,13 @@ async def _measure(args: argparse.Namespace) -> list[Route]:
         model = args.model or str(_long_context_model(Path(folder)))
         async with own_server(model, args.serve_arg) as server:
             routes = await _routes(server, args.mebibytes * 2**20, args.rounds)
-            if code := await server.stop():
-                raise RuntimeError(f"the server ended with exit code {code}:\n" + "\n".join(server.log))
+            await server.end()
     return routes
 
 
 def _long_context_model(folder: Path) -> Path:
-    """Random weights with the built-in model's tokenizer: no text of a body is refused before it is tokenized."""
-    write_random_model(folder, SHAPE)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((BUILTIN_FOLDER / name).read_bytes())
-    return folder
+    """No text of a body is refused before it is tokenized."""
+    return write_model_of_texts(folder, SHAPE)
 
 
 async def _routes(server: OwnServer, num_bytes: int, rounds: int) -> list[Route]:

@@ -86,7 +86,7 @@ async def _measure(args: argparse.Namespace) -> list[Side]:
         bar.set_description("alone")
         async with own_server(args.model, [*args.serve_arg, *FLAGS["no-spare"]]) as server:
             expected = await alone(server, asked)
-            await _stop(server)
+            await server.end()
         bar.update()
         for number in range(args.rounds):
             for side in sides if number % 2 else sides[::-1]:
@@ -101,7 +101,7 @@ async def _one_kill(args: argparse.Namespace, name: str, asked: list[Asked], exp
         if name == "spare":
             await _spare_stands_by(server)
         kill = await kill_under(server, asked, expected)
-        await _stop(server)
+        await server.end()
     return kill
 
 
@@ -112,11 +112,6 @@ async def _spare_stands_by(server: OwnServer) -> None:
         while (now := sum(processor_ticks(pid) for pid in server.workers()[1:])) != used or not now:
             used = now
             await asyncio.sleep(SETTLED_SECONDS)
-
-
-async def _stop(server: OwnServer) -> None:
-    if code := await server.stop():
-        raise RuntimeError(f"the server ended with exit code {code}:\n" + "\n".join(server.log))
 
 
 def table(sides: list[Side], streams: int) -> str:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from statistics import median
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -119,8 +118,7 @@ async def start_once(model: str | None, flags: list[str]) -> Start:
             ready = await _when(server, lambda: _is_ready(client))
         await server.ready()
         first_token = await _first_token(server)
-        if code := await server.stop():
-            raise RuntimeError(f"the server ended with exit code {code}:\n" + "\n".join(server.log))
+        await server.end()
     return Start(bound=bound - began, ready=ready - began, first_token=first_token - began)
 
 
@@ -159,15 +157,7 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 
 async def _first_token(server: OwnServer) -> float:
     body = {"temperature": 0.0, "ignore_eos": True}
-    target = Target.make(
-        urlsplit(server.url),
-        "/v1/completions",
-        api_key=None,
-        chat=False,
-        model=server.model,
-        body=body,
-        timeout=REQUEST_SECONDS,
-    )
+    target = Target.completions(server.url, model=server.model, body=body, timeout=REQUEST_SECONDS)
     record = RequestRecord(index=0, wanted_tokens=_PROMPT.output_len, ignore_eos=True)
     await exchange(target, _PROMPT, record)
     if record.error:

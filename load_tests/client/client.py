@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, cast
-from urllib.parse import SplitResult
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -49,6 +49,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         tls = url.scheme == "https"
         port = url.port or (443 if tls else 80)
         return cls(host=url.hostname or "", port=port, path=path, tls=tls, headers=headers, **settings)
+
+    @classmethod
+    def completions(
+        cls, server: str, *, model: str, body: Mapping[str, Any], timeout: float, api_key: str | None = None
+    ) -> "Target":
+        """The completions of a server, by the address of its root."""
+        path = "/v1/completions"
+        return cls.make(urlsplit(server), path, api_key=api_key, chat=False, model=model, body=body, timeout=timeout)
 
     @property
     def authority(self) -> str:

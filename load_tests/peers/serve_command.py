@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -203,9 +202,7 @@ async def _load(server: ServerProcess, samples: list[SampleRequest], concurrency
         ContestantError: a request failed, or was answered with another number of tokens.
     """
     body: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, **server.plan.body}
-    target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model="model", body=body, timeout=RUN_SECONDS
-    )
+    target = Target.completions(server.url, model="model", body=body, timeout=RUN_SECONDS)
     result = await drive(
         target, samples, [0.0] * len(samples), max_concurrency=concurrency, ignore_eos=True, time_limit=RUN_SECONDS
     )

@@ -65,14 +65,9 @@ class Traffic:
             running.cancel()
 
     async def _stream(self) -> None:
-        target = Target.make(
-            self._url,
-            "/v1/completions",
-            api_key=KEYS["steady"],
-            chat=False,
-            model=self._model,
-            body={"temperature": 0.0, "ignore_eos": True},
-            timeout=REQUEST_SECONDS,
+        body = {"temperature": 0.0, "ignore_eos": True}
+        target = Target.completions(
+            self._url.geturl(), model=self._model, body=body, timeout=REQUEST_SECONDS, api_key=KEYS["steady"]
         )
         while True:
             record = RequestRecord(index=0, wanted_tokens=STREAM_TOKENS, ignore_eos=True, chunk_times=self.chunks)

@@ -69,6 +69,15 @@ class OwnServer:
             self._process.kill()
             return await self._process.wait()
 
+    async def end(self) -> None:
+        """Stop it.
+
+        Raises:
+            RuntimeError: it did not end with exit code 0; with the end of its log.
+        """
+        if code := await self.stop():
+            raise RuntimeError(f"the server ended with exit code {code}:\n" + "\n".join(self.log))
+
 
 @asynccontextmanager
 async def starting_server(model: str | None, flags: Sequence[str]) -> AsyncIterator[OwnServer]:

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -117,13 +116,5 @@ def _records(asked: Sequence[Asked]) -> list[RequestRecord]:
 
 async def _ask(server: OwnServer, asked: Asked, record: RequestRecord) -> None:
     body = {**_BODIES[asked.drawn], "ignore_eos": True, "return_token_ids": True}
-    target = Target.make(
-        urlsplit(server.url),
-        "/v1/completions",
-        api_key=None,
-        chat=False,
-        model=server.model,
-        body=body,
-        timeout=REQUEST_SECONDS,
-    )
+    target = Target.completions(server.url, model=server.model, body=body, timeout=REQUEST_SECONDS)
     await exchange(target, SampleRequest(prompt=asked.prompt, output_len=asked.max_tokens), record)

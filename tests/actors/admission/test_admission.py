@@ -11,24 +11,15 @@ from troupellm.protocol.config.engine import SchedulerConfig, TenantConfig
 from troupellm.protocol.errors import EngineOverloaded, EngineStopped, RateLimited
 from troupellm.protocol.messages.input import ChatPrompt, Demand, ManyPrompts, RequestGroup, TextPrompt, TokensPrompt
 from troupellm.protocol.params.sampling import SamplingParams
+from troupellm.tests.support.environment.hand_clock import HandClock
 
 pytestmark = pytest.mark.anyio
 
 
-class FakeClock:
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
 def door(
     seqs: int = 2, queued: int = 2, tokens: int | None = None, tenants: tuple[TenantConfig, ...] = ()
-) -> tuple[Admission, FakeClock]:
-    clock = FakeClock()
+) -> tuple[Admission, HandClock]:
+    clock = HandClock()
     config = SchedulerConfig(
         max_num_seqs=seqs, max_num_queued_reqs=queued, max_num_queued_tokens=tokens, tenants=tenants
     )

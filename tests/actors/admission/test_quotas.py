@@ -12,21 +12,12 @@ from troupellm.protocol.messages.input import Demand
 from troupellm.protocol.messages.output import RequestClosed
 from troupellm.protocol.messages.scheduler import AbortRequest
 from troupellm.protocol.params.outputs import Usage
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.scheduler.output_bench import TABLES, Slot, closed, ids, opened, step
 
 
-class FakeClock:
-    time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
-def door(**limits: int) -> tuple[Admission, FakeClock]:
-    clock = FakeClock()
+def door(**limits: int) -> tuple[Admission, HandClock]:
+    clock = HandClock()
     tenants = (TenantConfig(name="a", **limits), TenantConfig(name="b", **limits))
     return Admission(SchedulerConfig(tenants=tenants), clock), clock
 

@@ -10,6 +10,7 @@ from troupellm.protocol.errors import EngineStopped, RequestFailed
 from troupellm.protocol.messages.output import RowFailed, RowFinished, StepOutput
 from troupellm.protocol.messages.scheduler import AbortRequest, StopStringMet
 from troupellm.tests.support.checkpoints import text_models
+from troupellm.tests.support.environment.hand_clock import HandClock
 from troupellm.tests.support.scheduler.output_bench import (
     END,
     TABLES,
@@ -346,21 +347,10 @@ def test_each_reader_has_its_own_time(sent):
     assert core.next_flush == pytest.approx(1.035)
 
 
-class FixedClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-    def wall(self) -> float:
-        return self.time
-
-
 @pytest.mark.anyio
 async def test_the_actor_hands_on_and_flushes_when_steps_stop_coming(sent):
     inbox: Mailbox = Mailbox("output", 8)
-    clock = FixedClock()
+    clock = HandClock()
     actor = Output(inbox, TABLES, sent.append, clock, flush_interval=0.01)
     slot, second = Slot(), anyio.Event()
     async with anyio.create_task_group() as group:
@@ -381,7 +371,7 @@ async def test_the_actor_hands_on_and_flushes_when_steps_stop_coming(sent):
 @pytest.mark.anyio
 async def test_what_is_queued_at_the_close_is_still_delivered(sent):
     inbox: Mailbox = Mailbox("output", 8)
-    actor = Output(inbox, TABLES, sent.append, FixedClock(), flush_interval=10.0)
+    actor = Output(inbox, TABLES, sent.append, HandClock(), flush_interval=10.0)
     slot = Slot()
     await inbox.put(opened(slot))
     await inbox.put(step({10: ids("a")}))
