@@ -125,7 +125,7 @@ with torch.inference_mode():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [SMALL, CHECKS], ids=["small", "checks"])
-def test_what_attention_is_compared_with_is_attention(code: str) -> None:
+def test_the_reference_of_attention_is_attention(code: str) -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -105,7 +105,7 @@ class Instantly:
         return measuring.pursued(name, self._measure)
 
 
-def test_what_is_wrong_holds_up_what_needs_it_alone(
+def test_a_wrong_operation_stops_only_the_goals_that_need_it(
     checked: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it is timed, and all else is."""
@@ -170,7 +170,7 @@ def test_the_first_goals_fit_behind_checks_that_take_all_of_their_time() -> None
     assert goals.GOALS["G16"].takes(()) > goals.GOALS["G16"].takes(("G3", "G1")) > 0
 
 
-def test_what_there_is_no_time_for_is_named(
+def test_goals_without_time_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A goal whose shared times are there is begun with less time left."""
@@ -281,7 +281,7 @@ def broken(tmp_path: Path) -> Iterator[Measuring]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_breaks_or_hangs_takes_no_other_goal_along(
+def test_a_goal_that_breaks_or_hangs_leaves_the_others_alone(
     broken: Measuring, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = tmp_path / "result.json"

@@ -154,7 +154,7 @@ def test_the_bare_worker_decodes_again_and_again(bare: BareWorker) -> None:
         assert bare.step_seconds(8) > 0
 
 
-def test_what_is_outside_of_operators_is_of_the_step_that_nothing_spoilt() -> None:
+def test_time_outside_of_operators_is_of_the_least_disturbed_step() -> None:
     """Microseconds of steps and of their operators; the second was interrupted between two operators."""
     steps = [event(100, [60, 30]), event(5000, [60, 30]), event(120, [60, 36])]
     parts = parts_of_steps(steps)
@@ -166,7 +166,7 @@ def event(time: float, parts: list[float]) -> Any:
     return SimpleNamespace(cpu_time_total=time, cpu_children=[event(part, []) for part in parts])
 
 
-def test_what_stands_for_an_operator_counts_as_one(bare: BareWorker) -> None:
+def test_native_calls_count_as_operators(bare: BareWorker) -> None:
     bare.fill(3, 20, 30)
     steps, compiled = recorded_steps(bare.decode), cpp.load() is not None
     assert len(steps) == PROFILED_STEPS

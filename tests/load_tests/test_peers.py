@@ -255,7 +255,7 @@ def test_prompts_differ_between_rounds_and_are_the_same_for_all() -> None:
     assert cell.prompts(100, "0 1") != cell.prompts(100, "0 2")
 
 
-def test_what_must_hold_is_judged_per_precision() -> None:
+def test_goals_beside_peers_are_judged_per_precision() -> None:
     slow = {"openvino": 1.0, "transformers": 1.0}
     found = [
         comparison("fp32", "1 seq", troupellm=90.0, vllm=45.0, llama=100.0, **slow),

@@ -26,7 +26,7 @@ def record(index: int, times: list[float], *, tokens: tuple[int, ...] = (1, 2, 3
     )
 
 
-def test_what_was_under_way_at_the_kill_is_no_new_token() -> None:
+def test_tokens_under_way_at_the_kill_are_not_new_ones() -> None:
     streams = [[9.0, 10.02, 11.5, 11.6], [9.1, 10.05, 11.7], [9.2, 11.9]]
     assert went_on(streams, KILLED) == (11.5, 11.9)
 

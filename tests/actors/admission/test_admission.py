@@ -270,7 +270,7 @@ async def test_a_request_that_waits_for_its_keys_limit_does_not_hold_back_others
     assert admission.waiting == 0
 
 
-async def test_what_a_minute_allows_is_looked_at_again_when_one_is_let_in() -> None:
+async def test_the_limit_per_minute_is_checked_again_when_a_waiting_request_is_admitted() -> None:
     admission, _ = door(seqs=2, queued=0, tenants=(TenantConfig(name="a", requests_per_minute=1),))
     others = [admission.enter(want(1, 1)) for _ in range(2)]
     outcomes: list[str] = []

@@ -52,7 +52,7 @@ def test_a_limit_per_minute_saves_up_for_a_minute_and_no_longer() -> None:
         admission.enter(want(tokens=11))
 
 
-def test_what_is_left_is_told_with_admission_and_with_refusal() -> None:
+def test_the_remaining_quota_is_told_with_admission_and_with_refusal() -> None:
     admission, _ = door(requests_per_minute=6, tokens_per_minute=60, max_concurrency=2)
     quota = admission.enter(want(tokens=12)).quota
     assert quota is not None
@@ -145,7 +145,7 @@ def test_tokens_behind_a_stop_string_cost_nothing_whether_somebody_reads_the_usa
     assert admission.quotas.take("a", requests=0, sequences=0, tokens=0).remaining_tokens == 998 - len(shown)
 
 
-def test_what_never_began_costs_no_tokens() -> None:
+def test_a_request_that_never_began_costs_no_tokens() -> None:
     admission, clock = door(tokens_per_minute=1000)
     requests = OpenRequests(clock, lambda message: None)
     refused = requests.add(admission.enter(want(tokens=300, max_tokens=100)), 0.0, 8, None)

@@ -221,7 +221,7 @@ async def test_a_worker_that_refuses_to_sleep_goes_on(engine_of: Any, fake_worke
         assert engine.snapshot().scheduler.worker_losses == 0
 
 
-async def test_what_is_not_there_is_refused(engine_of: Any) -> None:
+async def test_unknown_levels_modes_and_tags_of_rest_are_refused(engine_of: Any) -> None:
     async with engine_of() as engine:
         for call in (engine.sleep(3), engine.sleep(1, "never"), engine.pause("later"), engine.wake(["keys"])):
             with pytest.raises(InvalidRequest):

@@ -143,7 +143,7 @@ async def test_a_pause_that_waits_comes_after_a_command(
         await engine.resume()
 
 
-async def test_what_was_woken_sleeps_again(engine_of: Any, fake_worker: Any) -> None:
+async def test_parts_that_were_woken_sleep_again(engine_of: Any, fake_worker: Any) -> None:
     async with engine_of() as engine:
         for tag, again in (("weights", 2), ("kv_cache", 1), ("kv_cache", 2)):
             await engine.sleep(2)

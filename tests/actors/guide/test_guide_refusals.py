@@ -92,7 +92,7 @@ async def test_tenants_share_no_compiled_guide() -> None:
     assert [program.tenant for program in programs if program is not None] == ["a", "a", "b", "a"]
 
 
-async def test_what_came_of_a_build_is_told_to_the_scheduler() -> None:
+async def test_the_outcome_of_each_build_is_told_to_the_scheduler() -> None:
     outcomes: list[BuildOutcome] = ["built", "late", "gone"]
 
     async def prepare(program: GuideProgram) -> BuildOutcome:

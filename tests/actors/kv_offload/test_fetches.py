@@ -126,7 +126,7 @@ def test_a_request_behind_an_aborted_one_uses_the_fetches_that_it_had_begun(
     assert sources.disk + sources.external == 4 * BLOCKS, "what was given up was there all the time"
 
 
-def test_what_was_never_measured_is_measured_and_not_forgotten() -> None:
+def test_costs_never_measured_are_measured_and_remembered() -> None:
     cost = Cost("auto", 4, 1, lambda: 0.001)
     cost.learn("store", 1.0)
     assert not cost.offload_pays()

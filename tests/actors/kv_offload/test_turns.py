@@ -45,7 +45,7 @@ def test_a_turn_spent_on_asking_outer_tiers_is_a_turn() -> None:
     harness.assert_idle()
 
 
-def test_what_outer_tiers_bring_is_not_charged() -> None:
+def test_tokens_from_outer_tiers_are_not_charged() -> None:
     first = harness_of()
     send(first, 1, PROMPT, "a")
     first.run()

@@ -143,7 +143,7 @@ def test_a_stop_string_in_the_last_token_counts_before_the_length(core, sent):
     assert sent == []
 
 
-def test_what_was_held_for_a_stop_string_is_shown_at_the_end(core):
+def test_text_held_for_a_stop_string_is_shown_at_the_end(core):
     slot = Slot()
     core.handle(opened(slot, stop_strings=("dogma",)), 0.0)
     core.handle(step({10: ids("a dog")}), 0.0)
@@ -369,7 +369,7 @@ async def test_the_actor_hands_on_and_flushes_when_steps_stop_coming(sent):
 
 
 @pytest.mark.anyio
-async def test_what_is_queued_at_the_close_is_still_delivered(sent):
+async def test_messages_queued_at_the_close_are_still_delivered(sent):
     inbox: Mailbox = Mailbox("output", 8)
     actor = Output(inbox, TABLES, sent.append, HandClock(), flush_interval=10.0)
     slot = Slot()

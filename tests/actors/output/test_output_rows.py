@@ -32,7 +32,7 @@ def test_the_first_token_is_sent_at_once_and_later_ones_with_the_other_rows() ->
     assert [delta.text for delta in late.deltas] == ["b", "cd"]
 
 
-def test_what_comes_for_a_failed_request_is_discarded_though_the_same_rows_are_named() -> None:
+def test_tokens_of_a_failed_request_are_discarded_though_its_row_is_named() -> None:
     failing, other = Slot(), Slot()
     core = with_rows(0.0, failing, other)
     for letter in "abc":

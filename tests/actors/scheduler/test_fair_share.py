@@ -163,7 +163,7 @@ def test_a_returning_tenant_starts_level_with_the_least_served_one() -> None:
     assert fair_share.served("returns") == least - 1.0
 
 
-def test_what_was_served_is_remembered_over_a_rest() -> None:
+def test_served_tokens_are_remembered_while_a_tenant_is_idle() -> None:
     fair_share = FairShare()
     fair_share.arrive("a", ())
     fair_share.runs("a")

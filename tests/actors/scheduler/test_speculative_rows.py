@@ -193,7 +193,7 @@ def test_forced_tokens_are_confirmed_as_far_as_plans_have_come_back(
         harness.finish()
 
 
-def test_what_is_said_of_several_tokens_is_cut_with_them() -> None:
+def test_logprobs_are_cut_with_the_tokens_beyond_max_tokens() -> None:
     harness = drafting_harness(hit_rate=1.0, seed=1, max_plans_in_flight=2)
     sampling = SamplingState(temperature=0.0, logprobs=1)
     harness.submit(submission(1, PROMPT, max_tokens=9, sampling=sampling))

@@ -42,7 +42,7 @@ async def test_messages_come_in_order_both_ways() -> None:
     await parent.aclose()
 
 
-async def test_what_was_posted_before_the_end_arrives() -> None:
+async def test_messages_posted_before_the_end_arrive() -> None:
     parent, front = await pair()
     front.post(ApiProcessReady())
     await front.aclose()

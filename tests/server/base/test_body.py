@@ -69,7 +69,7 @@ def test_body_accepts_colons_and_quotes_in_strings_and_64_levels():
         (b'{"k":"v"},', MAX_CONTAINERS, "objects and lists"),
     ],
 )
-def test_what_costs_more_than_its_bytes_is_counted_before_anything_is_made(monkeypatch, unit, most, what):
+def test_containers_and_strings_are_counted_before_decoding(monkeypatch, unit, most, what):
     made = []
     monkeypatch.setattr(msgspec.json, "decode", lambda raw: made.append(raw) or {})
     with pytest.raises(InvalidRequest, match=f"more than [0-9]+ {what}") as caught:
@@ -188,7 +188,7 @@ async def test_slow_body_is_answered_408(make_wire, make_exchange):
     assert caught.value.status == 408
 
 
-async def test_what_has_come_buys_time_for_the_rest(make_wire, make_exchange):
+async def test_bytes_that_came_buy_time_for_the_rest(make_wire, make_exchange):
     wire = make_wire([b"x" * 30])
     wire.messages.pop()
     reader = BodyReader(make_exchange(wire), limit=100, timeout=0.01, slowest=1000.0)

@@ -165,7 +165,7 @@ def test_an_unknown_key_in_the_file_is_refused(tmp_path: Path) -> None:
         ("model = '\xff'\n", "'utf-8' codec can't decode byte 0xff in position 9: invalid start byte"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_said_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_a_config_file_begin_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "troupe.toml"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError) as caught:
@@ -238,7 +238,7 @@ def test_the_table_of_missing_flags_names_none_that_we_have() -> None:
     assert not {flag.option.removeprefix("--") for flag in config_flags()} & set(REFUSED)
 
 
-def test_what_is_said_of_missing_flags_names_flags_that_we_have() -> None:
+def test_sentences_on_missing_flags_name_our_flags() -> None:
     named = {name for sentence in REFUSED.values() for name in re.findall(r"--[a-z][a-z-]+", sentence)}
     assert len(named) > 10
     assert named <= {flag.option for flag in config_flags()}
@@ -313,9 +313,7 @@ def test_an_unknown_flag_is_answered_with_the_closest_one(
         ("serve one two", "unrecognized arguments: two"),
     ],
 )
-def test_what_is_like_nothing_is_refused_all_the_same(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flags_like_no_other_are_refused(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 2
     assert capsys.readouterr().err == f"troupellm: {message}\n"
 

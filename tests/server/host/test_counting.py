@@ -98,7 +98,7 @@ async def test_a_count_that_leaves_the_line_holds_no_place():
     assert (work.done, line.inside) == (PARALLEL, 0)
 
 
-async def test_what_a_call_raises_reaches_its_caller_and_the_next_one_has_its_turn():
+async def test_an_error_of_a_count_reaches_its_caller_and_frees_its_place():
     line = Counting()
     with pytest.raises(ZeroDivisionError):
         await line.run("", 1, partial(divmod, 1, 0))

@@ -188,7 +188,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_coding_agents_send_is_described(described, name):
+def test_requests_of_coding_agents_fit_the_described_schemas(described, name):
     check = Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": described["components"]})
     check.validate(TAKEN[name])
     for wrong in REFUSED[name]:
