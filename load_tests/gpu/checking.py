@@ -75,9 +75,13 @@ def answers(module: str, device: torch.device, folder: Path, seconds: float) -> 
     """The JSON that a module of this folder prints at its end; {"error": ...} where it broke or was late."""
     environment = environment_of(TROUPE, Path(sys.executable), link_package(folder / "import"), 1) | ALONE
     running = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.{module}", device.type], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env=environment, cwd=folder,
-    )  # fmt: skip
+        [sys.executable, "-m", f"{__package__}.{module}", device.type],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=folder,
+    )
     printed = _printed({module: running}, seconds)[module]
     return {"error": printed.why} if isinstance(printed, Unfinished) else json.loads(printed)
 

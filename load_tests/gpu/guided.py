@@ -3,10 +3,10 @@
 from statistics import median
 from typing import Any
 
+from troupellm.load_tests.bench.guide import Ratio, ratio_of
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.engines import opened
 from troupellm.load_tests.gpu.gathered import Found
-from troupellm.load_tests.guide.command import Ratio, ratio_of
 
 BATCHES = (1, 32)
 ANSWER, ROUNDS = 192, 5

@@ -5,8 +5,8 @@ from typing import Any
 
 from troupellm.load_tests.gpu.engine import LARGE, Models
 from troupellm.load_tests.gpu.gathered import Found
-from troupellm.load_tests.offload.restore import Restored, restore
-from troupellm.load_tests.offload.throughput import Load, Rates, throughput
+from troupellm.load_tests.kv_cache.restore import Restored, restore
+from troupellm.load_tests.kv_cache.throughput import Load, Rates, throughput
 from troupellm.load_tests.roofline import SIZES
 
 PREFIX, ROUNDS = 8192, 5

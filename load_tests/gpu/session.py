@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from troupellm.load_tests.flags.operations import OPERATIONS
 from troupellm.load_tests.gpu import goals
 from troupellm.load_tests.gpu.checking import Unfinished, answers, begin, begin_models, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -20,9 +21,7 @@ from troupellm.load_tests.gpu.goals import COUNTING, FIRST, GOALS, HOUR, MODEL, 
 from troupellm.load_tests.gpu.machine import device_text
 from troupellm.load_tests.gpu.measuring import Measuring
 from troupellm.load_tests.gpu.page import page
-from troupellm.load_tests.kernels.ceilings import Measured
-from troupellm.load_tests.kernels.command import ceiling_text
-from troupellm.load_tests.kernels.flags import OPERATIONS
+from troupellm.load_tests.kernels.ceilings import Measured, ceiling_text
 from troupellm.load_tests.peers.process import ContestantError, unwinding
 
 MINUTES = 8.0

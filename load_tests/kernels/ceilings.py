@@ -168,3 +168,16 @@ def _transfer(device: torch.device, seconds: float, *, up: bool) -> float:
         spent += time.perf_counter() - begin
         moved += host.numel()
     return moved / spent
+
+
+def ceiling_text(ceilings: Measured) -> str:
+    parts = [f"reads {ceilings.read / 1e9:.1f} GB/s", f"copies {ceilings.copy / 1e9:.1f} GB/s"]
+    for name in ("float32", "bfloat16", "int8", "fp8"):
+        rate = getattr(ceilings, f"gemm_{name}")
+        if rate:
+            parts.append(f"{name} products {rate / 1e9:.0f} G/s")
+    if ceilings.empty_kernel:
+        parts.append(f"an empty kernel {ceilings.empty_kernel * 1e6:.2f} us")
+        parts.append(f"to and from the device {ceilings.to_device / 1e9:.1f} and {ceilings.to_host / 1e9:.1f} GB/s")
+    parts += [f"{name} was not measured ({why})" for name, why in ceilings.failed.items()]
+    return f"{ceilings.device}: " + ", ".join(parts)

@@ -15,22 +15,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
-from troupellm.load_tests.offline.cells import Cell
-from troupellm.load_tests.offline.command import processor
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
+from troupellm.load_tests.contestants.workload import turns
+from troupellm.load_tests.peers.cells import Cell
 from troupellm.load_tests.peers.checkpoints import model_for
-from troupellm.load_tests.peers.environments import SIDES, TROUPE, environment_of, link_package, python_of
+from troupellm.load_tests.peers.environments import SIDES, TROUPE, environment_of, link_package, processor, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import RIVALS, SERVERS, home_of, plan_server
 from troupellm.load_tests.random_model import SHAPES
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
-from troupellm.load_tests.throughput.command import turns
 
 START_SECONDS = 900.0
 RUN_SECONDS = 900.0
@@ -204,9 +202,7 @@ async def _load(server: ServerProcess, samples: list[SampleRequest], concurrency
         ContestantError: a request failed, or was answered with another number of tokens.
     """
     body: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, **server.plan.body}
-    target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model="model", body=body, timeout=RUN_SECONDS
-    )
+    target = Target.completions(server.url, model="model", body=body, timeout=RUN_SECONDS)
     result = await drive(
         target, samples, [0.0] * len(samples), max_concurrency=concurrency, ignore_eos=True, time_limit=RUN_SECONDS
     )

@@ -7,16 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import anyio
 
+from troupellm.load_tests.client.client import Target
+from troupellm.load_tests.client.driver import drive
+from troupellm.load_tests.client.records import SampleRequest
 from troupellm.load_tests.peers.process import ContestantError
 from troupellm.load_tests.peers.server_process import ServerProcess
 from troupellm.load_tests.peers.servers import ServerPlan
-from troupellm.load_tests.serve.client import Target
-from troupellm.load_tests.serve.driver import drive
-from troupellm.load_tests.serve.records import SampleRequest
 from troupellm.protocol.params.sampling import SamplingParams
 
 START_SECONDS, RUN_SECONDS = 600.0, 900.0
@@ -176,9 +175,7 @@ def through_http(plan: ServerPlan, log: Path, prompts: list[list[int]], tokens: 
 
 async def _read_all(server: ServerProcess, prompts: list[list[int]], tokens: int) -> list[Arrivals]:
     body = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-    target = Target.make(
-        urlsplit(server.url), "/v1/completions", api_key=None, chat=False, model="model", body=body, timeout=RUN_SECONDS
-    )
+    target = Target.completions(server.url, model="model", body=body, timeout=RUN_SECONDS)
     samples = [SampleRequest(prompt=prompt, output_len=tokens) for prompt in prompts]
     result = await drive(target, samples, [0.0] * len(samples), ignore_eos=True, time_limit=RUN_SECONDS)
     if failed := [record.error for record in result.records if not record.ok]:

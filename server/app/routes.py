@@ -38,7 +38,8 @@ PROBES = frozenset({b"/health", b"/readyz", b"/ping", b"/livez", b"/startupz"})
 def routes(host: ServerState, prefix: str) -> list[Route]:
     """The API's routes behind `prefix`, and those of the server itself at their fixed places."""
     return [
-        *_openai_routes(host, prefix),
+        *_generation_routes(host, prefix),
+        *_model_routes(host, prefix),
         *_probe_routes(host),
         *_metrics_route(host),
         *pooling_routes(host, prefix),
@@ -50,11 +51,8 @@ def routes(host: ServerState, prefix: str) -> list[Route]:
     ]
 
 
-def _openai_routes(host: ServerState, prefix: str) -> list[Route]:
-    """Generation, its prompts, models and tokens."""
-
-    def get(path: str, handler: Any, **more: Any) -> Route:
-        return Route(method="GET", path=path, handler=partial(handler, host), **more)
+def _generation_routes(host: ServerState, prefix: str) -> list[Route]:
+    """Chat and completions, and their prompts."""
 
     def post(path: str, handler: Any, body: Any, **more: Any) -> Route:
         return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
@@ -92,6 +90,19 @@ def _openai_routes(host: ServerState, prefix: str) -> list[Route]:
             response=list[RenderedRequest],
             summary="The prompts of a completion as token ids.",
         ),
+    ]
+
+
+def _model_routes(host: ServerState, prefix: str) -> list[Route]:
+    """The models, and their tokens."""
+
+    def get(path: str, handler: Any, **more: Any) -> Route:
+        return Route(method="GET", path=path, handler=partial(handler, host), **more)
+
+    def post(path: str, handler: Any, body: Any, **more: Any) -> Route:
+        return Route(method="POST", path=path, handler=partial(handler, host), body=body, **more)
+
+    return [
         get(f"{prefix}/models", models.listing, response=ModelList, summary="What is served."),
         get(f"{prefix}/models/", models.retrieve, tail=True, response=ModelCard, summary="One of them."),
         post(

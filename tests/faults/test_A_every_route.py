@@ -157,7 +157,7 @@ def spellings(path: str) -> list[str]:
 
 
 @pytest.mark.parametrize("only", ROUTES)
-async def test_A9_and_G1_other_spellings_and_verbs(tiny_engine, only):
+async def test_A9_and_G1_other_spellings_and_verbs_need_the_same_key(tiny_engine, only):
     async with tiny_engine() as engine, under_attack(engine, with_keys()) as attacked:
         wrong = []
 

@@ -155,7 +155,7 @@ DOUBLED = "start: A0\n" + "\n".join(f"A{n}: A{n + 1} A{n + 1}" for n in range(60
 
 
 @pytest.mark.parametrize("sparse", [True, pytest.param(False, marks=pytest.mark.slow)])
-async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine, sparse):
+async def test_B10_impossible_guides_are_refused_by_name(tiny_engine, sparse):
     doubled = guide_field(grammar=DOUBLED), "structured_outputs.grammar"
     async with tiny_engine() as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
@@ -168,7 +168,7 @@ async def test_B10_what_cannot_be_is_refused_by_name(tiny_engine, sparse):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", [XGRAMMAR], indirect=True)
-async def test_B10_what_cannot_be_is_refused_by_the_second_backend_too(tiny_engine, backend):
+async def test_B10_impossible_guides_are_refused_by_the_second_backend_too(tiny_engine, backend):
     async with tiny_engine(**SERVED_BY[backend]) as engine:
         await engine.generate([5], guide=FIRST, max_tokens=2)
         async with under_attack(engine, canary_tokens=24, rest=0.3) as attacked:

@@ -145,7 +145,7 @@ def test_no_prompt_of_the_run_was_asked_before_it(fake_server: Fake, tmp_path: P
     assert sorted(tuple(body["prompt"]) for body in fake_server.bodies) == sorted(prompts[4:])
 
 
-def test_what_scripts_for_vllm_say(fake_server: Fake, tmp_path: Path) -> None:
+def test_flags_of_vllms_bench_scripts_are_understood(fake_server: Fake, tmp_path: Path) -> None:
     words = ("--backend", "vllm", "--input-len", "7", "--output-len", "2", "--top-p", "0.5", "--top-k", "-1")
     words += ("--served-model-name", "other", "--header", "X-Note=a=b", "Authorization=Bearer own", "--append-result")
     for _ in range(2):

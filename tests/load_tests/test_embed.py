@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.embed.command import make_texts, summarise, table
+from troupellm.load_tests.bench.embed import make_texts, summarise, table
 from troupellm.server.cli.main import main
 from troupellm.tests.support.checkpoints import tiny_encoder
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from troupellm.load_tests.flags.operations import OPERATIONS
 from troupellm.load_tests.gpu import checking, goals, measuring, session
 from troupellm.load_tests.gpu.checking import MODEL, Unfinished, begin, kernel_counts, results
 from troupellm.load_tests.gpu.correctness import Correctness
@@ -18,7 +19,6 @@ from troupellm.load_tests.gpu.gathered import Found, Gathered
 from troupellm.load_tests.gpu.measuring import Measuring
 from troupellm.load_tests.gpu.page import page
 from troupellm.load_tests.kernels.checks import Check
-from troupellm.load_tests.kernels.flags import OPERATIONS
 from troupellm.protocol.errors import ConfigError
 from troupellm.tests.support.gpu.gpu_models import CEILINGS, CPU
 
@@ -105,7 +105,7 @@ class Instantly:
         return measuring.pursued(name, self._measure)
 
 
-def test_what_is_wrong_holds_up_what_needs_it_alone(
+def test_a_wrong_operation_stops_only_the_goals_that_need_it(
     checked: Callable[..., session.Session], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing of it is timed, and all else is."""
@@ -170,7 +170,7 @@ def test_the_first_goals_fit_behind_checks_that_take_all_of_their_time() -> None
     assert goals.GOALS["G16"].takes(()) > goals.GOALS["G16"].takes(("G3", "G1")) > 0
 
 
-def test_what_there_is_no_time_for_is_named(
+def test_goals_without_time_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A goal whose shared times are there is begun with less time left."""
@@ -281,7 +281,7 @@ def broken(tmp_path: Path) -> Iterator[Measuring]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_what_breaks_or_hangs_takes_no_other_goal_along(
+def test_a_goal_that_breaks_or_hangs_leaves_the_others_alone(
     broken: Measuring, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = tmp_path / "result.json"
@@ -322,7 +322,7 @@ def test_a_session_ends_where_there_are_no_ceilings(broken: Measuring, tmp_path:
     assert (report["goals"], one.failed, one.measured) == ([], True, 0)
 
 
-def test_who_measures_ends_with_who_asks(broken: Measuring) -> None:
+def test_the_measuring_process_ends_with_its_asker(broken: Measuring) -> None:
     """Also where the asking process is killed: the measuring one would hold the device's memory."""
     assert broken.ceilings(STARTS)[1] == "1980 MHz"
     process = broken.process.process  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from troupellm.load_tests.handover import command
+from troupellm.load_tests.bench import handover as command
 from troupellm.tests.support.checkpoints.tiny_model import write_tiny_model
 
 PROMPT, BLOCK = 200, 16

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from troupellm.load_tests.offload import command
-from troupellm.load_tests.offload.crowd import crowd
-from troupellm.load_tests.offload.flags import add_flags
-from troupellm.load_tests.offload.restore import BLOCK, restore
+from troupellm.load_tests.bench import offload as command
+from troupellm.load_tests.flags.kv_cache import offload as add_flags
+from troupellm.load_tests.kv_cache.crowd import crowd
+from troupellm.load_tests.kv_cache.restore import BLOCK, restore
 from troupellm.load_tests.random_model import SHAPES, write_random_model
 
 pytestmark = pytest.mark.anyio

@@ -15,12 +15,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from troupellm.load_tests import cli
-from troupellm.load_tests.offline.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
-from troupellm.load_tests.offline.command import Bench
-from troupellm.load_tests.offline.table import judgement, line, means
+from troupellm.load_tests.bench.offline import Bench
+from troupellm.load_tests.peers.cells import Cell, Comparison, Measured, compare, geometric_mean, judge
 from troupellm.load_tests.peers.checkpoints import model_for, write_compressed
 from troupellm.load_tests.peers.environments import environment_of, link_package, python_of
 from troupellm.load_tests.peers.process import Contestant, ContestantError, unwinding
+from troupellm.load_tests.peers.table import judgement, line, means
 from troupellm.load_tests.random_model import SHAPES, Shape, write_random_model
 
 SIDE = """
@@ -158,7 +158,7 @@ def test_a_contestant_that_is_named_twice_is_started_once(tmp_path: Path, monkey
     assert started == ["vllm", "troupellm"]
 
 
-def test_who_is_not_installed_has_no_python(tmp_path: Path) -> None:
+def test_an_environment_that_is_not_installed_has_no_python(tmp_path: Path) -> None:
     assert python_of("openvino", tmp_path) is None
     (tmp_path / "openvino" / "bin").mkdir(parents=True)
     (tmp_path / "openvino" / "bin" / "python").touch()
@@ -255,7 +255,7 @@ def test_prompts_differ_between_rounds_and_are_the_same_for_all() -> None:
     assert cell.prompts(100, "0 1") != cell.prompts(100, "0 2")
 
 
-def test_what_must_hold_is_judged_per_precision() -> None:
+def test_goals_beside_peers_are_judged_per_precision() -> None:
     slow = {"openvino": 1.0, "transformers": 1.0}
     found = [
         comparison("fp32", "1 seq", troupellm=90.0, vllm=45.0, llama=100.0, **slow),

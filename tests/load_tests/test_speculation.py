@@ -8,7 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from troupellm.load_tests.speculation import flags, words
+from troupellm.load_tests.flags import engine
+from troupellm.load_tests.speculation import words
 from troupellm.load_tests.speculation.agent import agent_turns
 from troupellm.load_tests.speculation.arms import Arms, Measured, Round
 from troupellm.load_tests.speculation.table import Verdict, judgement, line
@@ -91,10 +92,10 @@ def test_suffix_drafts_most_tokens_of_turns_with_other_values() -> None:
 
 @pytest.mark.slow
 def test_a_small_run_says_the_same_with_drafts_and_writes_what_it_found(tmp_path: Path) -> None:
-    from troupellm.load_tests.speculation import command
+    from troupellm.load_tests.bench import speculation as command
 
     parser = argparse.ArgumentParser()
-    flags.add_flags(parser)
+    engine.speculation(parser)
     written = tmp_path / "result.json"
     arguments = [
         "--parts",

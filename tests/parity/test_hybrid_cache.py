@@ -161,7 +161,7 @@ async def test_beams_and_forks_say_the_same_under_either_arrangement(reference: 
 
 
 @pytest.mark.anyio
-async def test_nobody_reads_what_a_window_gave_back(reference: Reference) -> None:
+async def test_blocks_given_back_by_a_window_are_not_read(reference: Reference) -> None:
     """Without a prefix cache, free blocks become NaN at once, and reused ones before they are written."""
     prompts = prompts_of([50, 37, 61])
     settings = {"max_num_batched_tokens": 32, "block_size": 4, "max_model_len": 128, "num_gpu_blocks_override": 160}

@@ -26,7 +26,14 @@ from troupellm.protocol.errors import ConfigError, ModelLoadError
 from troupellm.protocol.messages.worker import LoadProgress
 from troupellm.tests.support.checkpoints.byte_tokenizer import write_tokenizer
 from troupellm.tests.support.checkpoints.close_calls import TOLERANCE
-from troupellm.tests.support.checkpoints.decoder_pairs import MAX_LEN, SIZES, Driver, Pair, make_prompt
+from troupellm.tests.support.checkpoints.decoder_pairs import (
+    MAX_LEN,
+    SIZES,
+    Driver,
+    Pair,
+    check_ragged_batch,
+    make_prompt,
+)
 
 NEOX = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 FAMILIES = {
@@ -140,18 +147,7 @@ def test_a_backend_of_transformers_passes_its_own_check(pair: Pair, dtype: torch
 @pytest.mark.parametrize("piece", [runner_module.PIECE_TOKENS, 11])
 def test_a_ragged_batch_with_prefill_and_decode_mixed(pair: Pair, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner_module, "PIECE_TOKENS", piece)
-    lengths = {0: 3, 1: 33, 2: 17, 3: 61, 4: 16, 5: 1}
-    driver = Driver(pair.runner())
-    for row, length in lengths.items():
-        driver.submit(row, make_prompt(length, seed=row))
-    arrivals = {0: 0, 1: 0, 2: 1, 3: 3, 4: 4, 5: 6}
-    step = 0
-    while any(driver.generated(row) < 10 for row in lengths):
-        present = [row for row in lengths if arrivals[row] <= step and driver.generated(row) < 10]
-        driver.run({row: min(20, len(driver.tokens[row]) - driver.done[row]) for row in present})
-        step += 1
-    for row, length in lengths.items():
-        pair.check(make_prompt(length, seed=row), driver.answer(row))
+    check_ragged_batch(pair)
 
 
 def test_preemption_by_recompute_goes_on_with_the_same_tokens(pair: Pair) -> None:

@@ -152,7 +152,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(bench):
     assert error.param == "prompt"
 
 
-async def test_what_can_never_fit_the_cache_is_refused(tmp_path):
+async def test_a_prompt_larger_than_the_cache_is_refused(tmp_path):
     bench = Bench(tmp_path, blocks=8)
     error = await bench.refused(TokensPrompt([3] * 30), SamplingParams(max_tokens=3), ContextLengthExceeded)
     assert (error.limit, error.got) == (32, 33)
@@ -244,7 +244,7 @@ async def test_template_arguments_cannot_replace_ours(bench, name):
     assert (await bench.refused(prompt)).param == "chat_template_kwargs"
 
 
-async def test_what_breaks_a_tokenizer_breaks_this_request_only(bench, monkeypatch):
+async def test_a_text_that_breaks_the_tokenizer_fails_its_own_request_only(bench, monkeypatch):
     def broken(self, text, **options):
         raise ValueError("secret")
 
@@ -347,7 +347,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(bench):
         (ChatPrompt(messages=[{"content": "a"}], tools=[{"type": "function"}]), False),
     ],
 )
-async def test_what_is_prepared_on_the_loop(prompt, short):
+async def test_short_prompts_are_prepared_on_the_loop(prompt, short):
     assert is_short(prompt) is short
 
 

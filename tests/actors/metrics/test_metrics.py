@@ -157,7 +157,7 @@ def test_graphs_are_shown_where_there_are_any(snapshot: EngineSnapshot) -> None:
     }
 
 
-def test_who_drafts_is_shown_with_what_it_keeps(snapshot: EngineSnapshot) -> None:
+def test_metrics_of_a_proposer_are_shown_where_it_has_them(snapshot: EngineSnapshot) -> None:
     def shown(proposer: ProposerSnapshot | None) -> dict[str, float]:
         scheduler = msgspec.structs.replace(snapshot.scheduler, proposer=proposer)
         samples = exposed(MetricsStore(64), msgspec.structs.replace(snapshot, scheduler=scheduler))

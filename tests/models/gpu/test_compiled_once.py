@@ -231,7 +231,7 @@ def test_what_was_warmed_up_serves_every_step(name: str, serve: Serve) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MODELS)
-def test_what_serving_launches_compiles(name: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kernel_launch_of_serving_compiles(name: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the very numbers and types of its launches, where a number that is 1 is a constant."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # as 3.6 has it without being asked
     _, launches, _ = serve(name)

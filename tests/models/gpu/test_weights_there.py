@@ -38,7 +38,7 @@ def there(*tensors: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_a_kind_stands_for(name: str) -> None:
+def test_each_kind_of_weight_can_be_cut_joined_and_dequantized_on_a_device(name: str) -> None:
     with absent_gpu():
         weight = moved(ALL[name], CUDA)
         assert isinstance(weight, QuantizedWeight)

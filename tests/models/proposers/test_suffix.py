@@ -52,7 +52,7 @@ def test_drafts_are_as_long_as_the_match_times_the_factor_and_the_depth_allow() 
         assert guess(made, 1, text, 20) == OUTPUT[13 : 13 + wanted], (factor, depth)
 
 
-def test_nobody_is_shown_another_tenants_outputs() -> None:
+def test_drafts_never_come_from_another_tenants_outputs() -> None:
     made = proposer()
     write(made, PROMPT, OUTPUT, tenant="a")
     made.add_row(1, new_row(PROMPT, tenant="b"))

@@ -120,7 +120,7 @@ def test_items_of_short_lists_are_unique_anyway(most):
 
 
 @pytest.mark.parametrize("schema", KEPT)
-def test_what_may_constrain_something_stays(schema):
+def test_keywords_that_may_constrain_stay_in_the_schema(schema):
     assert plain_schema(schema) == schema
 
 

@@ -108,7 +108,7 @@ def answer(worker: ModelWorker, row: int, tokens: int, **changes: object) -> lis
     return found
 
 
-def test_what_the_worker_settles_on(folder: Path) -> None:
+def test_the_worker_reports_the_sizes_it_has_chosen(folder: Path) -> None:
     worker, ready, seen = load(folder)
     assert (ready.vocab_width, ready.num_blocks, ready.block_size, ready.max_model_len) == (256, 12, 4, 48)
     assert (ready.device, ready.dtype, ready.architecture) == ("cpu", "float32", "LlamaForCausalLM")

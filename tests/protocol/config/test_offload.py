@@ -32,7 +32,7 @@ def test_an_offloading_size_counts_in_gib_or_as_written(given: float | str | Non
 
 
 @pytest.mark.parametrize("given", ["much", "-1", -1, "nan", "inf", float("nan"), float("inf"), 2**30])
-def test_what_is_no_size(given: float | str) -> None:
+def test_a_wrong_size_is_refused(given: float | str) -> None:
     with pytest.raises(ConfigError, match=r"kv_offloading_size: .* is no size") as raised:
         EngineConfig.from_flat({"kv_offloading_size": given})
     assert raised.value.param == "kv_offloading_size"
@@ -46,7 +46,7 @@ def test_what_is_no_size(given: float | str) -> None:
         ("kv_offload_store_threshold", -1),
     ],
 )  # fmt: skip
-def test_what_does_not_go_is_refused_by_name(name: str, value: object) -> None:
+def test_wrong_offload_settings_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name) as raised:
         EngineConfig.from_flat({name: value})
     assert raised.value.param == name
@@ -64,7 +64,7 @@ NEEDY: dict[str, Any] = {
 
 @pytest.mark.parametrize("size", [None, 0])
 @pytest.mark.parametrize("name", NEEDY)
-def test_what_is_of_no_use_without_host_memory_says_what_is_missing(
+def test_settings_that_need_host_memory_say_so_without_it(
     name: str, size: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     value, text = NEEDY[name], f"{name}.* needs kv_offloading_size"

@@ -17,7 +17,7 @@ from troupellm.server.batches.job import Job
 from troupellm.server.batches.progress import Progress, unfinished
 from troupellm.server.host.internal_requests import Answered
 from troupellm.server.storage.batches import Store
-from troupellm.server.storage.batches_schema import STATE
+from troupellm.server.storage.batches_rows import STATE
 from troupellm.tests.support.servers.serving import server_config
 
 pytestmark = pytest.mark.anyio
@@ -91,7 +91,7 @@ async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: p
     share = Share(OpenGovernor.most, OpenGovernor())  # type: ignore[arg-type]
     (entry,) = await unfinished(store)
     with anyio.fail_after(30):
-        await Job(entry, store, inside, share, store.config, tenant="alice").run()
+        await Job(entry, store, inside, share, tenant="alice").run()
     batch = await store.batch("name:alice", "batch_0")
     assert batch is not None
     assert (batch.status, batch.request_counts.completed) == ("completed", LINES)
@@ -99,7 +99,7 @@ async def test_lines_that_come_again_do_not_pile_up(store: Store, monkeypatch: p
     assert inside.callers == {Caller("alice", "name:alice")}
 
 
-async def test_who_only_reads_waits_for_no_other_process(store: Store, tmp_path: Path) -> None:
+async def test_reading_the_store_does_not_wait_for_another_processs_transaction(store: Store, tmp_path: Path) -> None:
     await store.read(lambda database: database.execute("PRAGMA busy_timeout = 0"))
     other = sqlite3.connect(tmp_path / STATE, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

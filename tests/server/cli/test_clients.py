@@ -178,7 +178,7 @@ def test_a_reader_that_has_enough_is_no_crash(server: FakeServer) -> None:
         (["-q", "x", "--api-key", "\udcff"], "the API key (--api-key, TROUPE_API_KEY or OPENAI_API_KEY) is no text"),
     ],
 )
-def test_what_cannot_be_sent_is_named(
+def test_a_message_that_cannot_be_sent_is_named(
     server: FakeServer, capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
     assert main(["chat", "--url", server.url, *arguments]) == 1

@@ -113,7 +113,7 @@ def test_a_yaml_file_is_read_and_the_command_line_counts_before_it(tmp_path: Pat
         ("[" * 2000, ""),
     ],
 )
-def test_what_is_wrong_in_a_yaml_file_is_said_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+def test_errors_of_a_yaml_file_begin_with_its_name(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "c.yml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:

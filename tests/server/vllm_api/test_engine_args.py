@@ -76,7 +76,7 @@ def test_a_group_of_a_parser_takes_the_flags_too() -> None:
     assert AsyncEngineArgs.add_cli_args(argparse.ArgumentParser(), async_args_only=True).parse_args([]) is not None
 
 
-def test_what_is_not_supported_is_refused_when_the_configuration_is_made() -> None:
+def test_unsupported_engine_args_are_refused_when_the_configuration_is_made() -> None:
     args = EngineArgs.from_cli_args(parsed("-tp", "2"))
     with pytest.raises(ConfigError, match="^tensor_parallel_size is known from vLLM .*one server per device"):
         args.create_engine_config()

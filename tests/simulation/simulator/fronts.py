@@ -29,7 +29,6 @@ from troupellm.protocol.wire.api_process import (
     ToApiProcess,
 )
 from troupellm.protocol.wire.frames import FrameError
-from troupellm.tests.support.engines.inside import requests_of
 
 if TYPE_CHECKING:
     from simulator.world import World
@@ -93,7 +92,7 @@ class SimFront:
     @property
     def num_open(self) -> int:
         """Requests and questions that one of its ends has not seen the end of."""
-        return len(self.session) + len(requests_of(self.remote)) + len(self.remote._queries._open)
+        return len(self.session) + self.remote.num_open
 
     async def run(self) -> None:
         async with anyio.create_task_group() as group:
